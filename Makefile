@@ -1,0 +1,82 @@
+# Everything a contributor types. `make` alone is safe: it prints this list.
+.DEFAULT_GOAL := help
+SHELL := bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := UV_PYTHON_DOWNLOADS=never $(BIN)/uv
+UV_VERSION := $(shell sed -n 's/.*"uv==\([0-9.]*\)".*/\1/p' pyproject.toml)
+READY := $(VENV)/.ready
+
+.PHONY: help
+help: ## Print what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+# The environment: uv, put into it first, fills it with exactly the locked versions.
+$(READY): pyproject.toml tests/pyproject.toml uv.lock
+	@if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+	  echo "Rota needs Python 3.11 or newer as '$(PYTHON)'; name another with: make PYTHON=python3.12" >&2; exit 1
+	fi
+	if ! [ -x $(BIN)/uv ]; then
+	  if ! $(PYTHON) -m venv --clear $(VENV); then
+	    rm -rf $(VENV); echo "Python's venv module is not whole; on Debian: apt-get install python3-venv" >&2; exit 1
+	  fi
+	  echo "installing uv $(UV_VERSION)"
+	  $(BIN)/python -m pip --quiet --disable-pip-version-check install uv==$(UV_VERSION)
+	fi
+	$(UV) sync --quiet --locked --python $(BIN)/python
+	touch $@
+
+.PHONY: install
+install: $(READY) ## Make the virtual environment in .venv, locked versions
+
+.PHONY: demo
+demo: $(READY) ## Show Rota's main job, live
+	@$(BIN)/python -m ground.demo
+
+.PHONY: test
+test: $(READY) ## Run every test that this machine can run
+	@$(BIN)/pytest
+
+.PHONY: unit
+unit: $(READY) ## Run the tests that need nothing but Python: seconds
+	@$(BIN)/pytest tests/unit
+
+.PHONY: check
+check: $(READY) ## Run all static checks: format, lint, types, import contracts, dependencies, spelling, YAML
+	@export PATH="$(abspath $(BIN)):$$PATH"
+	ruff format --check --quiet || { echo "not formatted; make format" >&2; exit 1; }
+	ruff check --quiet
+	mypy
+	lint-imports --no-logo 2>/dev/null || lint-imports
+	deptry operator
+	codespell
+	yamllint --strict .
+	uv lock --check --quiet --python $(BIN)/python
+
+.PHONY: format
+format: $(READY) ## Format the code and mend what can be mended by itself
+	@$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: presubmit
+presubmit: check test ## Run what CI runs
+
+.PHONY: ground
+ground: $(READY) ## Stand the ground up and leave it: control plane, local pods, broker
+	@$(BIN)/python -m ground up
+
+.PHONY: ground-down
+ground-down: $(READY) ## Take the ground down
+	@$(BIN)/python -m ground down
+
+.PHONY: bench
+bench: $(READY) ## Measure Rota and its peers on the same work, print ratios
+	@$(BIN)/python -m bench
+
+.PHONY: clean
+clean: ## Remove what was made in this folder (what the ground built stays in its cache)
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Rota: one brain for fleets of message-queue consumers on Kubernetes."""

@@ -1,0 +1,1 @@
+"""What crosses a process boundary: assignment document, member report, journal record."""

@@ -1,0 +1,1 @@
+"""The pure machine that moves one queue: revoke, release, grant."""

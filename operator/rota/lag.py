@@ -1,0 +1,1 @@
+"""The pure judgement of an offset history: KeepingUp, Slow, Stalled, Stopped, Rewound."""

@@ -1,0 +1,1 @@
+"""Every metric: its name, its help and its labels."""

@@ -1,0 +1,1 @@
+"""The nouns: Queue, Member, Roster, Assignment; frozen, sorted, without I/O."""

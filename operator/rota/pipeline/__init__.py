@@ -1,0 +1,1 @@
+"""The only room that knows Spark: history into rollups, simulations and recommendations."""

@@ -1,0 +1,1 @@
+"""Runs in every consumer pod: obeys the document, delivers messages, loses none."""

@@ -1,0 +1,162 @@
+"""`python -m ground up|down|env|status`: a ground for a person, that stays until it is taken down."""
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from ground import cache, programs
+from ground.clusters import cluster_of
+from ground.instance import Instance, home, sweep
+from ground.kwok import Kwok
+from ground.local import LocalNode
+from ground.node import RealNode
+from ground.prometheus import Prometheus
+from ground.report import Missing, say
+from ground.rocketmq import RocketMQ
+
+
+class Thing(Protocol):
+    """A real thing that can be stood up."""
+
+    def up(self) -> None:
+        """Start what does not run."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A word of the command line, the thing it stands up, and how others find that."""
+
+    help: str
+    make: Callable[[Instance], Thing]
+    variables: Callable[[Any], Mapping[str, object]]
+
+
+def _local(instance: Instance) -> LocalNode:
+    return LocalNode(instance, cluster_of(instance))
+
+
+def _kwok(instance: Instance) -> Kwok:
+    return Kwok(instance, cluster_of(instance))
+
+
+def _prometheus(instance: Instance) -> Prometheus:
+    return Prometheus(instance, [])
+
+
+# In an order in which each finds what it needs.
+PARTS = {
+    "control-plane": Part(
+        "etcd, API server, controller-manager, scheduler", cluster_of, lambda it: {"KUBECONFIG": it.kubeconfig}
+    ),
+    "local": Part("a node whose pods are processes", _local, lambda _: {}),
+    "rocketmq": Part("a name server and a broker", RocketMQ, lambda it: {"ROTA_NAME_SERVER": it.name_server}),
+    "kwok": Part("simulated nodes and pods", _kwok, lambda _: {}),
+    "prometheus": Part("a Prometheus", _prometheus, lambda it: {"ROTA_PROMETHEUS": it.url}),
+    "node": Part(
+        "another cluster, with a real node (root)", RealNode, lambda it: {"ROTA_NODE_KUBECONFIG": it.kubeconfig}
+    ),
+}
+USUAL = ("control-plane", "local", "rocketmq")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    signal.signal(signal.SIGTERM, _end)  # so that a build under way is ended and cleaned up
+    asked = _parser().parse_args(arguments)
+    try:
+        asked.run(asked)
+    except Missing as missing:
+        print(f"ground: {missing}.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; what was half made is removed")
+        return 130
+    return 0
+
+
+def up(asked: argparse.Namespace) -> None:
+    """Stand up the parts asked for."""
+    sweep()
+    with _locked(asked.name):
+        instance = Instance.open(asked.name)
+        variables = _variables(instance)
+        for name in [name for name in PARTS if name in (asked.parts or USUAL)]:
+            thing = PARTS[name].make(instance)
+            thing.up()
+            variables |= {key: str(value) for key, value in PARTS[name].variables(thing).items()}
+            instance.write("variables.json", json.dumps(variables))
+            say(f"{name} is up")
+    option = "" if asked.name == "default" else f" --name {shlex.quote(asked.name)}"
+    say(f'now: eval "$(python -m ground env{option})"')
+
+
+def down(asked: argparse.Namespace) -> None:
+    """Take an instance down: every process, every file."""
+    with _locked(asked.name):
+        instance = Instance.find(asked.name)
+        if instance:
+            instance.down()
+    say(f"the ground {asked.name} is gone" if instance else f"no ground {asked.name} stands")
+
+
+def env(asked: argparse.Namespace) -> None:
+    """Print what a shell needs to use the instance."""
+    for key, value in _variables(_standing(asked.name)).items():
+        print(f"export {key}={shlex.quote(value)}")
+    print(f"export PATH={shlex.quote(str(programs.program('kubectl').parent))}:$PATH")
+
+
+def status(_: argparse.Namespace) -> None:
+    """Print what stands."""
+    found = sorted(path.parent for path in home().glob("*/instance.json"))
+    for instance in map(Instance, found):
+        print(f"{instance.name} (addresses {instance.block}.0.0/16, folder {instance.folder})")
+        for process in instance.processes():
+            print(f"  {process.pid:>8} {process.program}")
+    if not found:
+        print("nothing stands; `python -m ground up` changes that")
+
+
+def _locked(name: str) -> AbstractContextManager[None]:
+    return cache.locked(home() / f"{name}.lock", waiting_for=f"the ground {name}")
+
+
+def _standing(name: str) -> Instance:
+    instance = Instance.find(name)
+    if not instance:
+        raise Missing(f"No ground {name} stands; see `python -m ground status`")
+    return instance
+
+
+def _variables(instance: Instance) -> dict[str, str]:
+    path = instance.folder / "variables.json"
+    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return known
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ground", description=__doc__)
+    verbs = parser.add_subparsers(required=True)
+    for run in (up, down, env, status):
+        verb = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
+        verb.add_argument("--name", default="default", help="which ground (default: %(default)s)")
+        verb.set_defaults(run=run)
+        if run is up:
+            told = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
+            verb.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"{told} (default: {', '.join(USUAL)})")
+    return parser
+
+
+def _end(_: int, __: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""The API server over HTTP for tests and the local agent: plain dicts in and out, paths as the server spells them.
+
+    async with Api.connect(kubeconfig) as api:
+        pod = await api.get("/api/v1/namespaces/default/pods/web-0")
+        await api.patch("/api/v1/namespaces/default/pods/web-0", {"metadata": {"annotations": {"a": "b"}}})
+
+An answer of the server that is an error raises `ApiError`; no answer at all raises one of `GONE` (see there).
+"""
+
+import asyncio
+import base64
+import json
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import yaml
+
+from ground.report import Missing
+
+Object = dict[str, Any]
+Objects = list[Object]
+
+# What is raised when the server cannot be reached or does not answer in time: catch it where trying again makes sense.
+GONE = (aiohttp.ClientError, TimeoutError, OSError)
+
+_PATCHES = {
+    "merge": "application/merge-patch+json",
+    "json": "application/json-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "apply": "application/apply-patch+yaml",
+}
+_REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=330)
+
+
+class ApiError(Exception):
+    """The server refused; `status` is the HTTP code and `reason` the word that the API has for it."""
+
+    def __init__(self, answer: Object) -> None:
+        super().__init__(answer.get("message") or f"The API server answered {answer.get('code')}")
+        self.status = int(answer.get("code") or 0)
+        self.reason = str(answer.get("reason") or "")
+
+    def then_anew(self) -> str:
+        """Return the version to go on from, none, where listing anew may help; raise itself where it cannot."""
+        if self.status < 500 and self.status not in {410, 429}:  # most often 410: too old to go on from
+            raise self
+        return ""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where a cluster answers, and what to show it to be let in."""
+
+    server: str
+    trust: ssl.SSLContext
+    headers: dict[str, str]
+
+    @classmethod
+    def read(cls, kubeconfig: Path) -> "Access":
+        """Read the current context of a kubeconfig: client certificate or token, inline or in files."""
+        config = yaml.safe_load(kubeconfig.read_text())
+        context = _named(config, "context", config["current-context"])
+        cluster, user = _named(config, "cluster", context["cluster"]), _named(config, "user", context["user"])
+        if "exec" in user or "auth-provider" in user:
+            raise Missing(f"{kubeconfig} logs in by a program; give one with a client certificate or a token instead")
+        folder = kubeconfig.parent
+        authority = _material(cluster, "certificate-authority", folder)
+        trust = ssl.create_default_context(cadata=authority.decode() if authority else None)
+        if cluster.get("insecure-skip-tls-verify"):
+            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+        certificate, key = (_material(user, name, folder) for name in ("client-certificate", "client-key"))
+        if certificate and key:
+            with tempfile.NamedTemporaryFile() as pair:  # ssl reads files only
+                pair.write(certificate + b"\n" + key)
+                pair.flush()
+                trust.load_cert_chain(pair.name)
+        token = user.get("token") or (Path(user["tokenFile"]).read_text() if "tokenFile" in user else "")
+        return cls(cluster["server"].rstrip("/"), trust, {"Authorization": f"Bearer {token.strip()}"} if token else {})
+
+
+class Api:
+    """An open connection to one API server."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._session = aiohttp.ClientSession(
+            access.server,
+            headers=access.headers,
+            connector=aiohttp.TCPConnector(ssl=access.trust, limit=0),
+            timeout=_REQUEST,
+            read_bufsize=2**24,  # a watch event is one line
+        )
+
+    @classmethod
+    def connect(cls, kubeconfig: Path) -> "Api":
+        """Return a client for the cluster of that kubeconfig, to be used with `async with`."""
+        return cls(Access.read(kubeconfig))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, **params: str) -> Object:
+        """Read an object, or a collection as its List object."""
+        return await self._ask("GET", path, None, params)
+
+    async def list(self, path: str, **params: str) -> Objects:
+        """Read the objects of a collection."""
+        items: Objects = (await self.get(path, **params)).get("items") or []
+        return items
+
+    async def create(self, path: str, body: Object, **params: str) -> Object:
+        """Post an object to its collection (or a request to a subresource)."""
+        return await self._ask("POST", path, body, params)
+
+    async def replace(self, path: str, body: Object, **params: str) -> Object:
+        """Replace an object whole."""
+        return await self._ask("PUT", path, body, params)
+
+    async def patch(self, path: str, body: Object | Objects, kind: str = "merge", **params: str) -> Object:
+        """Change parts of an object; `kind` is merge, json, strategic or apply."""
+        if kind == "apply":
+            params = {"fieldManager": "ground", "force": "true", **params}
+        return await self._ask("PATCH", path, body, params, content=_PATCHES[kind])
+
+    async def delete(self, path: str, body: Object | None = None, **params: str) -> Object:
+        """Delete an object; `body` may hold DeleteOptions with preconditions."""
+        return await self._ask("DELETE", path, body, params)
+
+    async def watch(self, path: str, **params: str) -> AsyncIterator[Object]:
+        """Yield the events of one watch until the server ends it; what it is told as an ERROR event is raised."""
+        params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300", **params}
+        async with self._session.get(path, params=params, timeout=_WATCH) as answer:
+            if answer.status >= 400:
+                raise ApiError(_refusal(answer.status, await answer.read()))
+            async for line in answer.content:
+                event: Object = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise ApiError(event["object"])
+                yield event
+
+    async def follow(self, path: str, **params: str) -> AsyncIterator[Object]:
+        """Yield events for ever: all that is there as ADDED, then changes; goes on whatever the server does meanwhile.
+
+        After a gap everything is listed again: what is there comes as MODIFIED, what vanished meanwhile as DELETED.
+        """
+        known: dict[str, Object] = {}
+        version = ""
+        while True:
+            try:
+                if not version:
+                    seen = await self.get(path, **params)
+                    for event in _differences(known, seen["items"]):
+                        yield event
+                    version = seen["metadata"]["resourceVersion"]
+                async for event in self.watch(path, resourceVersion=version, **params):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if _learn(known, event):
+                        yield event
+            except (ApiError, *GONE) as error:
+                if isinstance(error, ApiError):
+                    version = error.then_anew()
+                await asyncio.sleep(0.2)
+
+    async def _ask(
+        self, method: str, path: str, body: Object | Objects | None, params: dict[str, str], *, content: str = ""
+    ) -> Object:
+        headers = {"Content-Type": content or "application/json"}
+        text = None if body is None else json.dumps(body)
+        async with self._session.request(method, path, data=text, params=params, headers=headers) as answer:
+            raw = await answer.read()
+            if answer.status >= 400:
+                raise ApiError(_refusal(answer.status, raw))
+            found: Object = json.loads(raw)
+            return found
+
+
+def _differences(known: dict[str, Object], items: Objects) -> Objects:
+    """Bring `known` up to the listed items and return the events that tell it."""
+    here = {item["metadata"]["uid"] for item in items}
+    events = [{"type": "DELETED", "object": gone} for uid, gone in known.items() if uid not in here]
+    events += [{"type": "MODIFIED" if i["metadata"]["uid"] in known else "ADDED", "object": i} for i in items]
+    for event in events:
+        _learn(known, event)
+    return events
+
+
+def _learn(known: dict[str, Object], event: Object) -> bool:
+    """Note what an event tells; return whether it tells anything."""
+    if event["type"] == "BOOKMARK":
+        return False
+    uid = event["object"]["metadata"]["uid"]
+    if event["type"] == "DELETED":
+        known.pop(uid, None)
+    else:
+        known[uid] = event["object"]
+    return True
+
+
+def _refusal(status: int, raw: bytes) -> Object:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        answer = {"message": raw.decode(errors="replace")}  # the proxy in front and old paths answer in plain text
+    return {"code": status, **(answer if isinstance(answer, dict) else {})}
+
+
+def _named(config: Object, kind: str, name: str) -> Object:
+    found: Object = next(entry[kind] for entry in config[f"{kind}s"] if entry["name"] == name)
+    return found
+
+
+def _material(entry: Object, name: str, folder: Path) -> bytes:
+    """Return a certificate or key, given inline or by a path relative to the kubeconfig."""
+    if f"{name}-data" in entry:
+        return base64.b64decode(entry[f"{name}-data"])
+    return (folder / entry[name]).read_bytes() if name in entry else b""

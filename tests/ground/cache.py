@@ -1,0 +1,151 @@
+"""What survives between runs: programs built from source, jars, images.
+
+An entry is a folder named after what it is and a hash of the recipe it was made from. It is made in a folder of another
+name, under a lock, and renamed when it is whole: a half-built entry is never seen, and two grounds build it once.
+"""
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ground.report import Missing, say
+
+_PR_SET_PDEATHSIG = 1
+
+
+def folder() -> Path:
+    """Return the folder that survives between runs."""
+    given = os.environ.get("ROTA_GROUND_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(given) if given else Path(home) / "rota-ground"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Missing(
+            f"The cache folder {path} cannot be made ({error.strerror}); set ROTA_GROUND_CACHE to one that can"
+        ) from None
+    return path
+
+
+@contextmanager
+def locked(path: Path, *, waiting_for: str = "") -> Iterator[None]:
+    """Hold a file lock; it is gone with the process, so nobody has to clean up after a crash."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting_for:
+                say(f"waiting for another ground that makes {waiting_for}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def entry(name: str, recipe: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder that `build` fills from `recipe` (a text that changes whenever the result must)."""
+    target = folder() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if target.exists():
+        return target
+    with locked(folder() / f"{name}.lock", waiting_for=name):
+        if not target.exists():
+            _make(name, target, build)
+    return target
+
+
+def _make(name: str, target: Path, build: Callable[[Path], None]) -> None:
+    for leftover in folder().glob(f"{name}-*.making"):  # of a build that was killed: we hold its lock
+        remove(leftover)
+    making = target.with_name(f"{target.name}.making")
+    try:
+        making.mkdir()
+        build(making)
+        making.rename(target)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise Missing(_full()) from None
+        raise
+    finally:
+        remove(making)
+
+
+def need_room(gibibytes: float) -> None:
+    """Refuse to begin what would fill the disk."""
+    if shutil.disk_usage(folder()).free < gibibytes * 2**30:
+        raise Missing(f"{_full()}: building needs {gibibytes:g} GiB")
+
+
+def _full() -> str:
+    return f"No room left on the disk of {folder()}; free some or set ROTA_GROUND_CACHE to a folder on another one"
+
+
+def remove(path: Path) -> None:
+    """Remove a folder whatever its modes are (Go makes its module cache read-only)."""
+
+    def retry(function: Callable[[str], object], broken: str, _: object) -> None:
+        Path(broken).parent.chmod(0o755)
+        function(broken)
+
+    if path.exists():
+        shutil.rmtree(path, onerror=retry)
+
+
+def run(
+    argv: Sequence[str | Path],
+    what: str,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 1800,
+) -> str:
+    """Run one step of a build and return what it printed; it never outlives us, however we end."""
+    logs = folder() / "log"
+    logs.mkdir(exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f"{Path(argv[0]).name}-", suffix=".log", dir=logs)
+    log = Path(name)
+    with os.fdopen(handle, "w") as errors:
+        with subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
+        ) as step:
+            try:
+                printed, _ = step.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                raise Missing(f"{what} did not end within {timeout:.0f} s; see {log}") from None
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(step.pid, signal.SIGKILL)
+    if step.returncode != 0:
+        raise Missing(_failure(what, log, printed))
+    log.unlink()
+    return printed
+
+
+def _failure(what: str, log: Path, printed: str) -> str:
+    told = log.read_text(errors="replace")
+    with log.open("a") as file:
+        file.write(printed)
+    if "no space left on device" in told.lower():
+        return _full()
+    last = next(
+        (line.strip() for line in reversed((told or printed).splitlines()) if line.strip()), "it printed nothing"
+    )
+    return f"{what} failed: {last[:300]} (all of it: {log})"
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

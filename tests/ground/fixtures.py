@@ -1,0 +1,55 @@
+"""pytest fixtures: one ground for a whole test run, each part started when the first test asks for it."""
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ground.api import Api
+from ground.clusters import cluster_of
+from ground.controlplane import Cluster
+from ground.instance import Instance, temporary
+from ground.local import LocalNode
+from ground.node import RealNode
+from ground.report import Missing
+from ground.rocketmq import RocketMQ
+
+
+@pytest.fixture(scope="session")
+def instance() -> Iterator[Instance]:
+    """Open a ground that ends with the test run."""
+    with temporary("test") as standing:
+        yield standing
+
+
+@pytest.fixture(scope="session")
+def control_plane(instance: Instance) -> Cluster:
+    """Start a real control plane."""
+    cluster = cluster_of(instance)
+    cluster.up()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+async def api(control_plane: Cluster) -> AsyncIterator[Api]:
+    """Connect to the control plane as admin."""
+    async with Api.connect(control_plane.kubeconfig) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def local_node(instance: Instance, control_plane: Cluster) -> LocalNode:
+    """Start a node whose pods are processes."""
+    node = LocalNode(instance, control_plane)
+    node.up()
+    return node
+
+
+@pytest.fixture(scope="session")
+def rocketmq(instance: Instance) -> RocketMQ:
+    """Start a name server and one broker."""
+    broker = RocketMQ(instance)
+    broker.up()
+    return broker

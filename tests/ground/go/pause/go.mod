@@ -1,0 +1,3 @@
+module rota.dev/ground/pause
+
+go 1.24.0

@@ -1,0 +1,284 @@
+"""One standing ground: its folder, its block of loopback addresses, its processes.
+
+Every process is started with the instance's id in its environment. Children inherit it, so whatever happened before,
+`/proc/*/environ` tells exactly which processes are ours: nothing is remembered that could be wrong.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ground import cache
+from ground.report import Missing, say
+
+TAG = "ROTA_GROUND"
+FIRST_BLOCK, LAST_BLOCK = 16, 250
+_ENDED = {"", "Z", "X"}  # gone, a zombie, dead
+
+
+def home() -> Path:
+    """Return the folder of all instances: a short path, for unix sockets must fit 107 characters."""
+    given = os.environ.get("ROTA_GROUND_HOME")
+    path = Path(given) if given else Path(tempfile.gettempdir()) / f"rota-ground-{os.getuid()}"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+@dataclass(frozen=True)
+class Process:
+    """A running process of an instance."""
+
+    pid: int
+    program: str
+    log: Path
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs (a zombie does not)."""
+        return _state(self.pid) not in _ENDED
+
+    def signal(self, number: int) -> None:
+        """Send a signal to this process alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+class Instance:
+    """A standing ground; make one with `Instance.open`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take an instance that exists; `open` makes one."""
+        known = json.loads((folder / "instance.json").read_text())
+        self.folder = folder
+        self.name = folder.name
+        self.id: str = known["id"]
+        self.block: str = known["block"]
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    @classmethod
+    def open(cls, name: str) -> "Instance":
+        """Make the instance of that name, or take the one that is there."""
+        folder = home() / name
+        with cache.locked(home() / "blocks.lock"):
+            if not (folder / "instance.json").exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                known = {"id": secrets.token_hex(8), "block": _free_block()}
+                (folder / "instance.json").write_text(json.dumps(known))
+        return cls(folder)
+
+    @classmethod
+    def find(cls, name: str) -> "Instance | None":
+        """Return the instance of that name if it stands."""
+        folder = home() / name
+        return cls(folder) if (folder / "instance.json").exists() else None
+
+    def address(self, last: int = 1) -> str:
+        """Return one of the instance's addresses for servers; local pods have the higher third numbers."""
+        return f"{self.block}.0.{last}"
+
+    def port(self, what: str, wish: int, address: str | None = None) -> int:
+        """Return a port for `what`, the same one ever after: the wished one where it is free, else any."""
+        book = self.folder / "ports.json"
+        where = address or self.address()
+        with cache.locked(self.folder / "ports.lock"):
+            given: dict[str, tuple[str, int]] = json.loads(book.read_text()) if book.exists() else {}
+            if what not in given:
+                promised = {port for other, port in given.values() if other == where}  # and perhaps not bound yet
+                given[what] = (where, _free_port(where, wish, promised))
+                self.write("ports.json", json.dumps(given))
+        return given[what][1]
+
+    def note(self, what: str, default: str) -> str:
+        """Return what was noted under this word; the first call notes its default."""
+        path = self.folder / "notes" / what
+        if not path.exists() and default:
+            self.write(f"notes/{what}", default)
+        return path.read_text() if path.exists() else default
+
+    def write(self, relative: str, text: str) -> Path:
+        """Write a file of the instance whole, and only if it changes (kube-proxy exits when its file is rewritten)."""
+        path = self.folder / relative
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_name(f".{path.name}.fresh")
+            fresh.write_text(text)
+            fresh.rename(path)
+        return path
+
+    def start(
+        self,
+        program: str,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Process:
+        """Start a process that outlives us, or return the one that already runs under this name."""
+        running = self.process(program)
+        if running:
+            return running
+        log = self.log(program)
+        log.parent.mkdir(exist_ok=True)
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                argv,
+                cwd=cwd or self.folder,
+                env={**os.environ, **(env or {}), TAG: f"{self.id}/{program}"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._children[child.pid] = child
+        return Process(child.pid, program, log)
+
+    def log(self, program: str) -> Path:
+        """Return where a program's output goes."""
+        return self.folder / "log" / f"{program}.log"
+
+    def processes(self) -> list[Process]:
+        """Return every process of this instance, the oldest first, children of children included."""
+        self._reap()
+        found = [(pid, tag.partition("/")[2]) for pid, tag in _tagged() if tag.startswith(f"{self.id}/")]
+        return [Process(pid, program, self.log(program)) for pid, program in found]
+
+    def process(self, program: str) -> Process | None:
+        """Return the process started under this name, if it runs."""
+        return next((process for process in self.processes() if process.program == program), None)
+
+    def wait(self, program: str, ready: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait until `ready`; say why not if the process dies or the time is over."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            process = self.process(program)
+            if process is None:
+                raise Missing(f"{what} ended at start: {_last_line(self.log(program))}")
+            if time.monotonic() > deadline:
+                raise Missing(f"{what} is not ready after {seconds:.0f} s: {_last_line(self.log(program))}")
+            time.sleep(0.05)
+
+    def stop(self, program: str, *, grace: float = 10) -> None:
+        """End a program and all its children: SIGTERM, and SIGKILL after `grace` seconds."""
+        self._end(lambda: [process for process in self.processes() if process.program == program], grace)
+
+    def at_down(self, *argv: str) -> None:
+        """Note, before it is made, what takes away something that is neither a process nor a file of ours."""
+        with (self.folder / "at-down").open("a+") as notes:
+            notes.seek(0)
+            line = json.dumps(argv) + "\n"
+            if line not in notes.readlines():
+                notes.write(line)
+
+    def down(self) -> None:
+        """End every process of this instance and remove all that was made; its address block is free again."""
+        self._end(self.processes, grace=3)
+        notes = self.folder / "at-down"
+        for line in reversed(notes.read_text().splitlines() if notes.exists() else []):
+            subprocess.run(json.loads(line), capture_output=True, check=False)  # it may never have been made
+        cache.remove(self.folder)
+
+    def _end(self, remaining: Callable[[], list[Process]], grace: float) -> None:
+        deadline = time.monotonic() + grace
+        for process in remaining():
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)  # a stopped process hears no SIGTERM
+        while left := remaining():
+            if time.monotonic() > deadline:
+                for process in left:
+                    process.signal(signal.SIGKILL)
+            time.sleep(0.02)
+        self._reap()
+
+    def _reap(self) -> None:
+        for pid in [pid for pid, child in self._children.items() if child.poll() is not None]:
+            del self._children[pid]
+
+
+@contextlib.contextmanager
+def temporary(name: str) -> Iterator[Instance]:
+    """Open an instance that ends with us; if we are killed, the next one to start sweeps it away."""
+    sweep()
+    instance = Instance.open(f"{name}-{os.getpid()}")
+    with (instance.folder / "owner").open("w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        try:
+            yield instance
+        finally:
+            instance.down()
+
+
+def sweep() -> None:
+    """Take down temporary instances whose owner is gone."""
+    for path in home().glob("*/owner"):
+        with contextlib.suppress(FileNotFoundError), path.open() as owner:
+            try:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            say(f"taking down {path.parent.name}, which was left behind")
+            Instance(path.parent).down()
+
+
+def _free_block() -> str:
+    taken = {json.loads(path.read_text())["block"] for path in home().glob("*/instance.json")}
+    for number in range(FIRST_BLOCK, LAST_BLOCK):
+        if f"127.{number}" not in taken:
+            return f"127.{number}"
+    raise Missing(f"All address blocks are taken; end grounds you no longer need (folders in {home()})")
+
+
+def _free_port(address: str, wish: int, promised: set[int]) -> int:
+    for port in (wish, *[0] * 20):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+            number: int = probe.getsockname()[1]
+            if number not in promised:
+                return number
+    raise Missing(f"No port is free on {address}; end what listens there")
+
+
+def _tagged() -> list[tuple[int, str]]:
+    """Return (pid, tag) of every live process that carries our tag, by age."""
+    mark = f"{TAG}=".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            tag = next((variable for variable in variables if variable.startswith(mark)), None)
+            if tag and _state(int(entry.name)) not in _ENDED:
+                found.append((_age(entry), int(entry.name), tag[len(mark) :].decode()))
+    return [(pid, tag) for _, pid, tag in sorted(found)]
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    return (_stat(pid) or [""])[0]
+
+
+def _age(entry: Path) -> int:
+    fields = _stat(int(entry.name))
+    return int(fields[19]) if fields else 0
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return f"{next((line for line in reversed(lines) if line.strip()), 'it said nothing')[:300]} (all of it: {log})"

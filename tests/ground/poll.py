@@ -1,0 +1,28 @@
+"""Waiting for a condition, in tests and at start: never a fixed sleep."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(ask: Callable[[], T], seconds: float = 30) -> T:
+    """Return the first answer that is true; the deadline only keeps a broken test from hanging."""
+    deadline = time.monotonic() + seconds
+    while not (answer := ask()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still {answer!r} after {seconds:.0f} s")
+        time.sleep(0.02)
+    return answer
+
+
+async def soon(ask: Callable[[], Awaitable[T]], seconds: float = 30) -> T:
+    """Return the first answer that is true, of something that has to be awaited."""
+    deadline = time.monotonic() + seconds
+    while not (answer := await ask()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still {answer!r} after {seconds:.0f} s")
+        await asyncio.sleep(0.02)
+    return answer

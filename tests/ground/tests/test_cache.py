@@ -1,0 +1,136 @@
+"""What survives between runs is whole or not there, whatever happens while it is made."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ground import cache
+from ground.instance import Process
+from ground.poll import eventually
+from ground.report import Missing
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROTA_GROUND_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def a_file(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "it").write_text(text) and None
+
+
+def test_an_entry_is_built_once_and_again_only_for_another_recipe() -> None:
+    first = cache.entry("thing", "recipe 1", a_file("1"))
+    assert cache.entry("thing", "recipe 1", a_file("never")) == first
+    assert cache.entry("thing", "recipe 2", a_file("2")) != first
+    assert (first / "it").read_text() == "1"
+
+
+def test_a_half_built_entry_is_never_seen_and_the_next_build_clears_it_away(own_cache: Path) -> None:
+    def half(folder: Path) -> None:
+        (folder / "part").write_text("")
+        raise Missing("no more")
+
+    with pytest.raises(Missing, match="no more"):
+        cache.entry("thing", "recipe", half)
+    (own_cache / "thing-0123.making").mkdir()  # as a power cut would leave it
+    whole = cache.entry("thing", "recipe", a_file("whole"))
+    assert [path.name for path in own_cache.glob("thing-*")] == [whole.name]
+    assert [path.name for path in whole.iterdir()] == ["it"]
+
+
+def test_two_grounds_that_want_the_same_thing_build_it_once(tmp_path: Path) -> None:
+    build = f"""
+import pathlib, time
+from ground import cache
+def build(folder):
+    with open({str(tmp_path / "builds")!r}, "a") as file: file.write("x")
+    time.sleep(0.3)
+cache.entry("thing", "recipe", build)
+"""
+    both = [subprocess.Popen([sys.executable, "-c", build]) for _ in range(2)]
+    assert [process.wait(30) for process in both] == [0, 0]
+    assert (tmp_path / "builds").read_text() == "x"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_build_leaves_nothing_running_and_no_entry(
+    tmp_path: Path, own_cache: Path, number: signal.Signals
+) -> None:
+    build = f"""
+import signal
+from ground import __main__ as command, cache
+signal.signal(signal.SIGTERM, command._end)
+cache.entry("thing", "r", lambda folder: cache.run(["sh", "-c", "echo $$ > {tmp_path}/pid; sleep 60"], "Building"))
+"""
+    process = subprocess.Popen([sys.executable, "-c", build], stderr=subprocess.DEVNULL)
+    pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()))
+    process.send_signal(number)
+    process.wait(10)
+    eventually(lambda: not Process(pid, "build", tmp_path).alive)
+    assert cache.entry("thing", "r", a_file("whole")).is_dir()
+    assert list(own_cache.glob("*.making")) == []
+
+
+def test_a_failed_step_is_one_sentence_with_the_last_line_and_where_the_rest_is() -> None:
+    with pytest.raises(Missing) as raised:
+        cache.run(["sh", "-c", "echo first >&2; echo the reason >&2; exit 3"], "Building it")
+    told = str(raised.value)
+    assert told.startswith("Building it failed: the reason (all of it: ")
+    assert "first" in Path(told.rpartition(": ")[2].rstrip(")")).read_text()
+
+
+def test_a_step_that_takes_too_long_is_ended() -> None:
+    with pytest.raises(Missing, match="did not end within 0 s"):
+        cache.run(["sleep", "60"], "Waiting", timeout=0.1)
+
+
+def test_a_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(Missing, match="No room left on the disk of .*ROTA_GROUND_CACHE"):
+        cache.entry("thing", "recipe", fill)
+    with pytest.raises(Missing, match="No room left"):
+        cache.run(["sh", "-c", "echo 'write x: no space left on device' >&2; exit 1"], "Building")
+    with pytest.raises(Missing, match="building needs 1e"):
+        cache.need_room(1e9)
+
+
+def test_a_really_full_disk_is_one_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if (
+        os.getuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], check=False).returncode
+    ):
+        pytest.skip("a small file system can be mounted by root only")
+    try:
+        monkeypatch.setenv("ROTA_GROUND_CACHE", str(small))
+        with pytest.raises(Missing, match="No room left on the disk"):
+            cache.entry("thing", "recipe", lambda folder: (folder / "big").write_bytes(bytes(2**20)) and None)
+        assert [path.name for path in small.iterdir()] == ["thing.lock"]
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROTA_GROUND_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(Missing, match="cannot be made .*ROTA_GROUND_CACHE"):
+        cache.folder()
+
+
+def test_a_folder_with_read_only_parts_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_text("")
+    (tmp_path / "a" / "b").chmod(0o555)
+    cache.remove(tmp_path / "a")
+    assert not (tmp_path / "a").exists()

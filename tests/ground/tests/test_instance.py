@@ -1,0 +1,131 @@
+"""An instance finds and ends exactly what it started, and stands beside others."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ground import instance as instances
+from ground.instance import Instance, Process
+from ground.poll import eventually
+from ground.report import Missing
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROTA_GROUND_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def standing() -> Iterator[Instance]:
+    instance = Instance.open("one")
+    yield instance
+    if instance.folder.exists():
+        instance.down()
+
+
+def test_opening_twice_gives_the_same_instance_and_others_get_other_addresses(standing: Instance) -> None:
+    again, other = Instance.open("one"), Instance.open("two")
+    assert (again.id, again.block) == (standing.id, standing.block)
+    assert other.block != standing.block
+    other.down()
+    assert Instance.find("two") is None
+
+
+def test_a_program_is_started_once(standing: Instance) -> None:
+    first = standing.start("sleeper", ["sleep", "60"])
+    assert standing.start("sleeper", ["sleep", "60"]).pid == first.pid
+    assert Instance.open("one").start("sleeper", ["sleep", "60"]).pid == first.pid
+
+
+def test_down_ends_grandchildren_whose_parent_is_gone_and_leaves_others_alone(
+    standing: Instance, tmp_path: Path
+) -> None:
+    bystander = subprocess.Popen(["sleep", "60"])
+    standing.start("parent", ["sh", "-c", f"setsid sleep 60 & echo $! > {tmp_path}/orphan"])
+    orphan = int(eventually(lambda: (tmp_path / "orphan").exists() and (tmp_path / "orphan").read_text().strip()))
+    eventually(lambda: [it.pid for it in standing.processes()] == [orphan])
+    standing.down()
+    assert not Process(orphan, "orphan", tmp_path).alive
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def test_stop_ends_what_ignores_sigterm_and_what_is_stopped(standing: Instance) -> None:
+    stubborn = standing.start("stubborn", ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 1; done"])
+    eventually(lambda: "deaf" in stubborn.log.read_text())
+    frozen = standing.start("frozen", ["sleep", "60"])
+    frozen.signal(signal.SIGSTOP)
+    standing.stop("frozen", grace=30)
+    standing.stop("stubborn", grace=0.1)
+    assert not stubborn.alive
+    assert not frozen.alive
+
+
+def test_a_program_that_ends_at_start_is_one_sentence_with_its_last_words(standing: Instance) -> None:
+    standing.start("broken", ["sh", "-c", "echo my disk is gone >&2; exit 1"])
+    with pytest.raises(Missing, match="The thing ended at start: my disk is gone"):
+        standing.wait("broken", lambda: False, 10, "The thing")
+
+
+def test_a_program_that_never_gets_ready_is_one_sentence(standing: Instance) -> None:
+    standing.start("slow", ["sleep", "60"])
+    with pytest.raises(Missing, match="The thing is not ready after 0 s: it said nothing"):
+        standing.wait("slow", lambda: False, 0, "The thing")
+
+
+def test_a_busy_port_is_passed_over_and_a_promised_one_is_not_given_twice(standing: Instance) -> None:
+    with socket.socket() as busy:
+        busy.bind((standing.address(), 0))
+        busy.listen()
+        wish = busy.getsockname()[1]
+        given = standing.port("server", wish)
+        assert given != wish
+    assert standing.port("server", wish) == given
+    assert standing.port("other", given) != given
+    assert standing.port("elsewhere", given, standing.address(2)) == given
+
+
+def test_what_is_no_process_is_taken_away_in_reverse_order(standing: Instance, tmp_path: Path) -> None:
+    for name in ("a", "b", "b"):
+        standing.at_down("sh", "-c", f"echo {name} >> {tmp_path}/undone")
+    standing.down()
+    assert (tmp_path / "undone").read_text().split() == ["b", "a"]
+
+
+def test_a_note_stays_as_it_was_first_written(standing: Instance) -> None:
+    assert standing.note("cluster", "") == ""
+    assert standing.note("cluster", "own") == "own"
+    assert standing.note("cluster", "kind") == "own"
+
+
+def test_what_a_killed_test_run_leaves_behind_is_swept_by_the_next(own_home: Path) -> None:
+    run = "from ground import instance\nwith instance.temporary('test') as it:\n it.start('sleeper', ['sleep', '60']); print(it.processes()[0].pid, flush=True); input()"
+    owner = subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    assert owner.stdout
+    assert owner.stdin
+    sleeper = int(owner.stdout.readline())
+    instances.sweep()
+    assert Path(f"/proc/{sleeper}").exists(), "it was swept while its owner lived"
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    owner.stdin.close()
+    instances.sweep()
+    assert not Process(sleeper, "sleeper", own_home).alive
+    assert list(own_home.glob("*/instance.json")) == []
+
+
+def test_when_all_address_blocks_are_taken_it_says_so(own_home: Path) -> None:
+    for number in range(instances.FIRST_BLOCK, instances.LAST_BLOCK):
+        (own_home / str(number)).mkdir(parents=True)
+        (own_home / str(number) / "instance.json").write_text(json.dumps({"id": "x", "block": f"127.{number}"}))
+    with pytest.raises(Missing, match="All address blocks are taken"):
+        Instance.open("one too many")
