@@ -1,1 +1,131 @@
-"""The nouns: Queue, Member, Roster, Assignment; frozen, sorted, without I/O."""
+"""The nouns: Queue, Member names, Roster, Assignment; frozen, sorted, without I/O.
+
+Two orders hold everywhere, the reference client's: queues by topic, broker and id; names by UTF-16 code units, as Java
+compares strings (it differs from code points only beyond U+FFFF).
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+RETRY = "%RETRY%"
+NOBODY = -1
+
+
+class Queue(NamedTuple):
+    """The unit of assignment."""
+
+    topic: str
+    broker: str
+    id: int
+
+    def __str__(self) -> str:
+        """Spell it as in messages to people."""
+        return f"{self.topic}/{self.broker}/{self.id}"
+
+
+class Run(NamedTuple):
+    """The neighbouring queues of one topic on one broker: `queues[start:stop]`."""
+
+    topic: str
+    broker: str
+    start: int
+    stop: int
+
+
+def java_order(name: str) -> bytes:
+    """Return the key under which names sort as in the reference client."""
+    return name.encode("utf-16-be", "surrogatepass")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Roster:
+    """A strategy's input: sorted queues, sorted member names, and who owns what at present.
+
+    `owners[q]` is the index of the one member that owns `queues[q]`, or -1: two owners cannot be written down.
+    """
+
+    queues: tuple[Queue, ...]
+    members: tuple[str, ...]
+    owners: "array[int]"
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def of(
+        cls,
+        queues: Iterable[tuple[str, str, int]],
+        members: Iterable[str],
+        current: Mapping[tuple[str, str, int], str] | None = None,
+    ) -> "Roster":
+        """Sort and check; present owners that are gone, and queues that are gone, do not count."""
+        sorted_members = _sorted_members(members)
+        sorted_queues = _sorted_queues(queues)
+        return cls(sorted_queues, sorted_members, _owners(sorted_queues, sorted_members, current), _runs(sorted_queues))
+
+    @property
+    def topics(self) -> list[tuple[int, int]]:
+        """Return where each topic begins and ends among the queues."""
+        bounds: list[tuple[int, int]] = []
+        for index, run in enumerate(self.runs):
+            if index and self.runs[index - 1].topic == run.topic:
+                bounds[-1] = (bounds[-1][0], run.stop)
+            else:
+                bounds.append((run.start, run.stop))
+        return bounds
+
+    def assignment(self, owners: Sequence[int]) -> dict[str, list[Queue]]:
+        """Return each member's queues in order; every member appears."""
+        shares: dict[str, list[Queue]] = {member: [] for member in self.members}
+        lists = list(shares.values())
+        for queue, owner in zip(self.queues, owners, strict=True):
+            if owner >= 0:
+                lists[owner].append(queue)
+        return shares
+
+
+def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
+    listed = list(map(Queue._make, queues))
+    if not listed:
+        raise ValueError("There is nothing to assign: give at least one queue")
+    plain = all(name.isascii() for name in {queue.topic for queue in listed} | {queue.broker for queue in listed})
+    listed.sort(key=None if plain else lambda queue: (java_order(queue.topic), java_order(queue.broker), queue.id))
+    if len(set(listed)) != len(listed):
+        twice = next(queue for queue, after in pairwise(listed) if queue == after)
+        raise ValueError(f"Queue {twice} is listed twice; list each queue once")
+    return tuple(listed)
+
+
+def _sorted_members(members: Iterable[str]) -> tuple[str, ...]:
+    listed = sorted(members, key=java_order)
+    if not listed:
+        raise ValueError("There is nobody to assign to: give at least one member")
+    if not all(listed):
+        raise ValueError("A member's name is empty; name every member")
+    for name, after in pairwise(listed):
+        if name == after:
+            raise ValueError(f"Member {name} is listed twice; list each member once")
+    return tuple(listed)
+
+
+def _owners(
+    queues: Sequence[Queue], members: Sequence[str], current: Mapping[tuple[str, str, int], str] | None
+) -> "array[int]":
+    if not current:
+        return array("i", [NOBODY]) * len(queues)
+    index = {name: number for number, name in enumerate(members)}
+    return array("i", [index.get(current.get(queue, ""), NOBODY) for queue in queues])
+
+
+def _runs(queues: Sequence[Queue]) -> tuple[Run, ...]:
+    """Find the runs by jumping: walking 100,000 queues one by one costs more than sorting them."""
+    runs: list[Run] = []
+    start = 0
+    while start < len(queues):
+        topic, broker, _ = queues[start]
+        stop = bisect_left(queues, 1, start, key=lambda queue: queue[:2] != (topic, broker))  # noqa: B023 - used at once
+        runs.append(Run(topic, broker, start, stop))
+        start = stop
+    return tuple(runs)

@@ -1,0 +1,63 @@
+"""Array arithmetic that several strategies share; owners are int32 arrays over `roster.queues`."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rota.model import NOBODY, Roster, Run
+
+Owners = NDArray[np.int32]
+Indices = NDArray[np.int64]
+
+
+def whole(option: object) -> bool:
+    """Whether an option is a whole number from 0 up (True is none)."""
+    return isinstance(option, int) and not isinstance(option, bool) and option >= 0
+
+
+def nobody(count: int) -> Owners:
+    """Return owners for queues that nobody owns."""
+    return np.full(count, NOBODY, dtype=np.int32)
+
+
+def present(roster: Roster) -> Owners:
+    """Return the present owners as an array (a view: do not write to it)."""
+    return np.frombuffer(roster.owners, dtype=np.int32)
+
+
+def blocks(queues: int, members: int) -> Owners:
+    """Cut queues into contiguous blocks, one a member; the first ones get one more."""
+    share, more = divmod(queues, members)
+    sizes = np.full(members, share)
+    sizes[:more] += 1
+    return np.repeat(np.arange(members, dtype=np.int32), sizes)
+
+
+def circle(queues: int, members: int) -> Owners:
+    """Deal queues out one by one, around and around."""
+    return (np.arange(queues, dtype=np.int32) % members).astype(np.int32)
+
+
+def by_topic(roster: Roster, one: Callable[[int, int], Owners]) -> Owners:
+    """Assign each topic by itself, as the reference does: `one(queues, members)`."""
+    topics = roster.topics
+    return np.concatenate([one(stop - start, len(roster.members)) for start, stop in topics]).astype(
+        np.int32, copy=False
+    )
+
+
+def of_runs(runs: Iterable[Run]) -> Indices:
+    """Return the indices of all queues in these runs."""
+    spans = [np.arange(run.start, run.stop) for run in runs]
+    return np.concatenate(spans) if spans else np.empty(0, dtype=np.int64)
+
+
+def ranks(groups: Indices) -> Indices:
+    """Return for each element how many equal ones come before it."""
+    order = np.argsort(groups, kind="stable")
+    arranged = groups[order]
+    first = np.searchsorted(arranged, arranged)
+    result = np.empty(len(groups), dtype=np.int64)
+    result[order] = np.arange(len(groups)) - first
+    return result

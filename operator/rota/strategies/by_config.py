@@ -1,0 +1,27 @@
+"""ByConfig: queues named per member.
+
+The reference's CONFIG gives one list to everybody, which is no assignment; `allocate` alone still answers so.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from rota.model import Queue, Roster
+from rota.strategies.arrays import Owners, nobody
+
+
+def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, int]]]) -> Owners:
+    """Give each member the queues named for it; queues named for no member are nobody's.
+
+    Members and queues that are not there do not count; a queue named for two members is a mistake.
+    """
+    places = {name: index for index, name in enumerate(roster.members)}
+    where = {queue: index for index, queue in enumerate(roster.queues)}
+    owners = nobody(len(roster.queues))
+    claimed: dict[Queue, str] = {}
+    for member, queues in members.items():
+        for queue in (Queue(*queue) for queue in queues):
+            if claimed.setdefault(queue, member) != member:
+                raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; leave it to one")
+            if queue in where and member in places:
+                owners[where[queue]] = places[member]
+    return owners

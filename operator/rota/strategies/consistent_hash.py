@@ -1,0 +1,47 @@
+"""ConsistentHash: members stand on a ring at many places, a queue belongs to the next one.
+
+The reference's CONSISTENT_HASH.
+"""
+
+from collections.abc import Callable
+from hashlib import md5
+
+import numpy as np
+
+from rota.model import Roster
+from rota.strategies.arrays import Owners, nobody, whole
+
+Hash = Callable[[str], int]
+
+
+def ring_position(key: str) -> int:
+    """Return the reference's place of a key on the ring: the first four bytes of its MD5."""
+    return int.from_bytes(md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest()[:4], "big")
+
+
+def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring_position) -> Owners:  # noqa: A002
+    """Give each queue to the first member at or after its place on the ring.
+
+    Few queues move when a member comes or goes; how even it is, is left to chance.
+    """
+    if not whole(virtualNodes):
+        raise ValueError(f"Option virtualNodes must be a whole number from 0 up, not {virtualNodes!r}")
+    if virtualNodes == 0:
+        return nobody(len(roster.queues))
+    replicas = [f"-{number}" for number in range(virtualNodes)]
+    nodes = np.array([hash(member + replica) for member in roster.members for replica in replicas], dtype=np.int64)
+    order = np.argsort(nodes, kind="stable")
+    nodes = nodes[order]
+    last = np.append(nodes[1:] != nodes[:-1], True)  # where two nodes meet, the later one has overwritten
+    nodes, owners = nodes[last], (order[last] // virtualNodes).astype(np.int32)
+    keys = np.fromiter(map(hash, _keys(roster)), dtype=np.int64, count=len(roster.queues))
+    owned: Owners = owners[np.searchsorted(nodes, keys) % len(nodes)]
+    return owned
+
+
+def _keys(roster: Roster) -> list[str]:
+    keys: list[str] = []
+    for topic, broker, start, stop in roster.runs:
+        prefix = f"MessageQueue [topic={topic}, brokerName={broker}, queueId="
+        keys += [f"{prefix}{queue.id}]" for queue in roster.queues[start:stop]]
+    return keys

@@ -1,0 +1,76 @@
+"""MachineRoomNearby: queues go to members in the same room first. The reference's MACHINE_ROOM_NEARBY."""
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+
+from rota.model import NOBODY, Queue, Roster, Run, java_order
+from rota.strategies.arrays import Owners, nobody, of_runs, present
+from rota.strategies.averagely import averagely
+
+
+def machine_room_nearby(
+    roster: Roster,
+    *,
+    inner: Callable[[Roster], Owners] = averagely,
+    queueRooms: Mapping[str, str],
+    memberRooms: Mapping[str, str],
+) -> Owners:
+    """Let `inner` assign each room's queues to the room's members; a room without members is shared by all.
+
+    Each such room is assigned by itself, in the order of room names, so low names get one more of each.
+    """
+    at_home = _members_by_room(roster, memberRooms)
+    everybody = list(range(len(roster.members)))
+    owners = nobody(len(roster.queues))
+    for room, runs in sorted(_runs_by_room(roster, queueRooms).items(), key=lambda item: java_order(item[0])):
+        members = at_home.get(room, everybody)
+        back = np.array([*members, NOBODY], dtype=np.int32)  # an owner of -1 finds the last one, which is -1
+        owners[of_runs(runs)] = back[inner(_part(roster, runs, members))]
+    return owners
+
+
+def nearest_first(home: str, rooms: Mapping[str, str], queue: Queue) -> tuple[bool, bytes]:
+    """Return the key under which the reference lists a member's queues: its own room's, then room by room."""
+    room = rooms[queue.broker]
+    return room != home, java_order(room)
+
+
+def _runs_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list[Run]]:
+    runs: dict[str, list[Run]] = {}
+    for run in roster.runs:
+        room = rooms.get(run.broker)
+        if not room:
+            raise ValueError(
+                f"Queue {roster.queues[run.start]} has no room: give broker {run.broker} one in queueRooms"
+            )
+        runs.setdefault(room, []).append(run)
+    return runs
+
+
+def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list[int]]:
+    members: dict[str, list[int]] = {}
+    for index, member in enumerate(roster.members):
+        room = rooms.get(member)
+        if not room:
+            raise ValueError(f"Member {member} has no room: give it one in memberRooms")
+        members.setdefault(room, []).append(index)
+    return members
+
+
+def _part(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster:
+    """Cut a roster down to some runs and members; what is sorted stays sorted, so nothing is sorted anew."""
+    cut: list[Run] = []
+    for run in runs:
+        start = cut[-1].stop if cut else 0
+        cut.append(run._replace(start=start, stop=start + run.stop - run.start))
+    inside = np.full(len(roster.members) + 1, NOBODY, dtype=np.int32)
+    inside[list(members)] = np.arange(len(members))
+    return Roster(
+        tuple(chain.from_iterable(roster.queues[run.start : run.stop] for run in runs)),
+        tuple(roster.members[index] for index in members),
+        array("i", inside[present(roster)[of_runs(runs)]].tobytes()),
+        tuple(cut),
+    )
