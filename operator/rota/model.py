@@ -125,7 +125,7 @@ def _runs(queues: Sequence[Queue]) -> tuple[Run, ...]:
     start = 0
     while start < len(queues):
         topic, broker, _ = queues[start]
-        stop = bisect_left(queues, 1, start, key=lambda queue: queue[:2] != (topic, broker))  # noqa: B023 - used at once
+        stop = bisect_left(queues, 1, start, key=lambda queue: queue[:2] != (topic, broker))
         runs.append(Run(topic, broker, start, stop))
         start = stop
     return tuple(runs)

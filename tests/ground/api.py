@@ -12,7 +12,7 @@ import base64
 import json
 import ssl
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -95,7 +95,7 @@ class Api:
             headers=access.headers,
             connector=aiohttp.TCPConnector(ssl=access.trust, limit=0),
             timeout=_REQUEST,
-            read_bufsize=2**24,  # a watch event is one line
+            read_bufsize=2**21,  # a watch event is one line
         )
 
     @classmethod
@@ -138,7 +138,7 @@ class Api:
         """Delete an object; `body` may hold DeleteOptions with preconditions."""
         return await self._ask("DELETE", path, body, params)
 
-    async def watch(self, path: str, **params: str) -> AsyncIterator[Object]:
+    async def watch(self, path: str, **params: str) -> AsyncGenerator[Object]:
         """Yield the events of one watch until the server ends it; what it is told as an ERROR event is raised."""
         params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300", **params}
         async with self._session.get(path, params=params, timeout=_WATCH) as answer:
@@ -150,7 +150,7 @@ class Api:
                     raise ApiError(event["object"])
                 yield event
 
-    async def follow(self, path: str, **params: str) -> AsyncIterator[Object]:
+    async def follow(self, path: str, **params: str) -> AsyncGenerator[Object]:
         """Yield events for ever: all that is there as ADDED, then changes; goes on whatever the server does meanwhile.
 
         After a gap everything is listed again: what is there comes as MODIFIED, what vanished meanwhile as DELETED.

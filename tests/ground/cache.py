@@ -110,8 +110,9 @@ def run(
     logs.mkdir(exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f"{Path(argv[0]).name}-", suffix=".log", dir=logs)
     log = Path(name)
-    with os.fdopen(handle, "w") as errors:
-        with subprocess.Popen(
+    with (
+        os.fdopen(handle, "w") as errors,
+        subprocess.Popen(
             argv,
             cwd=cwd,
             env={**os.environ, **(env or {})},
@@ -121,14 +122,15 @@ def run(
             text=True,
             start_new_session=True,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
-        ) as step:
-            try:
-                printed, _ = step.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                raise Missing(f"{what} did not end within {timeout:.0f} s; see {log}") from None
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(step.pid, signal.SIGKILL)
+        ) as step,
+    ):
+        try:
+            printed, _ = step.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise Missing(f"{what} did not end within {timeout:.0f} s; see {log}") from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(step.pid, signal.SIGKILL)
     if step.returncode != 0:
         raise Missing(_failure(what, log, printed))
     log.unlink()

@@ -1,19 +1,14 @@
 """pytest fixtures: one ground for a whole test run, each part started when the first test asks for it."""
 
-import shutil
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
-import yaml
 
 from ground.api import Api
 from ground.clusters import cluster_of
 from ground.controlplane import Cluster
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
-from ground.node import RealNode
-from ground.report import Missing
 from ground.rocketmq import RocketMQ
 
 

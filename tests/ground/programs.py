@@ -131,7 +131,7 @@ def _go_version(tool: str) -> tuple[int, ...]:
 
 
 def wheel(name: str, version: str, *, extra: str = "") -> Path:
-    """Return a folder with a package from PyPI (its `bin` is of no use: those scripts name the Python that made them)."""
+    """Return a folder with a package from PyPI; scripts in its `bin` name the Python that made them, so use none."""
     wanted = f"{name}{extra}=={version}"
     return cache.entry(name, wanted, partial(_install, wanted))
 

@@ -30,7 +30,7 @@ SMALL: Mapping[str, Setting] = {
     "mappedFileSizeConsumeQueue": 30_000 * 20,
     "maxHashSlotNum": 10_000,
     "maxIndexNum": 40_000,
-    "timerWheelEnable": False,
+    "timerWheelEnable": False,  # it takes 140 MB; without it POP does not work
     "diskMaxUsedSpaceRatio": 95,
     "registerNameServerPeriod": 10_000,  # the shortest it takes: a new name server knows the brokers after 10 s
 }
@@ -147,15 +147,19 @@ class RocketMQ:
             "order": "false",
         }
         for broker in wanted:
-            remoting.ask(broker.endpoint, remoting.UPDATE_AND_CREATE_TOPIC, fields, self._prefix)
+            remoting.ask(broker.endpoint, remoting.UPDATE_AND_CREATE_TOPIC, fields, prefix=self._prefix)
         counts = {broker.name: queues for broker in wanted}
         eventually(lambda: counts.items() <= self.queues(topic).items())
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic everywhere."""
         for broker in self.brokers:
-            remoting.ask(broker.endpoint, remoting.DELETE_TOPIC_IN_BROKER, {"topic": topic}, self._prefix)
-        remoting.ask(self.name_server, remoting.DELETE_TOPIC_IN_NAME_SERVER, {"topic": topic}, self._prefix)
+            try:
+                remoting.ask(broker.endpoint, remoting.DELETE_TOPIC_IN_BROKER, {"topic": topic}, prefix=self._prefix)
+            except remoting.Refused as refusal:
+                if "TimerMessageStore" not in str(refusal):  # without a timer wheel it stumbles when all is done
+                    raise
+        remoting.ask(self.name_server, remoting.DELETE_TOPIC_IN_NAME_SERVER, {"topic": topic}, prefix=self._prefix)
         eventually(lambda: not self.queues(topic))
 
     def queues(self, topic: str) -> dict[str, int]:
@@ -229,9 +233,14 @@ class RocketMQ:
         """Whether the name server leads to it: every broker has a topic of its own name, registered at its start."""
         try:
             found = self._route(broker.name).get("brokerDatas", [])
+            if any(data["brokerAddrs"].get("0") == broker.endpoint for data in found):
+                return True
+            # A broker that starts before its name server client is ready registers 10 s later, or when this is set.
+            permission = f"brokerPermission={self.settings.get('brokerPermission', 6)}"
+            remoting.ask(broker.endpoint, remoting.UPDATE_BROKER_CONFIG, {}, permission, self._prefix)
         except (OSError, remoting.Refused):
-            return False
-        return any(data["brokerAddrs"].get("0") == broker.endpoint for data in found)
+            pass
+        return False
 
     def _name_server_answers(self) -> bool:
         try:
@@ -243,7 +252,7 @@ class RocketMQ:
     def _route(self, topic: str) -> dict[str, Any]:
         try:
             fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-            route: dict[str, Any] = remoting.ask(self.name_server, remoting.GET_ROUTE, fields, self._prefix)
+            route: dict[str, Any] = remoting.ask(self.name_server, remoting.GET_ROUTE, fields, prefix=self._prefix)
         except remoting.Refused as refusal:
             if refusal.code != remoting.TOPIC_NOT_EXIST:
                 raise
@@ -277,15 +286,14 @@ class RocketMQ:
         return self.instance.port(f"{self.name}-broker-{number}-ha", wish, "0.0.0.0") if not self._prefix else wish
 
     def _need_ports(self, program: str, *ports: int) -> None:
+        """Say which port is busy; one that a killed broker had is free a moment after its end."""
         for port in () if self._prefix else ports:
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((self.address, port))
-                except OSError as error:
-                    raise Missing(
-                        f"{program} cannot listen on {self.address}:{port} ({error.strerror}); end what does"
-                    ) from None
+            try:
+                eventually(partial(_is_free, self.address, port), 5)
+            except TimeoutError:
+                raise Missing(
+                    f"{program} needs {self.address}:{port}, which is taken; end what listens there"
+                ) from None
 
     def _need_disk(self) -> None:
         """RocketMQ takes no message on a disk that is nearly full, but says so only a minute after its start."""
@@ -295,3 +303,13 @@ class RocketMQ:
                 f"The disk of {self.instance.folder} is over {_REFUSES_AT:.0%} full, where RocketMQ takes no messages;"
                 " free some or set ROTA_GROUND_HOME to a folder on another one"
             )
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+        return True

@@ -1,8 +1,8 @@
 """The strategy library: who shall own which queue.
 
 A strategy is a total, deterministic function from a roster to owners. There are two ways in:
-`STRATEGIES[name](roster, **options)` answers an int32 array over `roster.queues` (-1: nobody); `allocate(...)` takes and
-gives plain names and tuples.
+`STRATEGIES[name](roster, **options)` answers an int32 array over `roster.queues` (-1: nobody); `allocate(...)` takes
+and gives plain names and tuples.
 """
 
 import inspect

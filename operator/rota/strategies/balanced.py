@@ -3,15 +3,16 @@
 What a queue weighs (messages a second, lag) and what a member can carry come from measurement, and measurements lie:
 what is no number, negative or absurd is replaced before it is used, so a lie costs a bounded number of moves.
 
-How good an assignment is, is one number, its cost: the sum over members of carried² / capacity, which is least when all
-are equally full, plus a fine for every queue whose owner is in another room. The decision is greedy, in three steps:
+How good an assignment is, is one number, its cost: the sum over members of carried² / capacity, which is least when
+all are equally full, plus a fine for every queue whose owner is in another room. The decision is greedy, in three
+steps:
 
 1. queues that nobody owns go, heaviest first, to where they add least cost (no move: nobody loses them);
 2. a member without any queue takes one from the fullest member that has two;
 3. single queues move wherever that lowers the cost, until none does. A member's last queue stays.
 
-Steps 2 and 3 end when `maxMoves` queues have been taken from somebody. The cost falls with every move of step 3, so it
-ends, and a second run on the result finds nothing to do.
+Steps 2 and 3 end when `maxMoves` queues have been taken from somebody. The cost falls with every move of step 3, so
+it ends, and a second run on the result finds nothing to do.
 """
 
 import heapq
@@ -117,7 +118,7 @@ class _Scales:
         return moves
 
     def level(self, moves: int) -> None:
-        """Move single queues while that lowers the cost, from the fullest member down, until a whole round moves none."""
+        """Move single queues while that lowers the cost, from the fullest member down, round after round."""
         moved = True
         while moved and moves:
             moved = False
@@ -143,7 +144,7 @@ class _Scales:
                     yield change, queue, taker
 
     def _worth_moving(self, giver: int, taker: int) -> Iterator[Weighed]:
-        """Yield (change of cost, queue) for the queues whose weight is next to the best one, room by room."""
+        """Yield (change of cost, queue) for the queues that weigh nearest to what is best, room by room."""
         slope = 1 / self._capacities[giver] + 1 / self._capacities[taker]
         gap = self._fullness(giver) - self._fullness(taker)
         for held in self._held[giver].values():

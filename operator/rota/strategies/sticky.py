@@ -1,14 +1,14 @@
 """Sticky: the evenest spread over all topics together, and among those the fewest moves.
 
-Let n queues fall on m members, and let c(i) be what member i owns now. In the evenest spread each member owns
-b = n div m queues, and n mod m members own one more. A member with quota q(i) can keep at most min(c(i), q(i)) of its
-queues, and we let it keep exactly that many: K = sum of min(c(i), q(i)) queues stay. Raising a member's quota from b to
-b + 1 adds 1 to K if c(i) > b and nothing otherwise; so giving the larger quotas to members with c(i) > b first makes K as
-large as any evenest spread can have it. Every queue that does not stay either had no owner or has to leave one, so no
-evenest spread moves fewer.
+Let n queues fall on m members, and let c(i) be what member i owns now. In the evenest spread each member owns b = n
+div m queues, and n mod m members own one more. A member with quota q(i) can keep at most min(c(i), q(i)) of its
+queues, and we let it keep exactly that many: K = sum of min(c(i), q(i)) queues stay. Raising a member's quota from b
+to b + 1 adds 1 to K if c(i) > b and nothing otherwise; so giving the larger quotas to members with c(i) > b first
+makes K as large as any evenest spread can have it. Every queue that does not stay either had no owner or has to leave
+one, so no evenest spread moves fewer.
 
-Retry queues are spread after the others, onto members in the order in which they own least; so neither the spread of the
-others nor the whole becomes uneven by more than one.
+Retry queues are spread after the others, onto members in the order in which they own least; so neither the spread of
+the others nor the whole becomes uneven by more than one.
 """
 
 import numpy as np

@@ -23,7 +23,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def a_file(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "it").write_text(text) and None
+    def build(folder: Path) -> None:
+        (folder / "it").write_text(text)
+
+    return build
 
 
 def test_an_entry_is_built_once_and_again_only_for_another_recipe() -> None:
@@ -92,11 +95,11 @@ def test_a_step_that_takes_too_long_is_ended() -> None:
         cache.run(["sleep", "60"], "Waiting", timeout=0.1)
 
 
-def test_a_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_sentence() -> None:
     def fill(_: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(Missing, match="No room left on the disk of .*ROTA_GROUND_CACHE"):
+    with pytest.raises(Missing, match=r"No room left on the disk of .*ROTA_GROUND_CACHE"):
         cache.entry("thing", "recipe", fill)
     with pytest.raises(Missing, match="No room left"):
         cache.run(["sh", "-c", "echo 'write x: no space left on device' >&2; exit 1"], "Building")
@@ -115,7 +118,7 @@ def test_a_really_full_disk_is_one_sentence_too(tmp_path: Path, monkeypatch: pyt
     try:
         monkeypatch.setenv("ROTA_GROUND_CACHE", str(small))
         with pytest.raises(Missing, match="No room left on the disk"):
-            cache.entry("thing", "recipe", lambda folder: (folder / "big").write_bytes(bytes(2**20)) and None)
+            cache.entry("thing", "recipe", a_file("x" * 2**20))
         assert [path.name for path in small.iterdir()] == ["thing.lock"]
     finally:
         subprocess.run(["umount", small], check=True)
@@ -124,7 +127,7 @@ def test_a_really_full_disk_is_one_sentence_too(tmp_path: Path, monkeypatch: pyt
 def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROTA_GROUND_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(Missing, match="cannot be made .*ROTA_GROUND_CACHE"):
+    with pytest.raises(Missing, match=r"cannot be made .*ROTA_GROUND_CACHE"):
         cache.folder()
 
 

@@ -107,7 +107,12 @@ def test_a_note_stays_as_it_was_first_written(standing: Instance) -> None:
 
 
 def test_what_a_killed_test_run_leaves_behind_is_swept_by_the_next(own_home: Path) -> None:
-    run = "from ground import instance\nwith instance.temporary('test') as it:\n it.start('sleeper', ['sleep', '60']); print(it.processes()[0].pid, flush=True); input()"
+    run = """
+from ground.instance import temporary
+with temporary("test") as standing:
+    print(standing.start("sleeper", ["sleep", "60"]).pid, flush=True)
+    input()
+"""
     owner = subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     assert owner.stdout
     assert owner.stdin
