@@ -289,7 +289,7 @@ class RocketMQ:
         """Say which port is busy; one that a killed broker had is free a moment after its end."""
         for port in () if self._prefix else ports:
             try:
-                eventually(partial(_is_free, self.address, port), 5)
+                eventually(partial(_is_free, self.address, port), 2)
             except TimeoutError:
                 raise Missing(
                     f"{program} needs {self.address}:{port}, which is taken; end what listens there"

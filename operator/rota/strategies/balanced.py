@@ -7,7 +7,8 @@ How good an assignment is, is one number, its cost: the sum over members of carr
 all are equally full, plus a fine for every queue whose owner is in another room. The decision is greedy, in three
 steps:
 
-1. queues that nobody owns go, heaviest first, to where they add least cost (no move: nobody loses them);
+1. queues that nobody owns go, heaviest first, to a member of their room that is not yet full, then to where they add
+   least cost (this is no move: nobody loses them);
 2. a member without any queue takes one from the fullest member that has two;
 3. single queues move wherever that lowers the cost, until none does. A member's last queue stays.
 
@@ -87,8 +88,8 @@ class _Scales:
         self._carried = [0.0] * len(capacities)
         self._counts = [0] * len(capacities)
         self._held: list[dict[Room, list[Weighed]]] = [{} for _ in capacities]
-        mean = sum(weights) / sum(capacities)
-        self._clearly, self._fine = mean * CLEARLY, 2 * mean * NEAR
+        self._mean = sum(weights) / sum(capacities)
+        self._clearly, self._fine = self._mean * CLEARLY, 2 * self._mean * NEAR
         self._emptiest: dict[Room, list[tuple[float, float, int]]] = {}  # a heap a room, with stale entries
         for member in range(len(capacities)):
             self._note(member)
@@ -99,9 +100,22 @@ class _Scales:
             if owner != NOBODY:
                 self._give(queue, owner)
         orphans = [queue for queue, owner in enumerate(current) if owner == NOBODY]
-        for queue in sorted(orphans, key=lambda queue: (-self._weights[queue], queue)):
+        orphans.sort(key=lambda queue: (-self._weights[queue], queue))
+        for queue in [queue for queue in orphans if not self._stays_home(queue)]:
             costs = [(self._cost_of_taking(member, queue), member) for member in self._candidates()]
             self._give(queue, min(costs)[1])
+
+    def _stays_home(self, queue: int) -> bool:
+        """Give a queue to a member of its own room, if one has room for it or nothing yet."""
+        home = self._queue_rooms[queue]
+        member = next((member for member in self._candidates() if self._member_rooms[member] == home), None)
+        if home is None or member is None:
+            return False
+        fullness = (self._carried[member] + self._weights[queue]) / self._capacities[member]
+        fits = not self._counts[member] or fullness <= self._mean * (1 + NEAR)
+        if fits:
+            self._give(queue, member)
+        return fits
 
     def feed_the_idle(self, moves: int) -> int:
         """Give each idle member a queue of one that has two; return how many moves are left."""

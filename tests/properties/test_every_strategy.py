@@ -1,0 +1,168 @@
+"""What holds for every strategy on every roster, and what each promises besides."""
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import BROKERS, TOPICS, a_roster, rosters
+from rota.model import NOBODY, RETRY, Roster
+from rota.strategies import STRATEGIES, allocate, prepared
+
+QUEUE_ROOMS = {broker: broker.partition("@")[0] for broker in BROKERS}
+MEMBER_ROOMS = {f"m{number}": f"room{number % 3}" for number in range(9)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Averagely": {},
+    "AveragelyByCircle": {},
+    "ByConfig": {"members": {"m0": [("orders", "plain", 0)], "gone": [("orders", "plain", 1)]}},
+    "ByMachineRoom": {"rooms": ["room1"]},
+    "MachineRoomNearby": {"inner": "Sticky", "queueRooms": QUEUE_ROOMS, "memberRooms": MEMBER_ROOMS},
+    "ConsistentHash": {},
+    "Sticky": {},
+    "Balanced": {"queueRooms": QUEUE_ROOMS, "memberRooms": MEMBER_ROOMS},
+}
+COMPLETE = sorted(set(OPTIONS) - {"ByConfig", "ByMachineRoom"})  # these leave queues to nobody on purpose
+weights = st.one_of(st.none(), st.sampled_from([float("nan"), -1.0, 0.0, 1e12, float("inf")]), st.floats(0, 100))
+
+
+def counts(roster: Roster, owners: Any, *, only: str = "") -> list[int]:
+    """Return how many queues each member owns."""
+    owned = Counter(int(owner) for queue, owner in zip(roster.queues, owners, strict=True) if only in queue.topic)
+    return [owned[member] for member in range(len(roster.members))]
+
+
+def moves(roster: Roster, owners: Any) -> int:
+    """Return how many queues are taken from somebody who is there."""
+    return sum(was not in {NOBODY, now} for was, now in zip(roster.owners, owners, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+@given(roster=rosters())
+def test_it_answers_one_known_owner_or_nobody_for_every_queue(name: str, roster: Roster) -> None:
+    owners = STRATEGIES[name](roster, **_direct(name))
+    assert owners.dtype == np.int32
+    assert len(owners) == len(roster.queues)
+    assert all(NOBODY <= owner < len(roster.members) for owner in owners)
+    if name in COMPLETE:
+        assert NOBODY not in owners
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+@given(roster=rosters(), chance=st.randoms())
+def test_the_order_of_its_inputs_never_matters(name: str, roster: Roster, chance: Any) -> None:
+    queues, members = list(roster.queues), list(roster.members)
+    current = {queue: members[owner] for queue, owner in zip(queues, roster.owners, strict=True) if owner >= 0}
+    expected = allocate(name, queues, members, options=OPTIONS[name], current=current)
+    chance.shuffle(queues)
+    chance.shuffle(members)
+    assert allocate(name, queues, members, options=OPTIONS[name], current=current) == expected
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+@given(roster=rosters())
+def test_its_own_answer_as_present_owners_changes_nothing(name: str, roster: Roster) -> None:
+    first = prepared(name, OPTIONS[name])(roster)
+    current = {queue: roster.members[owner] for queue, owner in zip(roster.queues, first, strict=True) if owner >= 0}
+    again = prepared(name, OPTIONS[name])(Roster.of(roster.queues, roster.members, current))
+    assert list(again) == list(first)
+
+
+@pytest.mark.parametrize("name", ["Averagely", "AveragelyByCircle"])
+@given(roster=rosters())
+def test_each_topic_is_even(name: str, roster: Roster) -> None:
+    owners = STRATEGIES[name](roster)
+    for topic in TOPICS:
+        owned = counts(roster, owners, only=topic)
+        assert max(owned) - min(owned) <= 1
+
+
+@given(roster=rosters())
+def test_sticky_is_even_over_all_topics_together_and_retry_queues_do_not_spoil_it(roster: Roster) -> None:
+    owners = STRATEGIES["Sticky"](roster)
+    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY)
+    others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
+    assert max(everything) - min(everything) <= 1
+    assert max(others) - min(others) <= 1
+
+
+@given(roster=rosters(topics=("orders", "payments"), largest=1))
+def test_sticky_moves_no_more_than_the_best_of_all_even_spreads(roster: Roster) -> None:
+    members, queues = len(roster.members), len(roster.queues)
+    if members**queues > 2_000:
+        return
+    even = (
+        spread
+        for spread in itertools.product(range(members), repeat=queues)
+        if (owned := counts(roster, spread)) and max(owned) - min(owned) <= 1
+    )
+    assert moves(roster, STRATEGIES["Sticky"](roster)) == min(moves(roster, spread) for spread in even)
+
+
+@given(roster=rosters())
+def test_sticky_takes_from_a_member_only_what_is_above_its_share(roster: Roster) -> None:
+    owners = STRATEGIES["Sticky"](roster)
+    owned = counts(roster, owners)
+    for member in range(len(roster.members)):
+        lost = sum(was == member != now for was, now in zip(roster.owners, owners, strict=True))
+        if lost and not any(queue.topic.startswith(RETRY) for queue in roster.queues):
+            assert owned[member] == counts(roster, roster.owners)[member] - lost
+
+
+@given(roster=rosters(), budget=st.integers(0, 8), data=st.data())
+def test_balanced_keeps_its_budget_and_idles_nobody_whatever_the_weights(
+    roster: Roster, budget: int, data: st.DataObject
+) -> None:
+    lies = {queue: data.draw(weights) for queue in roster.queues}
+    carry = {member: data.draw(weights) for member in roster.members}
+    options = {"queueWeights": lies, "memberWeights": carry}
+    limited = STRATEGIES["Balanced"](roster, **options, maxMoves=budget)
+    assert moves(roster, limited) <= budget
+    free = counts(roster, STRATEGIES["Balanced"](roster, **options))
+    assert 0 not in free or max(free) <= 1
+
+
+@given(roster=rosters(topics=("orders", "payments")))
+def test_balanced_without_weights_spreads_counts(roster: Roster) -> None:
+    owned = counts(roster, STRATEGIES["Balanced"](roster))
+    assert max(owned) - min(owned) <= 1
+
+
+@given(queues=st.integers(1, 30), members=st.integers(1, 9))
+def test_balanced_prefers_owners_in_the_queues_room(queues: int, members: int) -> None:
+    listed = [("orders", f"room{number % 2}@b", number) for number in range(2 * queues)]
+    names = [f"m{number}" for number in range(2 * members)]
+    rooms = {"room0@b": "room0", "room1@b": "room1"}
+    homes = {name: f"room{number % 2}" for number, name in enumerate(names)}
+    shares = allocate("Balanced", listed, names, options={"queueRooms": rooms, "memberRooms": homes})
+    assert all(rooms[queue.broker] == homes[member] for member, share in shares.items() for queue in share)
+
+
+@given(weight=st.lists(st.floats(0.1, 10), min_size=1, max_size=30), members=st.integers(1, 6))
+def test_balanced_is_as_even_as_its_heaviest_queue_lets_it(weight: list[float], members: int) -> None:
+    roster = a_roster(len(weight), members)
+    carried = [0.0] * members
+    options = {"queueWeights": dict(zip(roster.queues, weight, strict=True))}
+    for owner, weighs in zip(STRATEGIES["Balanced"](roster, **options), weight, strict=True):
+        carried[owner] += weighs
+    assert max(carried) - min(carried) <= max(weight) * 1.05 + sum(weight) / members * 0.05
+
+
+@given(roster=rosters(), gone=st.integers(0, 8))
+def test_consistent_hash_moves_only_what_the_one_who_left_had(roster: Roster, gone: int) -> None:
+    if len(roster.members) < 2:
+        return
+    leaver = roster.members[gone % len(roster.members)]
+    before = allocate("ConsistentHash", roster.queues, roster.members)
+    after = allocate("ConsistentHash", roster.queues, [name for name in roster.members if name != leaver])
+    assert all(set(before[member]) <= set(after[member]) for member in after)
+
+
+def _direct(name: str) -> dict[str, Any]:
+    options = dict(OPTIONS[name])
+    if name == "MachineRoomNearby":
+        options["inner"] = STRATEGIES[options["inner"]]
+    return options
