@@ -140,6 +140,9 @@ class Instance:
                 start_new_session=True,
             )
         self._children[child.pid] = child
+        # Popen returns a moment before the program is loaded, and until then it has no environment to be known by.
+        while child.poll() is None and not Path(f"/proc/{child.pid}/environ").read_bytes():
+            time.sleep(0.001)
         return Process(child.pid, program, log)
 
     def log(self, program: str) -> Path:

@@ -1,0 +1,31 @@
+"""`python -m bench [NAME...]`: each benchmark runs us and a peer on the same work in one run and prints the ratio."""
+
+import sys
+from collections.abc import Callable, Iterator
+
+from bench import ground, strategies
+from bench.measure import Row
+
+from ground.report import Missing, say
+
+BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {"ground": ground.rows, "strategies": strategies.rows}
+
+
+def main(names: list[str]) -> int:
+    """Run the benchmarks of these names, or all, and print one table each."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"bench: there is no benchmark {unknown[0]}; choose among {', '.join(BENCHMARKS)}.", file=sys.stderr)
+        return 2
+    for name in names or BENCHMARKS:
+        print(f"\n## {name}\n\n| what | ours | peer | ours / peer | target |\n|---|---|---|---|---|")
+        try:
+            for row in BENCHMARKS[name]():
+                print(row, flush=True)
+        except Missing as missing:
+            say(f"{name} is left out: {missing}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

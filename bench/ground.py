@@ -1,0 +1,113 @@
+"""The ground itself: how long people wait for real parts that are in the cache already."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from bench.measure import Row, Sample, timed
+
+from ground.api import Api
+from ground.controlplane import Cluster, ControlPlane
+from ground.instance import temporary
+from ground.local import LocalNode
+from ground.node import RealNode
+from ground.poll import eventually
+from ground.report import Missing, say
+from ground.rocketmq import RocketMQ
+
+# Prints the time at which the mounted file first shows each new content.
+WATCH = """
+import pathlib, sys, time
+file, seen = pathlib.Path(sys.argv[1]), None
+while True:
+    now = file.read_text()
+    if now != seen:
+        print(now, time.time(), flush=True)
+        seen = now
+    time.sleep(0.002)
+"""
+PODS, MAPS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
+
+
+def rows() -> Iterator[Row]:
+    """Measure start-up from cache, and how soon a pod sees a changed ConfigMap on both kinds of node."""
+    yield Row("control plane, nothing to ready", timed(_fresh_control_plane, 5), target="≤ 5 s")
+    yield Row("name server and broker, nothing to ready", timed(_fresh_broker, 3), target="≤ 20 s")
+    real, local = _on_real_node(), _on_local_node()
+    yield Row("ConfigMap in a pod after an annotation patch: local pod, real node", local, real, "≤ 1 s")
+
+
+def _fresh_control_plane() -> None:
+    with temporary("bench-plane") as instance:
+        ControlPlane(instance).up()
+
+
+def _fresh_broker() -> None:
+    with temporary("bench-broker") as instance:
+        RocketMQ(instance).up()
+
+
+def _on_local_node() -> Sample:
+    with temporary("bench") as instance:
+        plane = ControlPlane(instance)
+        plane.up()
+        node = LocalNode(instance, plane)
+        node.up()
+        log = node.log("default", "watcher", "app")
+        return _follows(plane, "python", node.selector, lambda: log.read_text() if log.exists() else "")
+
+
+def _on_real_node() -> Sample | None:
+    try:
+        with temporary("bench-real") as instance:
+            node = RealNode(instance)
+            node.up()
+            return _follows(node, node.build("sidecar"), {}, lambda: node.kubectl("logs", "watcher", check=False))
+    except Missing as missing:
+        say(f"no real node to compare with: {missing}.")
+        return None
+
+
+def _follows(cluster: Cluster, image: str, selector: dict[str, str], log: Callable[[], str]) -> Sample:
+    """Change a ConfigMap ten times, each with an annotation patch, and time until the pod's process sees it."""
+    return Sample(asyncio.run(_delays(cluster, _watcher(image, selector), log)))
+
+
+async def _delays(cluster: Cluster, spec: dict[str, object], log: Callable[[], str]) -> list[float]:
+    async with Api.connect(cluster.kubeconfig) as api:
+        await api.create(MAPS, {"metadata": {"name": "watched"}, "data": {"text": "start"}})
+        await api.create(PODS, {"metadata": {"name": "watcher"}, "spec": spec})
+        eventually(partial(_when, "start", log), 60)
+        delays = []
+        for number in range(10):
+            await api.patch(f"{MAPS}/watched", {"data": {"text": f"text{number}"}})
+            patched = time.time()  # the pod prints its own time: the same clock, on one machine
+            await api.patch(f"{PODS}/watcher", {"metadata": {"annotations": {"poke": str(number)}}})
+            delays.append(eventually(partial(_when, f"text{number}", log), 120) - patched)
+        return delays
+
+
+def _when(text: str, log: Callable[[], str]) -> float:
+    return _seen(text, log())
+
+
+def _seen(text: str, log: str) -> float:
+    """Return when the pod saw this text, 0 if it has not yet."""
+    return next((float(line.split()[1]) for line in log.splitlines() if line.startswith(f"{text} ")), 0)
+
+
+def _watcher(image: str, selector: dict[str, str]) -> dict[str, object]:
+    container = {
+        "name": "app",
+        "image": image,
+        "command": ["python3", "-c", WATCH, "/watched/text"],
+        "volumeMounts": [{"name": "watched", "mountPath": "/watched"}],
+    }
+    volume = {"name": "watched", "configMap": {"name": "watched"}}
+    return {
+        "nodeSelector": selector,
+        "containers": [container],
+        "volumes": [volume],
+        "terminationGracePeriodSeconds": 0,
+    }

@@ -1,0 +1,68 @@
+"""`make demo`: until the operator exists, the ground it is built on, live: a fleet of processes that comes and goes."""
+
+import os
+import sys
+from pathlib import Path
+
+from ground.clusters import cluster_of
+from ground.controlplane import Cluster
+from ground.instance import temporary
+from ground.local import LocalNode
+from ground.report import Missing, say
+from ground.rocketmq import RocketMQ
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "local-app.yaml"
+
+
+def main() -> int:
+    """Stand the ground up, show a fleet on it, take it down."""
+    print("Rota's operator is still being built; this is the ground it is built on, all of it real.\n", flush=True)
+    try:
+        with temporary("demo") as instance:
+            cluster = cluster_of(instance)
+            cluster.up()
+            LocalNode(instance, cluster).up()
+            broker = RocketMQ(instance)
+            broker.up()
+            broker.create_topic("orders", 8)
+            say(f"a RocketMQ name server answers at {broker.name_server}; topic orders has 8 queues")
+            show(cluster)
+    except Missing as missing:
+        print(f"demo: {missing}.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; everything is taken down")
+    return 0
+
+
+def show(cluster: Cluster) -> None:
+    """Apply the example, scale it, kill a pod, and say what became of it."""
+    cluster.kubectl("apply", "-f", str(EXAMPLE))
+    fleet(cluster, "three pods, each a process with an address of its own")
+    cluster.kubectl("scale", "deployment/hello", "--replicas=6")
+    fleet(cluster, "scaled to six")
+    victim = cluster.kubectl("get", "pods", "-l", "app=hello", "-o", "name").split()[0]
+    cluster.kubectl("delete", victim, "--wait=false")
+    fleet(cluster, f"{victim} was deleted and replaced")
+    if not os.environ.get("DEMO_SECONDS"):
+        say(f"KUBECONFIG={cluster.kubeconfig} is yours while this runs; Ctrl-C takes everything down")
+        _wait_for_interrupt()
+
+
+def fleet(cluster: Cluster, title: str) -> None:
+    """Wait until the fleet is whole and print it."""
+    cluster.kubectl("rollout", "status", "deployment/hello", "--timeout=120s")
+    columns = "NAME:.metadata.name,ADDRESS:.status.podIP,PHASE:.status.phase"
+    print(
+        f"\n-- {title}\n{cluster.kubectl('get', 'pods', '-l', 'app=hello', '-o', f'custom-columns={columns}')}",
+        flush=True,
+    )
+
+
+def _wait_for_interrupt() -> None:
+    if sys.stdin.isatty():
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
