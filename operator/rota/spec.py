@@ -1,1 +1,362 @@
-"""A custom resource's body, parsed once; a mistake is a sentence with the field's path."""
+"""A custom resource's body, parsed once; a mistake is a sentence with the field's path.
+
+The CRDs refuse most of this at `kubectl apply` already; here it is refused for files, and whatever came by other ways.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+T = TypeVar("T", bound=Struct)
+
+Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+$")]
+Word = Annotated[str, Meta(min_length=1)]
+Count = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Ranges = Annotated[str, Meta(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+
+ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
+
+
+class Seconds(float):
+    """A duration, written as people write it: 500ms, 30s, 1m."""
+
+    UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}  # noqa: RUF012 - a constant
+
+    @classmethod
+    def parse(cls, text: object) -> "Seconds":
+        """Read a duration; anything else is a sentence."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text) if isinstance(text, str) else None
+        if not found:
+            raise ValueError(f"Expected a duration such as 500ms, 30s or 1m, got {text!r}")
+        return cls(float(found[1]) * cls.UNITS[found[2]])
+
+
+class Mistake(ValueError):  # noqa: N818 - it is the user's word for it
+    """What somebody wrote cannot be meant; the text is one sentence that names the field."""
+
+
+class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """One block of a spec: unknown fields are mistakes, names are camelCase outside."""
+
+
+class Reference(_Part, frozen=True):
+    """A named object in the same namespace."""
+
+    name: Word
+
+
+class Tls(_Part, frozen=True):
+    """How the connection to the broker is secured."""
+
+    enabled: bool = False
+    ca_secret: Reference | None = None
+
+
+class RocketMQ(_Part, frozen=True, rename="camel"):
+    """Where the broker answers."""
+
+    name_servers: Annotated[list[Word], Meta(min_length=1)]
+    credentials_secret: Reference | None = None
+    tls: Tls = Tls()
+
+
+class Broker(_Part, frozen=True):
+    """Which broker a group works with."""
+
+    rocketmq: RocketMQ
+
+
+class Subscription(_Part, frozen=True):
+    """A topic, and which of its messages."""
+
+    topic: Topic
+    expression: Word = "*"
+    type: Literal["Tag", "SQL92"] = "Tag"
+
+
+class StartFrom(_Part, frozen=True):
+    """Where a queue begins that nobody of the group has read yet."""
+
+    position: Literal["Latest", "Earliest", "Timestamp"] = "Latest"
+    timestamp: str | None = None
+
+
+class Push(_Part, frozen=True):
+    """How the sidecar posts messages to the app."""
+
+    port: Port = 8080
+    path: Annotated[str, Meta(pattern="^/")] = "/"
+    timeout: Seconds = Seconds(30)
+    concurrency: Count = 16
+    max_batch: Count = 1
+
+
+class Pull(_Part, frozen=True):
+    """How the app asks the sidecar for messages."""
+
+    visibility_timeout: Seconds = Seconds(30)
+
+
+class Retry(_Part, frozen=True):
+    """How often a message is tried before it goes to the dead-letter topic; -1: for ever."""
+
+    max_attempts: Annotated[int, Meta(ge=-1)] | None = None
+
+
+class Buffer(_Part, frozen=True):
+    """How much a member reads ahead."""
+
+    messages_per_queue: Count = 1000
+    mebibytes_per_queue: Count = 100
+    messages_per_topic: Count | None = None
+    mebibytes_per_topic: Count | None = None
+
+
+class Delivery(_Part, frozen=True):
+    """How messages reach the app."""
+
+    mode: Literal["Push", "Pull"] = "Push"
+    push: Push = Push()
+    pull: Pull = Pull()
+    retry: Retry = Retry()
+    buffer: Buffer = Buffer()
+
+
+class Rollout(_Part, frozen=True):
+    """How fast a fleet is replaced."""
+
+    max_surge: int | str = 1
+    max_unavailable: int | str = 0
+
+
+class Sidecar(_Part, frozen=True):
+    """The sidecar's container."""
+
+    resources: dict[str, Any] = {}
+    auto_upgrade: bool = False
+
+
+class GroupSpec(_Part, frozen=True):
+    """What a ConsumerGroup asks for."""
+
+    broker: Broker
+    subscriptions: Annotated[list[Subscription], Meta(min_length=1)]
+    group: Word | None = None
+    message_model: Literal["Clustering", "Broadcasting"] = "Clustering"
+    ordering: Literal["Concurrent", "Orderly"] = "Concurrent"
+    start_from: StartFrom = StartFrom()
+    delivery: Delivery = Delivery()
+    replicas: Annotated[int, Meta(ge=0)] | None = None
+    template: dict[str, Any] | None = None
+    rollout: Rollout = Rollout()
+    sidecar: Sidecar = Sidecar()
+    policy_ref: Reference | None = None
+    paused: bool = False
+
+    @property
+    def orderly(self) -> bool:
+        """Whether each queue's messages are delivered one after another."""
+        return self.ordering == "Orderly"
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a message is tried; Orderly groups never skip one unless told to."""
+        given = self.delivery.retry.max_attempts
+        return given if given is not None else (-1 if self.orderly else 16)
+
+
+class QueueRange(_Part, frozen=True):
+    """Some queues of one topic on one broker."""
+
+    topic: Topic
+    broker: Word
+    ids: Ranges
+
+
+class ConfiguredMember(_Part, frozen=True):
+    """The queues of the member with this index among the sorted names (pod names change with every rollout)."""
+
+    index: Annotated[int, Meta(ge=0)]
+    queues: list[QueueRange]
+
+
+class BrokerRoom(_Part, frozen=True):
+    """The room a broker stands in."""
+
+    broker: Word
+    room: Word
+
+
+class ByConfig(_Part, frozen=True):
+    """Options of the strategy ByConfig."""
+
+    members: Annotated[list[ConfiguredMember], Meta(min_length=1)]
+
+
+class ByMachineRoom(_Part, frozen=True):
+    """Options of the strategy ByMachineRoom."""
+
+    rooms: Annotated[list[Word], Meta(min_length=1)]
+
+
+class MachineRoomNearby(_Part, frozen=True):
+    """Options of the strategy MachineRoomNearby."""
+
+    room_label: Word
+    brokers: Annotated[list[BrokerRoom], Meta(min_length=1)]
+    inner: Literal["Averagely", "AveragelyByCircle", "ConsistentHash", "Sticky"] = "Averagely"
+
+
+class ConsistentHash(_Part, frozen=True):
+    """Options of the strategy ConsistentHash."""
+
+    virtual_nodes: Count = 10
+
+
+class Balanced(_Part, frozen=True):
+    """Options of the strategy Balanced."""
+
+    room_label: Word | None = None
+    brokers: list[BrokerRoom] = []
+    weight_label: Word | None = None
+
+
+class Custom(_Part, frozen=True):
+    """Options of the strategy Custom."""
+
+    name: Word
+    options: dict[str, Any] = {}
+
+
+class Options(_Part, frozen=True):
+    """One block a strategy that has options."""
+
+    by_config: ByConfig | None = None
+    by_machine_room: ByMachineRoom | None = None
+    machine_room_nearby: MachineRoomNearby | None = None
+    consistent_hash: ConsistentHash | None = None
+    balanced: Balanced | None = None
+    custom: Custom | None = None
+
+
+class Handover(_Part, frozen=True):
+    """How queues move."""
+
+    mode: Literal["Cooperative", "Immediate"] = "Cooperative"
+    drain_timeout: Seconds = Seconds(30)
+    lost_after: Seconds = Seconds(10)
+
+
+class Triggers(_Part, frozen=True):
+    """When a group is looked at again."""
+
+    debounce: Seconds = Seconds(0.5)
+    resync: Seconds = Seconds(20)
+    unready_grace: Seconds = Seconds(10)
+
+
+class Budget(_Part, frozen=True):
+    """How many queues may move in a stretch of time."""
+
+    max_moves: Annotated[int, Meta(ge=0)]
+    per: Seconds = Seconds(60)
+
+
+StrategyName = Literal[
+    "Averagely",
+    "AveragelyByCircle",
+    "ByConfig",
+    "ByMachineRoom",
+    "MachineRoomNearby",
+    "ConsistentHash",
+    "Sticky",
+    "Balanced",
+    "Custom",
+]
+
+
+class PolicySpec(_Part, frozen=True):
+    """The user's rules for a group's rebalances; the defaults are those of a group without a policy."""
+
+    strategy: StrategyName = "Averagely"
+    options: Options = Options()
+    handover: Handover = Handover()
+    triggers: Triggers = Triggers()
+    budget: Budget | None = None
+    paused: bool = False
+
+
+def group_spec(body: Mapping[str, Any]) -> GroupSpec:
+    """Parse a ConsumerGroup's `spec`."""
+    spec = _parse(body, GroupSpec)
+    for holds, sentence in _group_rules(spec):
+        if not holds:
+            raise Mistake(sentence)
+    return spec
+
+
+def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
+    """Parse a RebalancePolicy's `spec`."""
+    spec = _parse(body, PolicySpec)
+    own = spec.strategy[0].lower() + spec.strategy[1:]
+    given = msgspec.to_builtins(spec.options)
+    for block in [name for name, value in given.items() if value is not None and name != own]:
+        raise Mistake(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
+    if own in _NEEDED and given[own] is None:
+        raise Mistake(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
+    return spec
+
+
+_NEEDED = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}
+
+
+def _group_rules(spec: GroupSpec) -> Sequence[tuple[bool, str]]:
+    topics = [subscription.topic for subscription in spec.subscriptions]
+    position, timestamp = spec.start_from.position, spec.start_from.timestamp
+    return [
+        (
+            len(set(topics)) == len(topics),
+            "spec.subscriptions names a topic twice; join the two expressions with ||",
+        ),
+        (
+            not (spec.orderly and spec.delivery.mode == "Pull"),
+            "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering",
+        ),
+        (
+            not spec.orderly or spec.delivery.push.timeout <= ORDERLY_TIMEOUT,
+            "spec.delivery.push.timeout may be at most 30s in an Orderly group, whose queue locks live 60s",
+        ),
+        (
+            timestamp is None or position == "Timestamp",
+            f"spec.startFrom.timestamp goes with position Timestamp, not with {position}",
+        ),
+        (
+            spec.replicas is None or spec.template is not None,
+            "spec.replicas goes with spec.template; without one somebody else runs the pods and scales them",
+        ),
+    ]
+
+
+def _parse(body: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(body.get("spec") or {}, kind, dec_hook=_duration)
+    except msgspec.ValidationError as error:
+        raise Mistake(_sentence(str(error))) from None
+
+
+def _duration(kind: type[Any], value: object) -> object:
+    if kind is Seconds:
+        return Seconds.parse(value)
+    raise NotImplementedError
+
+
+def _sentence(told: str) -> str:
+    """Say msgspec's message with the path first: what people look for is the field."""
+    message, _, path = told.partition(" - at ")
+    where = "spec" + path.strip("`").removeprefix("$")
+    return f"{where}: {message[0].lower()}{message[1:]}".replace("`", "")
