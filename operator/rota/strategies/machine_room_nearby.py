@@ -22,10 +22,11 @@ def machine_room_nearby(
 
     Each such room is assigned by itself, in the order of room names, so low names get one more of each.
     """
+    by_room = _runs_by_room(roster, queueRooms)
     at_home = _members_by_room(roster, memberRooms)
     everybody = list(range(len(roster.members)))
     owners = nobody(len(roster.queues))
-    for room, runs in sorted(_runs_by_room(roster, queueRooms).items(), key=lambda item: java_order(item[0])):
+    for room, runs in sorted(by_room.items(), key=lambda item: java_order(item[0])):
         members = at_home.get(room, everybody)
         back = np.array([*members, NOBODY], dtype=np.int32)  # an owner of -1 finds the last one, which is -1
         owners[of_runs(runs)] = back[inner(_part(roster, runs, members))]

@@ -1,0 +1,91 @@
+"""Custom resources, parsed: what people get without saying it, and the sentence for every mistake."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rota.spec import Mistake, PolicySpec, group_spec, policy_spec
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+LEAST: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
+
+
+def a_group(**changed: Any) -> dict[str, Any]:
+    return {"spec": LEAST | changed}
+
+
+def test_what_a_group_does_not_say_has_a_default() -> None:
+    spec = group_spec(a_group())
+    assert (spec.message_model, spec.ordering, spec.delivery.mode) == ("Clustering", "Concurrent", "Push")
+    assert (spec.delivery.push.timeout, spec.delivery.buffer.messages_per_queue) == (30.0, 1000)
+    assert spec.subscriptions[0].expression == "*"
+    assert spec.max_attempts == 16
+
+
+def test_an_orderly_group_tries_for_ever_unless_told_otherwise() -> None:
+    assert group_spec(a_group(ordering="Orderly")).max_attempts == -1
+    assert group_spec(a_group(ordering="Orderly", delivery={"retry": {"maxAttempts": 3}})).max_attempts == 3
+
+
+def test_what_a_policy_does_not_say_has_a_default() -> None:
+    spec = policy_spec({})
+    assert spec == PolicySpec()
+    assert (spec.strategy, spec.handover.mode, spec.triggers.resync) == ("Averagely", "Cooperative", 20.0)
+
+
+def test_the_examples_are_understood() -> None:
+    kinds = {"ConsumerGroup": group_spec, "RebalancePolicy": policy_spec}
+    documents = [body for path in EXAMPLES.glob("*.yaml") for body in yaml.safe_load_all(path.read_text())]
+    assert [kinds[body["kind"]](body) for body in documents if body["kind"] in kinds]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"replicas": "three", "template": {}}, "spec.replicas: expected int"),
+        ({"replicas": 3}, "spec.replicas goes with spec.template"),
+        ({"subscriptions": []}, "spec.subscriptions: expected array of length >= 1"),
+        ({"subscriptions": [{"topic": "a b"}]}, r"spec.subscriptions\[0\].topic: expected str matching regex"),
+        ({"subscriptions": [{"topic": "a"}, {"topic": "a"}]}, "spec.subscriptions names a topic twice"),
+        ({"colour": 1}, "spec: object contains unknown field colour"),
+        ({"delivery": {"push": {"timeout": 30}}}, "spec.delivery.push.timeout: expected a duration such as 500ms"),
+        ({"delivery": {"push": {"timeout": "1 week"}}}, "spec.delivery.push.timeout: expected a duration"),
+        (
+            {"delivery": {"mode": "Pull"}, "ordering": "Orderly"},
+            "spec.delivery.mode Pull works with ordering Concurrent",
+        ),
+        (
+            {"delivery": {"push": {"timeout": "31s"}}, "ordering": "Orderly"},
+            "spec.delivery.push.timeout may be at most",
+        ),
+        ({"startFrom": {"timestamp": "2026-01-01T00:00:00Z"}}, "spec.startFrom.timestamp goes with position Timestamp"),
+        ({"broker": {"rocketmq": {"nameServers": []}}}, "spec.broker.rocketmq.nameServers: expected array"),
+    ],
+)
+def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Mistake, match=f"^{sentence}"):
+        group_spec(a_group(**changed))
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"strategy": "Stick"}, "spec.strategy: invalid enum value 'Stick'"),
+        ({"strategy": "Custom"}, "spec.options.custom is missing: strategy Custom cannot work without it"),
+        (
+            {"strategy": "Sticky", "options": {"balanced": {}}},
+            "spec.options.balanced does not belong to strategy Sticky",
+        ),
+        ({"budget": {"maxMoves": -1}}, "spec.budget.maxMoves: expected int >= 0"),
+        ({"handover": {"mode": "Quick"}}, "spec.handover.mode: invalid enum value 'Quick'"),
+        (
+            {"strategy": "ByConfig", "options": {"byConfig": {"members": [{"index": 0, "queues": [{"topic": "t"}]}]}}},
+            r"spec.options.byConfig.members\[0\].queues\[0\]: object missing required field broker",
+        ),
+    ],
+)
+def test_a_mistake_in_a_policy_is_a_sentence_with_the_field(spec: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Mistake, match=f"^{sentence}"):
+        policy_spec({"spec": spec})
