@@ -201,7 +201,8 @@ class ControlPlane(Cluster):
     def _scheduler_ready(self) -> bool:
         trust = ssl.create_default_context()
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # it signs its own certificate
-        return _get(f"https://{self.address}:{self._port('kube-scheduler', _SECURE_PORTS['kube-scheduler'])}/readyz", trust)
+        port = self._port("kube-scheduler", _SECURE_PORTS["kube-scheduler"])
+        return _get(f"https://{self.address}:{port}/readyz", trust)
 
 
 def _get(url: str, trust: ssl.SSLContext) -> bool:

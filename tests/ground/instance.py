@@ -141,7 +141,7 @@ class Instance:
             )
         self._children[child.pid] = child
         # Popen returns a moment before the program is loaded, and until then it has no environment to be known by.
-        while child.poll() is None and not Path(f"/proc/{child.pid}/environ").read_bytes():
+        while child.poll() is None and not _environment(child.pid):
             time.sleep(0.001)
         return Process(child.pid, program, log)
 
@@ -182,9 +182,9 @@ class Instance:
             if line not in notes.readlines():
                 notes.write(line)
 
-    def down(self) -> None:
+    def down(self, *, grace: float = 3) -> None:
         """End every process of this instance and remove all that was made; its address block is free again."""
-        self._end(self.processes, grace=3)
+        self._end(self.processes, grace)
         notes = self.folder / "at-down"
         for line in reversed(notes.read_text().splitlines() if notes.exists() else []):
             subprocess.run(json.loads(line), capture_output=True, check=False)  # it may never have been made
@@ -192,12 +192,14 @@ class Instance:
 
     def _end(self, remaining: Callable[[], list[Process]], grace: float) -> None:
         deadline = time.monotonic() + grace
-        for process in remaining():
+        ending = remaining()
+        for process in ending:
             process.signal(signal.SIGTERM)
             process.signal(signal.SIGCONT)  # a stopped process hears no SIGTERM
-        while left := remaining():
+        # One that is about to end has no environment any more, but may still hold files, cgroups and addresses.
+        while ending := [*remaining(), *(process for process in ending if process.alive)]:
             if time.monotonic() > deadline:
-                for process in left:
+                for process in ending:
                     process.signal(signal.SIGKILL)
             time.sleep(0.02)
         self._reap()
@@ -258,12 +260,18 @@ def _tagged() -> list[tuple[int, str]]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            tag = next((variable for variable in variables if variable.startswith(mark)), None)
-            if tag and _state(int(entry.name)) not in _ENDED:
-                found.append((_age(entry), int(entry.name), tag[len(mark) :].decode()))
+        variables = _environment(int(entry.name)).split(b"\0")
+        tag = next((variable for variable in variables if variable.startswith(mark)), None)
+        if tag and _state(int(entry.name)) not in _ENDED:
+            found.append((_age(entry), int(entry.name), tag[len(mark) :].decode()))
     return [(pid, tag) for _, pid, tag in sorted(found)]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it is ending, or somebody else's
+        return b""
 
 
 def _stat(pid: int) -> list[str]:

@@ -1,0 +1,116 @@
+"""A namespace of its own for one test, and short words for what tests do in it."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ground.api import Api, ApiError, Object
+from ground.local import LocalNode
+from ground.poll import soon
+
+_COLLECTIONS = {
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+}
+
+
+@dataclass(frozen=True)
+class Space:
+    """A namespace whose pods run on the local node."""
+
+    api: Api
+    node: LocalNode
+    name: str
+
+    def path(self, kind: str, name: str = "") -> str:
+        """Return the path of an object, or of the collection."""
+        return _COLLECTIONS[kind].format(self.name) + (f"/{name}" if name else "")
+
+    async def make(self, kind: str, name: str, **rest: Object) -> Object:
+        """Create an object."""
+        version = "apps/v1" if kind == "Deployment" else "v1"
+        body = {"apiVersion": version, "kind": kind, "metadata": {"name": name, **rest.pop("metadata", {})}, **rest}
+        return await self.api.create(self.path(kind), body)
+
+    async def pod(self, name: str, *containers: Object, annotations: Object | None = None, **spec: object) -> Object:
+        """Create a pod for the local node; its containers' images are not needed."""
+        return await self.make(
+            "Pod", name, metadata={"annotations": annotations or {}}, spec=self.spec(*containers, **spec)
+        )
+
+    def spec(self, *containers: Object, **spec: object) -> Object:
+        """Return the spec of a pod for the local node."""
+        return {"nodeSelector": self.node.selector, "containers": list(containers), **spec}
+
+    async def until(self, holds: Callable[[Object], bool], name: str, kind: str = "Pod", seconds: float = 60) -> Object:
+        """Wait until an object is as wanted, and return it."""
+        found: Object = {}
+        try:
+            async with asyncio.timeout(seconds):
+                while not (found and holds(found)):
+                    await asyncio.sleep(0.05 if found else 0)
+                    found = await self.api.get(self.path(kind, name))
+        except TimeoutError:
+            raise AssertionError(f"{kind} {name} did not become as wanted: {found.get('status')}") from None
+        return found
+
+    async def gone(self, name: str, kind: str = "Pod", seconds: float = 60) -> None:
+        """Wait until an object does not exist any more."""
+        with contextlib.suppress(ApiError):
+            await self.until(lambda _: False, name, kind, seconds)
+
+    def log(self, pod: str, container: str = "app") -> list[str]:
+        """Return the lines that a container of a local pod has written so far."""
+        path = self.node.log(self.name, pod, container)
+        return path.read_text().splitlines() if path.exists() else []
+
+    async def logged(self, line: str, pod: str, container: str = "app") -> None:
+        """Wait until a container has written this line."""
+        await self.eventually(lambda: line in self.log(pod, container))
+
+    @staticmethod
+    async def eventually(holds: Callable[[], bool]) -> None:
+        """Wait until something holds that nobody tells of."""
+
+        async def ask() -> bool:
+            return holds()
+
+        await soon(ask)
+
+    def volume(self, pod: Object, name: str) -> Path:
+        """Return where a volume of a local pod lies."""
+        uid: str = pod["metadata"]["uid"]
+        return self.node.log(self.name, pod["metadata"]["name"], "").parent / uid[:8] / "volumes" / name
+
+
+@contextlib.asynccontextmanager
+async def space(api: Api, node: LocalNode) -> AsyncIterator[Space]:
+    """Make a namespace that can take pods; delete it afterwards."""
+    name = f"t-{secrets.token_hex(3)}"
+    await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    made = Space(api, node, name)
+    try:
+        async with asyncio.timeout(30):
+            while not await api.list(f"/api/v1/namespaces/{name}/serviceaccounts"):  # noqa: ASYNC110 - polling will do
+                await asyncio.sleep(0.05)
+        yield made
+    finally:
+        await api.delete(f"/api/v1/namespaces/{name}")
+
+
+def is_ready(found: Object) -> bool:
+    """Whether a pod is Ready."""
+    conditions = found.get("status", {}).get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def container(found: Object, name: str = "app") -> Object:
+    """Return the status of a pod's container, an empty one if there is none yet."""
+    status = found.get("status", {})
+    both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return next((entry for entry in both if entry["name"] == name), {"state": {}, "lastState": {}, "restartCount": 0})

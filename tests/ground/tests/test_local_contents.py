@@ -1,0 +1,170 @@
+"""What a local pod's containers find: variables, files, tokens."""
+
+import json
+import re
+from pathlib import Path
+
+from ground.api import Object
+from ground.space import Space, container, is_ready
+
+REPORT = "import json, os, sys; print(json.dumps({'env': dict(os.environ), 'argv': sys.argv[1:]}), flush=True)"
+TOKEN = """
+import json, os, ssl, sys, urllib.request
+folder = sys.argv[1]
+server = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
+token, trust = open(f"{folder}/token").read(), ssl.create_default_context(cafile=f"{folder}/ca.crt")
+body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+request = urllib.request.Request(server + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+request.add_header("Authorization", f"Bearer {token}")
+print(json.load(urllib.request.urlopen(request, context=trust))["status"]["userInfo"]["username"], flush=True)
+"""
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def app(*command: str, **rest: object) -> Object:
+    return {"name": "app", "image": "none", "command": list(command), **rest}
+
+
+def variable(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def mounted(volume: str, at: str) -> Object:
+    return {"volumeMounts": [{"name": volume, "mountPath": at}]}
+
+
+def done(pod: Object) -> bool:
+    return pod["status"].get("phase") in {"Succeeded", "Failed"}
+
+
+async def test_variables_come_from_values_objects_and_the_pod_itself(space: Space) -> None:
+    await space.make("ConfigMap", "settings", data={"colour": "red", "size": "5"})
+    await space.make("Secret", "secrets", stringData={"password": "pa$$word"})
+    env = [
+        {"name": "GREETING", "value": "hello $(PRE_size) $(NOBODY) $$(PRE_size)"},
+        {"name": "COLOUR", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "colour"}}},
+        {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "secrets", "key": "password"}}},
+        {"name": "NOTHING", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "x", "optional": True}}},
+        variable("POD", "metadata.name"), variable("UID", "metadata.uid"), variable("IP", "status.podIP"),
+        variable("NODE", "spec.nodeName"), variable("NOTE", "metadata.annotations['a/note']"),
+    ]  # fmt: skip
+    said = app("python", "-c", REPORT, args=["$(COLOUR)", "$$(COLOUR)", "$(NOBODY)"], env=env)
+    said["envFrom"] = [{"prefix": "PRE_", "configMapRef": {"name": "settings"}}]
+    await space.pod("env", said, annotations={"a/note": "noted"}, restartPolicy="Never")
+    pod = await space.until(done, "env")
+    report = json.loads(space.log("env")[0])
+    found = report["env"]
+    assert report["argv"] == ["red", "$(COLOUR)", "$(NOBODY)"]
+    assert found["GREETING"] == "hello 5 $(NOBODY) $(PRE_size)"
+    assert (found["COLOUR"], found["PASSWORD"], found["NOTE"]) == ("red", "pa$$word", "noted")
+    assert (found["POD"], found["UID"], found["NODE"]) == ("env", pod["metadata"]["uid"], space.node.name)
+    assert found["IP"] == found["ROTA_LOCAL"] == pod["status"]["podIP"]
+    assert "NOTHING" not in found
+    assert "PYTEST_CURRENT_TEST" not in found
+    assert Path(found["TMPDIR"]).is_relative_to(Path(found["HOME"]))
+
+
+async def test_the_service_account_token_opens_the_api_server(space: Space) -> None:
+    await space.pod("account", app("python", "-c", TOKEN, ACCOUNT), restartPolicy="Never")
+    await space.until(done, "account")
+    assert space.log("account") == [f"system:serviceaccount:{space.name}:default"]
+
+
+async def test_a_config_map_volume_is_laid_out_as_the_kubelet_does(space: Space) -> None:
+    await space.make("ConfigMap", "settings", data={"a": "1", "b": "2"}, binaryData={"raw": "AP8="})
+    volume = {"name": "etc", "configMap": {"name": "settings", "defaultMode": 0o600}}
+    await space.pod("files", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
+    folder = space.volume(await space.until(is_ready, "files"), "etc")
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("..")) == ["a", "b", "raw"]
+    assert str((folder / "a").readlink()) == "..data/a"
+    assert re.fullmatch(r"\.\.\d{4}(_\d\d){5}\.\w+", str((folder / "..data").readlink()))
+    assert (folder / "raw").read_bytes() == b"\0\xff"
+    assert (folder / "a").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_config_map_change_is_seen_in_the_file_when_an_annotation_changes(space: Space) -> None:
+    await space.make("ConfigMap", "settings", data={"text": "old", "gone": "x"})
+    show = "until grep -q new /etc/x/text; do sleep 0.02; done; echo seen; exec sleep 600"
+    volume = {"name": "etc", "configMap": {"name": "settings"}}
+    await space.pod("watching", app("sh", "-c", show, **mounted("etc", "/etc/x")), volumes=[volume])
+    folder = space.volume(await space.until(is_ready, "watching"), "etc")
+    before = (folder / "..data").readlink()
+    await space.api.patch(space.path("ConfigMap", "settings"), {"data": {"text": "new", "gone": None, "fresh": "y"}})
+    await space.api.patch(space.path("Pod", "watching"), {"metadata": {"annotations": {"poke": "1"}}})
+    await space.logged("seen", "watching")
+    assert (folder / "..data").readlink() != before
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("..")) == ["fresh", "text"]
+    assert not (folder / before).exists()
+
+
+async def test_a_terminating_pods_files_do_not_change_any_more(space: Space) -> None:
+    await space.make("ConfigMap", "settings", data={"text": "old"})
+    # It stays until it is let go; a live pod beside it shows when the change had its chance.
+    last = "trap 'echo told' TERM; echo began; until test -e $HOME/go; do sleep 0.05; done"
+    volume = {"name": "etc", "configMap": {"name": "settings"}}
+    for name in ("ending", "live"):
+        await space.pod(name, app("sh", "-c", last, **mounted("etc", "/etc/x")), volumes=[volume])
+    ending, live = [await space.until(is_ready, name) for name in ("ending", "live")]
+    for name in ("ending", "live"):
+        await space.logged("began", name)
+    await space.api.delete(space.path("Pod", "ending"))
+    await space.logged("told", "ending")
+    await space.api.patch(space.path("ConfigMap", "settings"), {"data": {"text": "new"}})
+    for name in ("ending", "live"):
+        await space.api.patch(space.path("Pod", name), {"metadata": {"annotations": {"poke": "1"}}})
+    followed = space.volume(live, "etc") / "text"
+    await space.eventually(lambda: followed.read_text() == "new")
+    assert (space.volume(ending, "etc") / "text").read_text() == "old"
+    (space.volume(ending, "etc").parent.parent / "app" / "go").touch()
+    await space.gone("ending")
+
+
+async def test_a_missing_config_map_holds_a_pod_until_it_is_there(space: Space) -> None:
+    volume = {"name": "etc", "configMap": {"name": "late"}}
+    await space.pod("patient", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
+    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "patient")
+    assert container(pod)["state"]["waiting"]["reason"] == "ContainerCreating"
+    assert 'configmap "late" not found' in container(pod)["state"]["waiting"]["message"]
+    await space.make("ConfigMap", "late", data={"text": "here"})
+    await space.until(is_ready, "patient")
+
+
+async def test_a_pod_that_waits_can_be_deleted(space: Space) -> None:
+    volume = {"name": "etc", "configMap": {"name": "never"}}
+    await space.pod("held", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
+    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "held")
+    assert "podIP" not in pod["status"]
+    await space.api.delete(space.path("Pod", "held"))
+    await space.gone("held")
+
+
+async def test_a_missing_secret_of_a_variable_holds_its_container(space: Space) -> None:
+    ref = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "late", "key": "key"}}}
+    await space.pod("waiting", app("sleep", "600", env=[ref]))
+    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "waiting")
+    assert container(pod)["state"]["waiting"]["reason"] == "CreateContainerConfigError"
+    await space.make("Secret", "late", stringData={"key": "k"})
+    await space.until(is_ready, "waiting")
+
+
+async def test_projected_and_downward_files_follow_the_pod(space: Space) -> None:
+    await space.make("ConfigMap", "settings", data={"a": "1", "b": "2"})
+    sources = [
+        {"configMap": {"name": "settings", "items": [{"key": "a", "path": "sub/first"}]}},
+        {"secret": {"name": "absent", "optional": True}},
+        {"downwardAPI": {"items": [{"path": "notes", "fieldRef": {"fieldPath": "metadata.annotations"}}]}},
+        {"serviceAccountToken": {"path": "token", "audience": "rota", "expirationSeconds": 600}},
+    ]
+    volumes = [{"name": "all", "projected": {"sources": sources}}, {"name": "own", "emptyDir": {"medium": "Memory"}}]
+    show = (
+        "ls /all/sub; echo mine > /own/file; cat /own/file; until grep -q two /all/notes; do sleep 0.05; done; echo two"
+    )
+    mounts = [{"name": "all", "mountPath": "/all"}, {"name": "own", "mountPath": "/own/"}]
+    await space.pod("mixed", app("sh", "-c", show, volumeMounts=mounts), annotations={"n": "one"}, volumes=volumes)
+    pod = await space.until(is_ready, "mixed")
+    assert (space.volume(pod, "all") / "notes").read_text() == 'n="one"'
+    assert (space.volume(pod, "all") / "token").read_text().count(".") == 2
+    await space.api.patch(space.path("Pod", "mixed"), {"metadata": {"annotations": {"n": "two"}}})
+    await space.logged("two", "mixed")
+    assert space.log("mixed")[:2] == ["first", "mine"]

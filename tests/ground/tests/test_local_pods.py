@@ -1,0 +1,238 @@
+"""The life of local pods: start order, probes, restarts, the end."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from ground.api import Object
+from ground.local.processes import VARIABLE
+from ground.space import Space, container, is_ready
+
+SLEEP = ["sh", "-c", "echo began; exec sleep 600"]
+# Ends at SIGTERM, writing when; `exec` would not do, for a shell ignores traps while a child runs in front.
+POLITE = """
+stamp() { echo "$1 $(date +%s%N)"; }
+trap 'stamp told; sleep 0.2; stamp ended; exit 0' TERM
+stamp began; touch began
+while :; do sleep 0.05; done
+"""
+SERVER = """
+import http.server, os
+http.server.HTTPServer((os.environ["ROTA_LOCAL"], 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def app(command: list[str], name: str = "app", **rest: object) -> Object:
+    return {"name": name, "image": "none", "command": command, **rest}
+
+
+def times(lines: list[str]) -> dict[str, int]:
+    pairs = [line.split() for line in lines]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+
+
+async def began(space: Space, pod: str, *containers: str) -> None:
+    """Wait until containers have come so far that they hear SIGTERM."""
+    for name in containers:
+        await space.eventually(lambda name=name: "began" in times(space.log(pod, name)))
+
+
+def marked(folder: Path) -> int:
+    """Return how many processes belong to containers below a folder (signal 0 would not tell children apart)."""
+    mark = f"{VARIABLE}={folder}".encode()
+    found = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            found += entry.name.isdigit() and mark in (entry / "environ").read_bytes()
+        except OSError:
+            continue
+    return found
+
+
+def pods_folder(space: Space) -> Path:
+    return space.node.folder / "pods" / f"{space.name}_"
+
+
+async def no_process_left(space: Space) -> None:
+    await space.eventually(lambda: not marked(pods_folder(space)))
+
+
+async def test_a_deployment_of_local_pods_becomes_ready(space: Space) -> None:
+    labels = {"app": "web"}
+    template = {"metadata": {"labels": labels}, "spec": space.spec(app(SLEEP))}
+    await space.make(
+        "Deployment", "web", spec={"replicas": 3, "selector": {"matchLabels": labels}, "template": template}
+    )
+    deployment = await space.until(lambda it: it["status"].get("availableReplicas") == 3, "web", "Deployment")
+    assert deployment["status"]["readyReplicas"] == 3
+    pods = await space.api.list(space.path("Pod"))
+    assert {pod["status"]["phase"] for pod in pods} == {"Running"}
+    assert len({pod["status"]["podIP"] for pod in pods}) == 3
+    assert all(pod["status"]["podIP"].startswith(f"{space.node.instance.block}.") for pod in pods)
+
+
+async def test_a_readiness_probe_reaches_a_server_on_the_pods_own_address(space: Space) -> None:
+    probe = {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 1}
+    served = app(["python", "-c", SERVER], readinessProbe=probe, ports=[{"name": "http", "containerPort": 8080}])
+    for name in ("one", "two"):  # the same port: each has its own address
+        await space.pod(name, served)
+    pods = [await space.until(is_ready, name) for name in ("one", "two")]
+    assert pods[0]["status"]["podIP"] != pods[1]["status"]["podIP"]
+    silent = app(SLEEP, readinessProbe=probe, ports=[{"name": "http", "containerPort": 8080}])
+    await space.pod("silent", silent)
+    pod = await space.until(lambda it: it["status"]["phase"] == "Running", "silent")
+    assert not is_ready(pod)
+    ready = next(c for c in pod["status"]["conditions"] if c["type"] == "Ready")
+    assert ready["message"] == "containers with unready status: [app]"
+
+
+async def test_a_native_sidecar_starts_before_its_app_and_outlives_it(space: Space) -> None:
+    probe = {"exec": {"command": ["test", "-e", "began"]}, "periodSeconds": 1}
+    sidecar = app(["sh", "-c", POLITE], "sidecar", restartPolicy="Always", startupProbe=probe)
+    await space.pod("pair", app(["sh", "-c", POLITE]), initContainers=[sidecar])
+    await began(space, "pair", "sidecar", "app")
+    await space.api.delete(space.path("Pod", "pair"))
+    await space.gone("pair")
+    first, second = times(space.log("pair", "sidecar")), times(space.log("pair"))
+    assert first["began"] < second["began"] < second["told"] < second["ended"] < first["told"] < first["ended"]
+
+
+async def test_init_containers_run_to_their_end_one_after_another(space: Space) -> None:
+    step = "echo began $(date +%s%N); sleep 0.2; echo ended $(date +%s%N)"
+    inits = [app(["sh", "-c", step], name) for name in ("first", "second")]
+    await space.pod("steps", app(["sh", "-c", step]), initContainers=inits, restartPolicy="Never")
+    await space.until(lambda it: it["status"].get("phase") == "Succeeded", "steps")
+    first, second, last = (times(space.log("steps", name)) for name in ("first", "second", "app"))
+    assert first["ended"] < second["began"] < second["ended"] < last["began"]
+
+
+async def test_a_failed_init_container_fails_a_pod_that_never_restarts(space: Space) -> None:
+    await space.pod("broken", app(SLEEP), initContainers=[app(["false"], "init")], restartPolicy="Never")
+    pod = await space.until(lambda it: it["status"].get("phase") == "Failed", "broken")
+    assert container(pod, "init")["state"]["terminated"]["exitCode"] == 1
+    assert not space.log("broken")
+
+
+async def test_a_startup_probe_holds_back_the_next_container(space: Space) -> None:
+    slow = "sleep 1; echo open $(date +%s%N); touch open; exec sleep 600"
+    probe = {"exec": {"command": ["test", "-e", "open"]}, "periodSeconds": 1, "failureThreshold": 30}
+    sidecar = app(["sh", "-c", slow], "sidecar", restartPolicy="Always", startupProbe=probe)
+    await space.pod("gated", app(["sh", "-c", POLITE]), initContainers=[sidecar])
+    pod = await space.until(lambda it: "running" in container(it, "sidecar")["state"], "gated")
+    assert pod["status"]["phase"] == "Pending"
+    assert container(pod)["state"]["waiting"]["reason"] == "PodInitializing"
+    await began(space, "gated", "app")
+    assert times(space.log("gated", "sidecar"))["open"] < times(space.log("gated"))["began"]
+
+
+async def test_a_killed_container_is_restarted_and_counted(space: Space) -> None:
+    await space.pod("victim", app(["sh", "-c", "echo $$$$; exec sleep 600"]))  # $$$$ is $$ to the shell
+    await space.eventually(lambda: bool(space.log("victim")))
+    os.kill(int(space.log("victim")[0]), signal.SIGKILL)
+    pod = await space.until(lambda it: container(it)["restartCount"] == 1 and is_ready(it), "victim")
+    last = container(pod)["lastState"]["terminated"]
+    assert (last["exitCode"], last["signal"], last["reason"]) == (137, 9, "Error")
+    assert container(pod)["containerID"] != last["containerID"]
+
+
+async def test_a_container_that_fails_again_and_again_backs_off(space: Space) -> None:
+    await space.pod("crash", app(["sh", "-c", "exit 3"]))
+    pod = await space.until(lambda it: "waiting" in container(it)["state"] and container(it)["restartCount"], "crash")
+    assert container(pod)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    assert container(pod)["lastState"]["terminated"]["exitCode"] == 3
+    assert pod["status"]["phase"] == "Running"
+
+
+async def test_a_command_that_does_not_exist_is_told_in_the_status(space: Space) -> None:
+    await space.pod("typo", app(["no-such-command"]))
+    pod = await space.until(lambda it: container(it)["lastState"], "typo")
+    last = container(pod)["lastState"]["terminated"]
+    assert last["reason"] == "StartError"
+    assert "no-such-command" in last["message"]
+
+
+async def test_a_container_of_an_unknown_image_waits_with_a_sentence(space: Space) -> None:
+    await space.pod("image", {"name": "app", "image": "registry.example/team/thing:1"})
+    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "image")
+    waits = container(pod)["state"]["waiting"]
+    assert waits["reason"] == "ImageNotFound"
+    assert "registry.example/team/thing:1" in waits["message"]
+
+
+async def test_a_failing_liveness_probe_restarts(space: Space) -> None:
+    alive = {"exec": {"command": ["test", "-e", "alive"]}, "periodSeconds": 1, "failureThreshold": 1}
+    await space.pod("ill", app(["sh", "-c", "touch alive; sleep 1; rm alive; sleep 600"], livenessProbe=alive))
+    pod = await space.until(lambda it: container(it)["restartCount"] == 1, "ill")
+    assert container(pod)["lastState"]["terminated"]["exitCode"] == 143
+
+
+async def test_pre_stop_runs_before_sigterm(space: Space) -> None:
+    hook = {"preStop": {"exec": {"command": ["sh", "-c", "sleep 0.3; date +%s%N > $KEEP/hooked"]}}}
+    held = app(["sh", "-c", POLITE], lifecycle=hook, env=[{"name": "KEEP", "value": "/keep"}])
+    held["volumeMounts"] = [{"name": "keep", "mountPath": "/keep"}]
+    keep = space.node.folder / "kept"
+    volume = {"name": "keep", "hostPath": {"path": str(keep), "type": "DirectoryOrCreate"}}
+    await space.pod("hooked", held, volumes=[volume])
+    await began(space, "hooked", "app")
+    await space.api.delete(space.path("Pod", "hooked"))
+    await space.gone("hooked")
+    assert int((keep / "hooked").read_text()) < times(space.log("hooked"))["told"]
+
+
+async def test_a_pre_stop_request_reaches_the_sidecar_of_the_same_pod(space: Space) -> None:
+    sidecar = app(["python", "-c", SERVER], "sidecar", restartPolicy="Always")
+    sidecar["startupProbe"] = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
+    hook = {"preStop": {"httpGet": {"path": "/drain", "port": 8080}}}
+    await space.pod("drained", app(SLEEP, lifecycle=hook), initContainers=[sidecar])
+    await space.until(is_ready, "drained")
+    await space.api.delete(space.path("Pod", "drained"))
+    await space.gone("drained")
+    assert any('"GET /drain HTTP/1.1"' in line for line in space.log("drained", "sidecar"))
+
+
+async def test_sigkill_ends_what_does_not_heed_sigterm(space: Space) -> None:
+    deaf = app(["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"])
+    await space.pod("deaf", deaf, terminationGracePeriodSeconds=2)
+    await space.logged("deaf", "deaf")
+    asked = time.monotonic()
+    await space.api.delete(space.path("Pod", "deaf"))
+    await space.gone("deaf")
+    assert time.monotonic() - asked >= 2
+    await no_process_left(space)
+
+
+async def test_a_force_delete_kills_at_once(space: Space) -> None:
+    await space.pod("forced", app(["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"]))
+    await space.logged("deaf", "forced")
+    await space.api.delete(space.path("Pod", "forced"), {"gracePeriodSeconds": 0})
+    await space.gone("forced")
+    await no_process_left(space)
+
+
+async def test_no_process_is_left_after_a_delete(space: Space) -> None:
+    daemon = "setsid sleep 600 & sleep 600 & echo began; wait"
+    await space.pod("many", app(["sh", "-c", daemon]), terminationGracePeriodSeconds=2)
+    await space.logged("began", "many")
+    assert marked(pods_folder(space)) >= 3
+    await space.api.delete(space.path("Pod", "many"))
+    await space.gone("many")
+    await no_process_left(space)
+
+
+async def test_a_pod_that_never_restarts_succeeds_or_fails(space: Space) -> None:
+    await space.pod("good", app(["true"]), restartPolicy="Never")
+    await space.pod("bad", app(["sh", "-c", "exit 7"]), restartPolicy="Never")
+    good = await space.until(lambda it: it["status"].get("phase") == "Succeeded", "good")
+    bad = await space.until(lambda it: it["status"].get("phase") == "Failed", "bad")
+    assert container(good)["state"]["terminated"]["reason"] == "Completed"
+    assert container(bad)["state"]["terminated"]["exitCode"] == 7
+    assert container(bad)["restartCount"] == 0
+
+
+async def test_a_sidecar_ends_when_the_work_of_its_pod_is_done(space: Space) -> None:
+    sidecar = app(["sh", "-c", POLITE], "sidecar", restartPolicy="Always")
+    await space.pod("work", app(["sleep", "0.5"]), initContainers=[sidecar], restartPolicy="OnFailure")
+    pod = await space.until(lambda it: it["status"].get("phase") in {"Succeeded", "Failed"}, "work")
+    assert pod["status"]["phase"] == "Succeeded"
+    assert "ended" in times(space.log("work", "sidecar"))
