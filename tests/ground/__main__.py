@@ -85,16 +85,25 @@ def up(asked: argparse.Namespace) -> None:
     """Stand up the parts asked for."""
     sweep()
     with _locked(asked.name):
-        instance = Instance.open(asked.name)
-        variables = _variables(instance)
-        for name in [name for name in PARTS if name in (asked.parts or USUAL)]:
-            thing = PARTS[name].make(instance)
-            thing.up()
-            variables |= {key: str(value) for key, value in PARTS[name].variables(thing).items()}
-            instance.write("variables.json", json.dumps(variables))
-            say(f"{name} is up")
+        standing = Instance.find(asked.name)
+        instance = standing or Instance.open(asked.name)
+        try:
+            for name in [name for name in PARTS if name in (asked.parts or USUAL)]:
+                _up(name, instance)
+        except BaseException:
+            if not standing:  # half a ground is of no use to anybody
+                instance.down()
+            raise
     option = "" if asked.name == "default" else f" --name {shlex.quote(asked.name)}"
     say(f'now: eval "$(python -m ground env{option})"')
+
+
+def _up(name: str, instance: Instance) -> None:
+    thing = PARTS[name].make(instance)
+    thing.up()
+    found = {key: str(value) for key, value in PARTS[name].variables(thing).items()}
+    instance.write("variables.json", json.dumps(_variables(instance) | found))
+    say(f"{name} is up")
 
 
 def down(asked: argparse.Namespace) -> None:

@@ -1,0 +1,128 @@
+"""`python -m ground` as a person uses it, and where the cluster comes from."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ground.clusters import CLUSTER, KUBECONFIG, cluster_of
+from ground.controlplane import Cluster, ControlPlane
+from ground.instance import Instance
+from ground.local import LocalNode
+from ground.poll import eventually
+from ground.report import Missing
+
+
+def ground(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "ground", *arguments], capture_output=True, text=True, check=False, env=env
+    )
+
+
+@pytest.fixture
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("ROTA_GROUND_HOME", str(home))
+    yield home
+    for path in home.glob("*/instance.json"):
+        Instance(path.parent).down()
+
+
+@pytest.mark.usefixtures("own_home")
+def test_up_twice_at_once_env_status_and_down(control_plane: Cluster) -> None:
+    command = [sys.executable, "-m", "ground", "up", "control-plane", "local"]
+    ups = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [up.communicate(timeout=300)[1] for up in ups]
+    assert [up.returncode for up in ups] == [0, 0], told
+    status = ground("status").stdout
+    assert [status.count(f" {program}\n") for program in ("etcd", "kube-apiserver", "local")] == [1, 1, 1]
+    shell = 'eval "$(python -m ground env)"; kubectl get nodes -o name'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    asked = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
+    )
+    assert asked.stdout == "node/local\n"
+    assert ground("down").returncode == 0
+    assert "nothing stands" in ground("status").stdout
+    assert ground("down").returncode == 0
+    assert "/readyz" in control_plane.kubectl("get", "--raw", "/"), "another ground was taken down"
+
+
+@pytest.mark.usefixtures("own_home")
+def test_what_is_missing_is_one_sentence_and_no_traceback() -> None:
+    nothing_there = ground("env")
+    assert nothing_there.returncode == 1
+    assert nothing_there.stderr == "ground: No ground default stands; see `python -m ground status`.\n"
+    no_file = ground("up", "control-plane", **{KUBECONFIG: "/nowhere"})
+    assert no_file.returncode == 1
+    assert no_file.stderr.endswith("/nowhere, which is not there; unset it to get a cluster made.\n")
+    assert len(no_file.stderr.splitlines()) == 1
+
+
+def test_an_interrupted_up_leaves_nothing_running(own_home: Path) -> None:
+    up = subprocess.Popen([sys.executable, "-m", "ground", "up", "control-plane"], stderr=subprocess.PIPE, text=True)
+    eventually(lambda: list(own_home.glob("default/log/kube-apiserver.log")))
+    pid = Instance(own_home / "default").processes()[0].pid
+    up.send_signal(signal.SIGTERM)
+    assert "interrupted" in up.communicate(timeout=60)[1]
+    assert up.returncode == 130
+    assert not list(own_home.glob("*/instance.json"))
+    assert not Path("/proc").joinpath(str(pid)).exists()
+
+
+def test_a_cluster_of_the_users_own_is_used_and_stays(
+    own_home: Path, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KUBECONFIG, str(control_plane.kubeconfig))
+    instance = Instance.open("given")
+    cluster = cluster_of(instance)
+    cluster.up()
+    node = LocalNode(instance, cluster)
+    node.up()
+    assert node.name in control_plane.kubectl("get", "nodes", "-o", "name")
+    monkeypatch.delenv(KUBECONFIG)
+    assert cluster_of(instance).kubeconfig == control_plane.kubeconfig, "an instance stays with its choice"
+    instance.down()
+    assert node.name not in control_plane.kubectl("get", "nodes", "-o", "name")
+    assert list(own_home.glob("*/instance.json")) == []
+
+
+@pytest.mark.usefixtures("own_home")
+def test_a_cluster_that_does_not_answer_is_one_sentence(
+    control_plane: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "kubeconfig"
+    server = next(line for line in control_plane.kubeconfig.read_text().split('"') if line.startswith("https://"))
+    gone.write_text(control_plane.kubeconfig.read_text().replace(server, "https://127.0.0.1:9"))
+    monkeypatch.setenv(KUBECONFIG, str(gone))
+    with pytest.raises(Missing, match=f"^The cluster of {gone} does not answer: "):
+        cluster_of(Instance.open("gone")).up()
+
+
+@pytest.mark.usefixtures("own_home")
+def test_the_choice_of_cluster_can_be_made_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KUBECONFIG, raising=False)
+    monkeypatch.setenv(CLUSTER, "own")
+    assert isinstance(cluster_of(Instance.open("own")), ControlPlane)
+
+
+def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Path) -> None:
+    for name, version in {"etcd": "etcd 3.5", "kube-apiserver": "v1.20.0", "kube-scheduler": "v1.34.9"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho Kubernetes {version}\n")
+        (tmp_path / name).chmod(0o755)
+    names = ("etcd", "kube-apiserver", "kube-scheduler", "kubelet")
+    ask = f"from ground.programs import _given\nfor name in {names}: print(_given(name))"
+    told = subprocess.run(
+        [sys.executable, "-c", ask],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "KUBEBUILDER_ASSETS": str(tmp_path)},
+    )
+    assert told.stdout.split() == [f"{tmp_path}/etcd", "None", f"{tmp_path}/kube-scheduler", "None"]
+    assert "kube-apiserver is not v1.34.x; taking our own kube-apiserver instead" in told.stderr
