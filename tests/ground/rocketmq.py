@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,24 +16,21 @@ from ground.instance import Instance
 from ground.poll import eventually
 from ground.report import Missing, progress
 
-CLUSTER = "DefaultCluster"
+NAME_SERVER = "name-server"
 _NAME_SERVER_PORT = 9876
-_BROKER_PORT = 10911  # the next broker takes the next but 19: each needs its port, and its port - 2
-_STEP = 20
+_BROKER_PORT = 10911  # plus 20 for each further one: a broker needs its port, and its port - 2
 _REFUSES_AT = 0.9  # of the disk in use; RocketMQ caps every setting of it there
 _SECONDS = 90
 
-Setting = str | int | bool
-
-# Files are small, and sparse: an idle broker takes a megabyte of disk.
-SMALL: Mapping[str, Setting] = {
+# Files are small, and sparse: an idle broker takes 20 MB of disk.
+SMALL: Mapping[str, object] = {
     "mappedFileSizeCommitLog": 64 * 2**20,
     "mappedFileSizeConsumeQueue": 30_000 * 20,
     "maxHashSlotNum": 10_000,
     "maxIndexNum": 40_000,
     "timerWheelEnable": False,  # it takes 140 MB; without it POP does not work
     "diskMaxUsedSpaceRatio": 95,
-    "registerNameServerPeriod": 10_000,  # the shortest it takes: a new name server knows the brokers after 10 s
+    "registerNameServerPeriod": 10_000,  # the shortest it takes
 }
 
 
@@ -51,7 +49,7 @@ class Broker:
 
 
 class RocketMQ:
-    """A name server and its brokers; brokers are told apart by their number, from 0."""
+    """The name server and the brokers of one instance; brokers are told apart by their number, from 0."""
 
     def __init__(
         self,
@@ -60,17 +58,15 @@ class RocketMQ:
         *,
         address: str | None = None,
         prefix: Sequence[str] = (),
-        settings: Mapping[str, Setting] | None = None,
-        name: str = "rocketmq",
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         """Describe it; `up` starts it.
 
-        `prefix` is put before every command, to start it elsewhere; `settings` go into every broker's file and may be
-        changed before a broker is started again; `name` tells several in one instance apart.
+        `prefix` is put before every command, to start it in another network, whose `address` this machine must reach.
+        `settings` go into every broker's file; they may be changed before a broker is started again.
         """
         self.instance = instance
-        self.name = name
-        self.folder = instance.folder / name
+        self.folder = instance.folder / "rocketmq"
         self.address = address or instance.address()
         self.settings = dict(settings or {})
         self._count = brokers
@@ -79,42 +75,38 @@ class RocketMQ:
     @property
     def name_server(self) -> str:
         """The name server's "ip:port"."""
-        return f"{self.address}:{self._port(f'{self.name}-name-server', _NAME_SERVER_PORT)}"
+        return f"{self.address}:{self._port(NAME_SERVER, _NAME_SERVER_PORT)}"
 
     @property
     def brokers(self) -> list[Broker]:
         """The brokers, with the ports they were last started on."""
-        ports = [self._note(i).read_text() if self._note(i).exists() else self._wish(i) for i in range(self._count)]
-        return [Broker(f"broker-{i}", self.address, int(port)) for i, port in enumerate(ports)]
+        return [self._broker(number) for number in range(self._count)]
 
     def up(self) -> None:
         """Start what does not run and wait until every broker is known to the name server."""
         java.jars()
         self._need_disk()
-        numbers = range(self._count)
-        if all(self._program_runs(name) for name in ["name-server", *(f"broker-{i}" for i in numbers)]):
-            return self._wait_for(numbers)
-        with progress(f"starting RocketMQ with {self._count} broker(s)"):
-            self._launch_name_server()
-            for number in numbers:
+        runs = all(self.instance.process(name) for name in self._programs())
+        with nullcontext() if runs else progress(f"starting RocketMQ with {self._count} broker(s)"):
+            self.start_name_server()
+            for number in range(self._count):
                 self._launch(number)
-            return self._wait_for(numbers)
+            self._wait_for(self.brokers)
 
     def down(self) -> None:
         """End it and remove its store."""
-        for name in [*(f"broker-{i}" for i in range(self._count)), "name-server"]:
-            self.instance.stop(f"{self.name}-{name}", grace=0)  # an orderly end takes 10 s, and the store goes anyway
+        for program in self._programs():
+            self._kill(program)  # an orderly end takes 10 s, and the store goes anyway
         cache.remove(self.folder)
 
     def start_broker(self, number: int, port: int | None = None) -> None:
         """Start a broker again with what it had stored, perhaps on another port."""
         self._launch(number, port)
-        self._wait_for([number])
+        self._wait_for([self.brokers[number]])
 
     def kill_broker(self, number: int) -> None:
         """End a broker at once, as a crash would."""
-        self._signal(f"broker-{number}", signal.SIGKILL)
-        eventually(lambda: not self._program_runs(f"broker-{number}"))
+        self._kill(f"broker-{number}")
 
     def stop_broker(self, number: int) -> None:
         """Freeze a broker: its connections stay open, and nothing answers."""
@@ -126,28 +118,29 @@ class RocketMQ:
 
     def stop_name_server(self) -> None:
         """End the name server; brokers and clients go on with what they know."""
-        self._signal("name-server", signal.SIGKILL)
-        eventually(lambda: not self._program_runs("name-server"))
+        self._kill(NAME_SERVER)
 
     def start_name_server(self) -> None:
-        """Start the name server again, empty; brokers register within 10 s, and `up` waits for that."""
-        self._launch_name_server()
+        """Start the name server again, empty; brokers register within 10 s, or when `up` tells them."""
+        port = self._port(NAME_SERVER, _NAME_SERVER_PORT)
+        settings = {
+            "listenPort": port,
+            "bindAddress": self.address,
+            "rocketmqHome": self.folder,
+            "kvConfigPath": self.folder / "kvConfig.json",
+            "configStorePath": self.folder / "namesrv.properties",
+        }
+        if not self.instance.process(NAME_SERVER):
+            self._need_ports(NAME_SERVER, port)
+            config = self._write(NAME_SERVER, settings)
+            self.instance.start(NAME_SERVER, self.java("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", config))
+        self.instance.wait(NAME_SERVER, self._name_server_answers, _SECONDS, "RocketMQ's name server")
 
     def create_topic(self, topic: str, queues: int, *, brokers: Sequence[int] | None = None) -> None:
         """Make a topic with that many queues on each of these brokers (default: all), or change it to that."""
-        wanted = [self.brokers[i] for i in (range(self._count) if brokers is None else brokers)]
-        fields = {
-            "topic": topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": str(queues),
-            "writeQueueNums": str(queues),
-            "perm": "6",
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": "false",
-        }
+        wanted = self.brokers if brokers is None else [self.brokers[number] for number in brokers]
         for broker in wanted:
-            remoting.ask(broker.endpoint, remoting.UPDATE_AND_CREATE_TOPIC, fields, prefix=self._prefix)
+            remoting.create_topic(broker.endpoint, topic, queues)
         counts = {broker.name: queues for broker in wanted}
         eventually(lambda: counts.items() <= self.queues(topic).items())
 
@@ -155,11 +148,11 @@ class RocketMQ:
         """Delete a topic everywhere."""
         for broker in self.brokers:
             try:
-                remoting.ask(broker.endpoint, remoting.DELETE_TOPIC_IN_BROKER, {"topic": topic}, prefix=self._prefix)
+                remoting.ask(broker.endpoint, remoting.DELETE_TOPIC_IN_BROKER, {"topic": topic})
             except remoting.Refused as refusal:
                 if "TimerMessageStore" not in str(refusal):  # without a timer wheel it stumbles when all is done
                     raise
-        remoting.ask(self.name_server, remoting.DELETE_TOPIC_IN_NAME_SERVER, {"topic": topic}, prefix=self._prefix)
+        remoting.ask(self.name_server, remoting.DELETE_TOPIC_IN_NAME_SERVER, {"topic": topic})
         eventually(lambda: not self.queues(topic))
 
     def queues(self, topic: str) -> dict[str, int]:
@@ -168,8 +161,8 @@ class RocketMQ:
 
     def mqadmin(self, *arguments: str) -> str:
         """Run a command of RocketMQ's own admin tool and return what it printed; its exit code tells nothing."""
-        asked = arguments if "-n" in arguments else (*arguments, "-n", self.name_server)
-        argv = self.java("org.apache.rocketmq.tools.command.MQAdminStartup", *asked, level="OFF")
+        main = "org.apache.rocketmq.tools.command.MQAdminStartup"
+        argv = self.java(main, *arguments, "-n", self.name_server, level="OFF")
         ended = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120)
         return ended.stdout + ended.stderr
 
@@ -178,36 +171,20 @@ class RocketMQ:
         command = java.command(main, *arguments, home=self.folder, path=path or java.class_path(), level=level)
         return [*self._prefix, *command]
 
-    def _launch_name_server(self) -> None:
-        program = f"{self.name}-name-server"
-        host, _, port = self.name_server.rpartition(":")
-        settings = {
-            "listenPort": port,
-            "bindAddress": host,
-            "rocketmqHome": self.folder,
-            "kvConfigPath": self.folder / "name-server" / "kvConfig.json",
-            "configStorePath": self.folder / "name-server" / "namesrv.properties",
-        }
-        if not self._program_runs("name-server"):
-            self._need_ports(program, int(port))
-            config = self._write("name-server.conf", settings)
-            self.instance.start(program, self.java("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", config))
-        self.instance.wait(program, self._name_server_answers, _SECONDS, "RocketMQ's name server")
-
     def _launch(self, number: int, port: int | None = None) -> None:
-        program, broker = f"{self.name}-broker-{number}", self.brokers[number]
-        if self._program_runs(f"broker-{number}"):
+        broker = self._broker(number, port)
+        if self.instance.process(broker.name):
             return
-        store, listen = self.folder / broker.name, port or broker.port
         ha = self._ha_port(number)
-        self._need_ports(program, listen, listen - 2, ha)
+        self._need_ports(broker.name, broker.port, broker.port - 2, ha)
+        store = self.folder / broker.name
         settings: dict[str, object] = {
             **SMALL,
-            "brokerClusterName": CLUSTER,
+            "brokerClusterName": "DefaultCluster",
             "brokerName": broker.name,
             "brokerId": 0,
             "namesrvAddr": self.name_server,
-            "listenPort": listen,
+            "listenPort": broker.port,
             "haListenPort": ha,
             "bindAddress": self.address,
             "brokerIP1": self.address,
@@ -216,18 +193,16 @@ class RocketMQ:
             "storePathRootDir": store,
             **self.settings,
         }
-        config = self._write(f"{broker.name}.conf", settings)
+        config = self._write(broker.name, settings)
         cache.remove(store / "tmp")  # unpacked native libraries of a broker that was killed
-        command = java.command(
-            "org.apache.rocketmq.broker.BrokerStartup", "-c", config, home=store, path=java.class_path()
-        )
-        self.instance.start(program, [*self._prefix, *command])
-        self.instance.write(str(self._note(number)), str(listen))
+        self.instance.write(f"rocketmq/{broker.name}.port", str(broker.port))
+        main = "org.apache.rocketmq.broker.BrokerStartup"
+        command = java.command(main, "-c", config, home=store, path=java.class_path())
+        self.instance.start(broker.name, [*self._prefix, *command])
 
-    def _wait_for(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            known = partial(self._is_routed, self.brokers[number])
-            self.instance.wait(f"{self.name}-broker-{number}", known, _SECONDS, f"RocketMQ's broker {number}")
+    def _wait_for(self, brokers: Sequence[Broker]) -> None:
+        for broker in brokers:
+            self.instance.wait(broker.name, partial(self._is_routed, broker), _SECONDS, f"RocketMQ's {broker.name}")
 
     def _is_routed(self, broker: Broker) -> bool:
         """Whether the name server leads to it: every broker has a topic of its own name, registered at its start."""
@@ -237,45 +212,50 @@ class RocketMQ:
                 return True
             # A broker that starts before its name server client is ready registers 10 s later, or when this is set.
             permission = f"brokerPermission={self.settings.get('brokerPermission', 6)}"
-            remoting.ask(broker.endpoint, remoting.UPDATE_BROKER_CONFIG, {}, permission, self._prefix)
+            remoting.ask(broker.endpoint, remoting.UPDATE_BROKER_CONFIG, {}, permission)
         except (OSError, remoting.Refused):
             pass
         return False
 
     def _name_server_answers(self) -> bool:
         try:
-            self._route(CLUSTER)
+            return self._route("any") == {}
         except (OSError, remoting.Refused):
             return False
-        return True
 
     def _route(self, topic: str) -> dict[str, Any]:
         try:
             fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-            route: dict[str, Any] = remoting.ask(self.name_server, remoting.GET_ROUTE, fields, prefix=self._prefix)
+            route: dict[str, Any] = remoting.ask(self.name_server, remoting.GET_ROUTE, fields)
         except remoting.Refused as refusal:
             if refusal.code != remoting.TOPIC_NOT_EXIST:
                 raise
             return {}
         return route
 
-    def _program_runs(self, name: str) -> bool:
-        return self.instance.process(f"{self.name}-{name}") is not None
+    def _programs(self) -> list[str]:
+        return [NAME_SERVER, *(f"broker-{number}" for number in range(self._count))]
 
-    def _signal(self, name: str, number: signal.Signals) -> None:
+    def _signal(self, program: str, number: signal.Signals) -> None:
         for process in self.instance.processes():
-            if process.program == f"{self.name}-{name}":
+            if process.program == program:
                 process.signal(number)
 
-    def _write(self, file: str, settings: Mapping[str, object]) -> Path:
+    def _kill(self, program: str) -> None:
+        pids = [process.pid for process in self.instance.processes() if process.program == program]
+        self._signal(program, signal.SIGKILL)
+        eventually(lambda: not self.instance.process(program) and not any(map(_lingers, pids)))
+
+    def _write(self, program: str, settings: Mapping[str, object]) -> Path:
         lines = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
-        return self.instance.write(f"{self.name}/{file}", "\n".join([*lines, ""]))
+        return self.instance.write(f"rocketmq/{program}.conf", "\n".join([*lines, ""]))
 
-    def _note(self, number: int) -> Path:
-        return self.folder / f"broker-{number}.port"
-
-    def _wish(self, number: int) -> int:
-        return self._port(f"{self.name}-broker-{number}", _BROKER_PORT + _STEP * number)
+    def _broker(self, number: int, port: int | None = None) -> Broker:
+        name, wish = f"broker-{number}", _BROKER_PORT + 20 * number
+        noted = self.folder / f"{name}.port"
+        return Broker(
+            name, self.address, port or (int(noted.read_text()) if noted.exists() else self._port(name, wish))
+        )
 
     def _port(self, what: str, wish: int) -> int:
         return self.instance.port(what, wish, self.address) if not self._prefix else wish
@@ -283,17 +263,16 @@ class RocketMQ:
     def _ha_port(self, number: int) -> int:
         """Return the port for replicas; a broker always opens it, on all addresses, so each instance has its own."""
         wish = 20_000 + 32 * int(self.instance.block.split(".")[1]) + number
-        return self.instance.port(f"{self.name}-broker-{number}-ha", wish, "0.0.0.0") if not self._prefix else wish
+        return self.instance.port(f"broker-{number}-ha", wish, "0.0.0.0") if not self._prefix else wish
 
     def _need_ports(self, program: str, *ports: int) -> None:
-        """Say which port is busy; one that a killed broker had is free a moment after its end."""
         for port in () if self._prefix else ports:
-            try:
-                eventually(partial(_is_free, self.address, port), 2)
-            except TimeoutError:
-                raise Missing(
-                    f"{program} needs {self.address}:{port}, which is taken; end what listens there"
-                ) from None
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((self.address, port))
+                except OSError as error:
+                    raise Missing(f"{program} needs {self.address}:{port} ({error.strerror}); free that port") from None
 
     def _need_disk(self) -> None:
         """RocketMQ takes no message on a disk that is nearly full, but says so only a minute after its start."""
@@ -305,11 +284,10 @@ class RocketMQ:
             )
 
 
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-        return True
+def _lingers(pid: int) -> bool:
+    """Whether a killed process still has its ports: its first thread may be gone before all others are."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != "Z" or int(fields[17]) > 1

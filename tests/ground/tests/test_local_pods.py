@@ -34,8 +34,7 @@ def times(lines: list[str]) -> dict[str, int]:
 
 async def began(space: Space, pod: str, *containers: str) -> None:
     """Wait until containers have come so far that they hear SIGTERM."""
-    for name in containers:
-        await space.eventually(lambda name=name: "began" in times(space.log(pod, name)))
+    await space.eventually(lambda: all("began" in times(space.log(pod, name)) for name in containers))
 
 
 def marked(folder: Path) -> int:
