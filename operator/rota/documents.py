@@ -6,6 +6,9 @@ Queues are written as ranges, by topic and broker: `{"orders": {"broker-a": "0-3
 import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from typing import Literal
+
+import msgspec
 
 from rota.model import Queue
 
@@ -56,3 +59,37 @@ def ids_of(ranges: str) -> list[int]:
     if len(set(ids)) != len(ids):
         raise ValueError(f"Queue ids {ranges!r} name one id twice")
     return ids
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member says of itself: one consistent cut, so that what it does not name it does not work."""
+
+    member: str
+    uid: str
+    generation: int
+    revision: int = 0
+    reads: int = 1
+    state: Literal["serving", "draining", "drained"] = "serving"
+    final: bool = False
+    held: dict[str, dict[str, str]] = {}
+    releasing: dict[str, dict[str, str]] = {}
+
+    @property
+    def working(self) -> frozenset[Queue]:
+        """Every queue that it may still deliver from or commit for."""
+        return frozenset([*from_ranges(self.held), *from_ranges(self.releasing)])
+
+    @property
+    def drained(self) -> bool:
+        """Whether it has given up everything for good."""
+        return self.final and self.state == "drained"
+
+
+def read_report(text: bytes | str) -> Report:
+    """Read a report; what is none is a sentence, and fields of later versions are passed over."""
+    try:
+        report = msgspec.json.decode(text, type=Report)
+        report.working  # noqa: B018 - its ranges must be readable
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ValueError(f"The report cannot be read: {error}") from None
+    return report

@@ -1,1 +1,178 @@
-"""The pure machine that moves one queue: revoke, release, grant."""
+"""How one queue changes hands: revoke, release, grant; a table, and the theory that it rests on.
+
+**Who decides, who obeys.** The operator alone writes the document; its generations grow by writing. A member obeys
+the highest generation it has seen, and works exactly the queues which that document lists under its name and uid. It
+can be behind, it can never be ahead.
+
+**What a queue's record can say.** `Free`: nobody's. `Owned`: granted to one holder (a member's name and uid: a pod
+made anew under an old name is somebody else). `Releasing`: taken from its holder by generation n and granted to
+nobody yet.
+
+**Why two owners cannot happen.** A queue is granted to another only out of `Free` or with proof about its holder:
+
+- *Released*: the holder itself says that it obeys generation n or a later one and neither holds nor drains the queue.
+  No later document lists the queue for it, and a member never steps back a generation, so it cannot take it up again.
+  Or its pod is terminating and its final drain is done: such a process takes no queue again, whatever it reads.
+- *Ended*: the pod with that uid is known to be no more (seen, never guessed from its absence), its process with it.
+- *Lost*: nobody has heard it for so long that waiting costs more than the risk. Only this proof can be wrong, so such
+  a grant is marked forced, and the time both may have worked the queue is counted.
+
+Each proof stays true until the document changes: once released, ended or given up, the holder never comes to own the
+queue again without a new document. So a decision that was right when it was made is right when it is written, by
+whichever operator, and the record's resourceVersion keeps two of them from deciding twice.
+
+**Why nobody waits for ever.** Every holder is heard, ended or lost in bounded time, and a queue that is released,
+ended or lost is always granted: gates, pauses and budgets hold back only the first step, the revoke.
+
+A queue that goes back to its present holder before it was granted to another simply returns: one owner throughout.
+Immediate groups take the two steps in one. Broadcasting groups have no owners and use no handover. Orderly groups use
+the same table; the broker's queue lock fences them besides, at the member.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rota.documents import Report
+from rota.model import Queue
+
+GIVEN_UP = 120.0  # seconds: longer than the slowest kubelet and any drain
+
+
+class State(StrEnum):
+    """What the record says of a queue."""
+
+    FREE = "Free"
+    OWNED = "Owned"
+    RELEASING = "Releasing"
+
+
+class Proof(StrEnum):
+    """What is known of the holder."""
+
+    NONE = "None"  # it may be working the queue; of a free queue: somebody may, the record was lost
+    RELEASED = "Released"
+    ENDED = "Ended"
+    LOST = "Lost"
+
+
+class Want(StrEnum):
+    """What shall become of the queue."""
+
+    STAY = "Stay"  # its holder shall own it
+    MOVE = "Move"  # another member shall
+    LEAVE = "Leave"  # nobody shall: it left the route or the subscription, or nobody is there to work it
+
+
+class Act(StrEnum):
+    """What the next document says of the queue."""
+
+    KEEP = "Keep"
+    REVOKE = "Revoke"
+    WAIT = "Wait"
+    RETURN = "Return"
+    GRANT = "Grant"
+    FORCE = "Force"
+    DROP = "Drop"
+
+
+# A missing row cannot come about: nobody stays the owner of a queue that is proved to be no longer his, unless it
+# was released and comes back to him. A free queue is "Released" once nobody can be working it.
+TABLE: dict[tuple[State, Proof, Want], Act] = {
+    (State.FREE, Proof.NONE, Want.MOVE): Act.WAIT,
+    (State.FREE, Proof.NONE, Want.LEAVE): Act.WAIT,
+    (State.FREE, Proof.RELEASED, Want.MOVE): Act.GRANT,
+    (State.FREE, Proof.RELEASED, Want.LEAVE): Act.DROP,
+    (State.OWNED, Proof.NONE, Want.STAY): Act.KEEP,
+    (State.OWNED, Proof.NONE, Want.MOVE): Act.REVOKE,
+    (State.OWNED, Proof.NONE, Want.LEAVE): Act.REVOKE,
+    (State.OWNED, Proof.RELEASED, Want.MOVE): Act.GRANT,
+    (State.OWNED, Proof.RELEASED, Want.LEAVE): Act.DROP,
+    (State.OWNED, Proof.ENDED, Want.MOVE): Act.GRANT,
+    (State.OWNED, Proof.ENDED, Want.LEAVE): Act.DROP,
+    (State.OWNED, Proof.LOST, Want.MOVE): Act.FORCE,
+    (State.OWNED, Proof.LOST, Want.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.NONE, Want.STAY): Act.RETURN,
+    (State.RELEASING, Proof.NONE, Want.MOVE): Act.WAIT,
+    (State.RELEASING, Proof.NONE, Want.LEAVE): Act.WAIT,
+    (State.RELEASING, Proof.RELEASED, Want.STAY): Act.RETURN,
+    (State.RELEASING, Proof.RELEASED, Want.MOVE): Act.GRANT,
+    (State.RELEASING, Proof.RELEASED, Want.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.ENDED, Want.MOVE): Act.GRANT,
+    (State.RELEASING, Proof.ENDED, Want.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.LOST, Want.MOVE): Act.FORCE,
+    (State.RELEASING, Proof.LOST, Want.LEAVE): Act.DROP,
+}
+
+NEXT: dict[Act, State | None] = {
+    Act.KEEP: State.OWNED,
+    Act.REVOKE: State.RELEASING,
+    Act.WAIT: None,  # as it was
+    Act.RETURN: State.OWNED,
+    Act.GRANT: State.OWNED,
+    Act.FORCE: State.OWNED,
+    Act.DROP: State.FREE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A member as an owner: its name and the uid of its pod."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a holder now."""
+
+    ended: bool = False  # by an event or a consistent read
+    terminating: bool = False
+    ready: bool = True
+    report: Report | None = None
+    unheard: float = 0.0  # seconds since its report was last read
+
+    def obeys(self, holder: Holder, generation: int) -> bool:
+        """Whether its own report, not a namesake's, says that it obeys this generation."""
+        report = self.report
+        return (
+            report is not None
+            and (report.member, report.uid) == (holder.name, holder.uid)
+            and (report.generation >= generation)
+        )
+
+
+def proof(queue: Queue, holder: Holder, since: int, seen: Seen, lost_after: float) -> Proof:
+    """Say what is known about a holder that shall give up a queue taken from it by generation `since`."""
+    if seen.ended:
+        return Proof.ENDED
+    if seen.obeys(holder, since) and seen.report and queue not in seen.report.working:
+        return Proof.RELEASED
+    if seen.terminating and seen.obeys(holder, 0) and seen.report and seen.report.drained:
+        return Proof.RELEASED
+    if seen.unheard >= GIVEN_UP or (seen.unheard >= lost_after and not seen.ready):
+        return Proof.LOST
+    return Proof.NONE
+
+
+def act(state: State, known: Proof, want: Want, *, held_back: bool = False, immediate: bool = False) -> Act:
+    """Return what the next document says of a queue; `held_back` is a gate's word and stops revokes only."""
+    chosen = TABLE[state, known, want]
+    if chosen is Act.REVOKE and held_back:
+        return Act.KEEP
+    if chosen is Act.REVOKE and immediate:
+        return Act.GRANT if want is Want.MOVE else Act.DROP
+    return chosen
+
+
+def picture() -> str:
+    """Draw the table as a Mermaid state diagram, for docs/handover.md."""
+    arrows: dict[tuple[State, State, Act], list[str]] = {}
+    for (state, known, want), chosen in TABLE.items():
+        after = NEXT[chosen] or state
+        cause = want.value if known is Proof.NONE else f"{want.value}, {known.value}"
+        arrows.setdefault((state, after, chosen), []).append(cause)
+    lines = [
+        f"    {state} --> {after}: {chosen} ({'; '.join(causes)})" for (state, after, chosen), causes in arrows.items()
+    ]
+    return "\n".join(["stateDiagram-v2", "    [*] --> Free", *lines]) + "\n"

@@ -9,13 +9,13 @@ import json
 import shlex
 import ssl
 import subprocess
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from ground import programs
 from ground.instance import Instance
 from ground.keys import Authority, Pair, signing_key
+from ground.poll import answers
 
 SERVICES = "10.96"  # the first two numbers of every Service's address
 _FIRST_SERVICE = f"{SERVICES}.0.1"
@@ -196,18 +196,10 @@ class ControlPlane(Cluster):
         admin = self.authority.issue("admin", "admin", "system:masters")
         trust = ssl.create_default_context(cafile=str(self.authority.own.certificate))
         trust.load_cert_chain(admin.certificate, admin.key)
-        return _get(f"{self.server}{path}", trust)
+        return answers(f"{self.server}{path}", trust)
 
     def _scheduler_ready(self) -> bool:
         trust = ssl.create_default_context()
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # it signs its own certificate
         port = self._port("kube-scheduler", _SECURE_PORTS["kube-scheduler"])
-        return _get(f"https://{self.address}:{port}/readyz", trust)
-
-
-def _get(url: str, trust: ssl.SSLContext) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2, context=trust) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        return answers(f"https://{self.address}:{port}/readyz", trust)

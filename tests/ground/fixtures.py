@@ -43,8 +43,9 @@ def local_node(instance: Instance, control_plane: Cluster) -> LocalNode:
 
 
 @pytest.fixture(scope="session")
-def rocketmq(instance: Instance) -> RocketMQ:
+def rocketmq(instance: Instance) -> Iterator[RocketMQ]:
     """Start a name server and one broker."""
     broker = RocketMQ(instance)
     broker.up()
-    return broker
+    yield broker
+    broker.down()  # quicker than the orderly end that the instance would wait for

@@ -1,11 +1,22 @@
 """Waiting for a condition, in tests and at start: never a fixed sleep."""
 
 import asyncio
+import ssl
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def answers(url: str, trust: ssl.SSLContext | None = None) -> bool:
+    """Whether a server says yes to this URL."""
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=trust) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def eventually(ask: Callable[[], T], seconds: float = 30) -> T:

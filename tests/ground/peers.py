@@ -1,0 +1,63 @@
+"""Reference peers in Java: a producer of numbered messages and a push consumer that tells what it gets."""
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ground import java
+from ground.instance import Instance
+from ground.rocketmq import RocketMQ
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A running peer; what it says comes as JSON lines, each with an `event` and `at`, in microseconds."""
+
+    instance: Instance
+    program: str
+
+    def lines(self, event: str) -> list[Line]:
+        """Return what it has told of such events so far."""
+        return [line for line in self._lines() if line["event"] == event]
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all messages a consumer got, in that order."""
+        return [line["number"] for line in self.lines("message")]
+
+    @property
+    def done(self) -> bool:
+        """Whether a producer has sent everything."""
+        return bool(self.lines("done"))
+
+    def stop(self) -> None:
+        """End it in good order: a consumer commits and leaves its group."""
+        self.instance.stop(self.program)
+
+    def _lines(self) -> Iterator[Line]:
+        log = self.instance.log(self.program)
+        for line in log.read_text().splitlines(keepends=True) if log.exists() else []:
+            if line.startswith("{") and line.endswith("}\n"):  # the rest is RocketMQ's own log
+                yield json.loads(line)
+
+
+def producer(rocketmq: RocketMQ, topic: str, count: int, **options: object) -> Peer:
+    """Start a producer; `java/Producer.java` names its options."""
+    return _start(rocketmq, "Producer", topic=topic, count=count, **options)
+
+
+def push_consumer(rocketmq: RocketMQ, group: str, topic: str, **options: object) -> Peer:
+    """Start a push consumer; `java/PushConsumer.java` names its options."""
+    return _start(rocketmq, "PushConsumer", group=group, topic=topic, **options)
+
+
+def _start(rocketmq: RocketMQ, main: str, **options: object) -> Peer:
+    options = {"nameServer": rocketmq.name_server, **options}
+    words = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
+    program = f"{main.lower()}-{secrets.token_hex(3)}"
+    argv = rocketmq.java(main, *words, path=java.class_path(java.classes()), level="WARN")
+    rocketmq.instance.start(program, argv)
+    return Peer(rocketmq.instance, program)

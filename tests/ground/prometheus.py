@@ -1,0 +1,74 @@
+"""A real Prometheus that scrapes every second."""
+
+import json
+import shutil
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ground import packages
+from ground.instance import Instance
+from ground.poll import answers
+
+_CONFIG = {
+    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+    "scrape_configs": [{"job_name": "ground", "file_sd_configs": [{"files": ["targets.json"]}]}],
+}
+
+
+def promtool() -> Path:
+    """Return Prometheus' own tool, which checks rules and metrics."""
+    return _program("promtool")
+
+
+def _program(name: str) -> Path:
+    if not shutil.which(name):
+        packages.debian("prometheus")
+    return Path(shutil.which(name) or f"/usr/bin/{name}")
+
+
+class Prometheus:
+    """A Prometheus of one instance."""
+
+    def __init__(self, instance: Instance, targets: Sequence[str]) -> None:
+        """Describe it; `up` starts it. A target is an "ip:port" that answers on /metrics."""
+        self.instance = instance
+        self._targets = targets
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{self.instance.address()}:{self.instance.port('prometheus', 9090)}"
+
+    def up(self) -> None:
+        """Start it and wait until it answers queries."""
+        if not self.instance.process("prometheus") or self._targets:
+            self.scrape(self._targets)
+        config = self.instance.write("prometheus/prometheus.yml", json.dumps(_CONFIG))  # JSON is YAML
+        flags = {
+            "config.file": config,
+            "storage.tsdb.path": self.instance.folder / "prometheus" / "data",
+            "web.listen-address": self.url.removeprefix("http://"),
+            "log.level": "warn",
+        }
+        self.instance.start("prometheus", [_program("prometheus"), *(f"--{key}={flags[key]}" for key in flags)])
+        self.instance.wait("prometheus", partial(answers, f"{self.url}/-/ready"), 30, "Prometheus")
+
+    def down(self) -> None:
+        """End it and remove what it recorded."""
+        self.instance.stop("prometheus", grace=2)
+        shutil.rmtree(self.instance.folder / "prometheus", ignore_errors=True)
+
+    def scrape(self, targets: Sequence[str]) -> None:
+        """Scrape these from now on; no restart is needed."""
+        self.instance.write("prometheus/targets.json", json.dumps([{"targets": list(targets)}]))
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Return what an expression is now: each with its `metric` labels and `value` (time and text)."""
+        address = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result

@@ -1,0 +1,152 @@
+"""The broker of the ground, and its Java peers."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ground import java
+from ground.instance import temporary
+from ground.peers import Peer, producer, push_consumer
+from ground.poll import eventually
+from ground.report import Missing
+from ground.rocketmq import RocketMQ
+
+MESSAGES = 300
+QUICK = {"poll": 500}  # routes are asked for twice a second, not twice a minute
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RocketMQ]:
+    """Start another ground beside that of the test run, with two brokers to be hurt."""
+    with temporary("pair") as instance:
+        brokers = RocketMQ(instance, brokers=2, settings={"autoCreateTopicEnable": False})
+        brokers.up()
+        yield brokers
+        brokers.down()
+
+
+def need_peers() -> None:
+    try:
+        java.classes()
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def consumer(rocketmq: RocketMQ) -> Peer:
+    """Send numbered messages to a topic that a group of one consumer has taken in, commits included."""
+    need_peers()
+    rocketmq.create_topic("numbers", 4)
+    taking = push_consumer(rocketmq, "counters", "numbers")
+    sending = producer(rocketmq, "numbers", MESSAGES, tags="odd,even")
+    eventually(lambda: sending.done, 60)
+    eventually(lambda: len(taking.numbers()) >= MESSAGES, 60)
+    taking.stop()
+    return taking
+
+
+def test_each_message_of_a_java_producer_reaches_a_java_push_consumer_once(consumer: Peer) -> None:
+    assert sorted(consumer.numbers()) == list(range(MESSAGES))
+
+
+def test_a_consumer_tells_its_rebalance(consumer: Peer) -> None:
+    (rebalance,) = consumer.lines("rebalance")
+    assert rebalance["queues"] == "broker-0:0 broker-0:1 broker-0:2 broker-0:3"
+
+
+def test_mqadmin_prints_the_progress_of_a_group(rocketmq: RocketMQ, consumer: Peer) -> None:
+    printed = rocketmq.mqadmin("consumerProgress", "-g", "counters").splitlines()
+    rows = [line.split() for line in printed if line.startswith("numbers ")]
+    assert [row[2] for row in rows] == ["0", "1", "2", "3"]
+    assert sum(int(row[4]) for row in rows) == len(consumer.numbers())
+    assert "Consume Diff Total: 0" in printed
+
+
+def test_a_topic_has_its_queues_on_each_broker_it_was_made_on(pair: RocketMQ) -> None:
+    pair.create_topic("everywhere", 3)
+    pair.create_topic("somewhere", 5, brokers=[1])
+    assert pair.queues("everywhere") == {"broker-0": 3, "broker-1": 3}
+    assert pair.queues("somewhere") == {"broker-1": 5}
+
+
+def test_a_topic_grows(pair: RocketMQ) -> None:
+    pair.create_topic("growing", 2)
+    pair.create_topic("growing", 6)
+    assert pair.queues("growing") == {"broker-0": 6, "broker-1": 6}
+
+
+def test_a_deleted_topic_is_gone(pair: RocketMQ) -> None:
+    pair.create_topic("passing", 1)
+    pair.delete_topic("passing")
+    assert pair.queues("passing") == {}
+
+
+def test_two_grounds_do_not_know_each_other(rocketmq: RocketMQ, pair: RocketMQ) -> None:
+    rocketmq.create_topic("private", 1)
+    assert pair.queues("private") == {}
+    assert rocketmq.address != pair.address
+
+
+def test_settings_reach_the_brokers(pair: RocketMQ) -> None:
+    printed = pair.mqadmin("getBrokerConfig", "-b", pair.brokers[0].endpoint).splitlines()
+    assert ["autoCreateTopicEnable", "=", "false"] in [line.split() for line in printed]
+
+
+def test_a_consumer_goes_on_when_its_broker_comes_back_on_another_port(pair: RocketMQ) -> None:
+    need_peers()
+    pair.create_topic("interrupted", 2)
+    taking = push_consumer(pair, "patient", "interrupted", **QUICK)
+    sending = producer(pair, "interrupted", 400, rate=100, sharded=True, **QUICK)
+    eventually(taking.numbers, 60)
+    pair.kill_broker(0)
+    pair.start_broker(0, port=pair.brokers[0].port + 5)
+    eventually(lambda: sending.done, 120)
+    eventually(lambda: set(taking.numbers()) == set(range(400)), 120)
+    taking.stop()
+
+
+def test_a_frozen_broker_answers_again_when_it_goes_on(pair: RocketMQ) -> None:
+    pair.stop_broker(1)
+    with pytest.raises(TimeoutError):
+        pair.create_topic("thawed", 1, brokers=[1])
+    pair.continue_broker(1)
+    pair.create_topic("thawed", 1, brokers=[1])
+    assert pair.queues("thawed") == {"broker-1": 1}
+
+
+def test_brokers_register_at_a_new_name_server(pair: RocketMQ) -> None:
+    pair.create_topic("kept", 2)
+    pair.stop_name_server()
+    pair.start_name_server()
+    pair.up()
+    assert pair.queues("kept") == {"broker-0": 2, "broker-1": 2}
+
+
+def test_a_busy_port_is_named(pair: RocketMQ) -> None:
+    pair.kill_broker(1)
+    broker = pair.brokers[1]
+    with socket.create_server((broker.address, broker.port - 2)), pytest.raises(Missing, match=str(broker.port - 2)):
+        pair.start_broker(1)
+    pair.start_broker(1)
+
+
+def test_nothing_is_written_outside_the_instance(rocketmq: RocketMQ) -> None:
+    """RocketMQ's own choice is the user's home."""
+    folder = str(rocketmq.instance.folder)
+    written = [path for process in rocketmq.instance.processes() for path in _written(process.pid)]
+    assert written
+    assert [path for path in written if not path.startswith(folder)] == []
+
+
+def _written(pid: int) -> Iterator[str]:
+    """Yield the files that a process has open for writing."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            target = str(entry.readlink())
+            flags = int(Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text().split("flags:")[1].split()[0], 8)
+            if target.startswith("/") and not target.startswith("/dev/") and flags & os.O_ACCMODE:
+                yield target
