@@ -23,7 +23,6 @@ from ground.report import Missing, say
 
 TAG = "ROTA_GROUND"
 FIRST_BLOCK, LAST_BLOCK = 16, 250
-_ENDED = {"", "Z", "X"}  # gone, a zombie, dead
 
 
 def home() -> Path:
@@ -44,8 +43,8 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs (a zombie does not)."""
-        return _state(self.pid) not in _ENDED
+        """Whether it still runs, and holds what it holds."""
+        return _runs(self.pid)
 
     def signal(self, number: int) -> None:
         """Send a signal to this process alone."""
@@ -174,6 +173,10 @@ class Instance:
         """End a program and all its children: SIGTERM, and SIGKILL after `grace` seconds."""
         self._end(lambda: [process for process in self.processes() if process.program == program], grace)
 
+    def kill(self, program: str) -> None:
+        """End a program and all its children at once, as a crash would."""
+        self._end(lambda: [process for process in self.processes() if process.program == program], None)
+
     def at_down(self, *argv: str) -> None:
         """Note, before it is made, what takes away something that is neither a process nor a file of ours."""
         with (self.folder / "at-down").open("a+") as notes:
@@ -190,15 +193,15 @@ class Instance:
             subprocess.run(json.loads(line), capture_output=True, check=False)  # it may never have been made
         cache.remove(self.folder)
 
-    def _end(self, remaining: Callable[[], list[Process]], grace: float) -> None:
-        deadline = time.monotonic() + grace
+    def _end(self, remaining: Callable[[], list[Process]], grace: float | None) -> None:
+        deadline = time.monotonic() + (grace or 0)
         ending = remaining()
-        for process in ending:
+        for process in ending if grace is not None else ():
             process.signal(signal.SIGTERM)
             process.signal(signal.SIGCONT)  # a stopped process hears no SIGTERM
         # One that is about to end has no environment any more, but may still hold files, cgroups and addresses.
         while ending := [*remaining(), *(process for process in ending if process.alive)]:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 for process in ending:
                     process.signal(signal.SIGKILL)
             time.sleep(0.02)
@@ -262,7 +265,7 @@ def _tagged() -> list[tuple[int, str]]:
             continue
         variables = _environment(int(entry.name)).split(b"\0")
         tag = next((variable for variable in variables if variable.startswith(mark)), None)
-        if tag and _state(int(entry.name)) not in _ENDED:
+        if tag and _runs(int(entry.name)):
             found.append((_age(entry), int(entry.name), tag[len(mark) :].decode()))
     return [(pid, tag) for _, pid, tag in sorted(found)]
 
@@ -281,8 +284,10 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _state(pid: int) -> str:
-    return (_stat(pid) or [""])[0]
+def _runs(pid: int) -> bool:
+    """Tell the living from zombies; a first thread may be gone while others still hold ports and files."""
+    fields = _stat(pid)
+    return bool(fields) and (fields[0] not in {"Z", "X"} or int(fields[17]) > 1)
 
 
 def _age(entry: Path) -> int:

@@ -96,7 +96,7 @@ class RocketMQ:
     def down(self) -> None:
         """End it and remove its store."""
         for program in self._programs():
-            self._kill(program)  # an orderly end takes 10 s, and the store goes anyway
+            self.instance.kill(program)  # an orderly end takes 10 s, and the store goes anyway
         cache.remove(self.folder)
 
     def start_broker(self, number: int, port: int | None = None) -> None:
@@ -106,7 +106,7 @@ class RocketMQ:
 
     def kill_broker(self, number: int) -> None:
         """End a broker at once, as a crash would."""
-        self._kill(f"broker-{number}")
+        self.instance.kill(f"broker-{number}")
 
     def stop_broker(self, number: int) -> None:
         """Freeze a broker: its connections stay open, and nothing answers."""
@@ -118,7 +118,7 @@ class RocketMQ:
 
     def stop_name_server(self) -> None:
         """End the name server; brokers and clients go on with what they know."""
-        self._kill(NAME_SERVER)
+        self.instance.kill(NAME_SERVER)
 
     def start_name_server(self) -> None:
         """Start the name server again, empty; brokers register within 10 s, or when `up` tells them."""
@@ -241,11 +241,6 @@ class RocketMQ:
             if process.program == program:
                 process.signal(number)
 
-    def _kill(self, program: str) -> None:
-        pids = [process.pid for process in self.instance.processes() if process.program == program]
-        self._signal(program, signal.SIGKILL)
-        eventually(lambda: not self.instance.process(program) and not any(map(_lingers, pids)))
-
     def _write(self, program: str, settings: Mapping[str, object]) -> Path:
         lines = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
         return self.instance.write(f"rocketmq/{program}.conf", "\n".join([*lines, ""]))
@@ -282,12 +277,3 @@ class RocketMQ:
                 f"The disk of {self.instance.folder} is over {_REFUSES_AT:.0%} full, where RocketMQ takes no messages;"
                 " free some or set ROTA_GROUND_HOME to a folder on another one"
             )
-
-
-def _lingers(pid: int) -> bool:
-    """Whether a killed process still has its ports: its first thread may be gone before all others are."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] != "Z" or int(fields[17]) > 1
