@@ -1,0 +1,121 @@
+"""The handover table and its proofs, edge by edge."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from rota.documents import Report, read_report
+from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Holder, Proof, Seen, State, Want, act, picture, proof
+from rota.model import Queue
+
+Q = Queue("orders", "broker-a", 3)
+M1 = Holder("m1", "uid-1")
+SINCE = 42
+
+
+def a_report(**changed: object) -> Report:
+    fields = {"member": "m1", "uid": "uid-1", "generation": SINCE} | changed
+    return Report(**fields)  # type: ignore[arg-type]
+
+
+def known(seen: Seen) -> Proof:
+    return proof(Q, M1, SINCE, seen, lost_after=10)
+
+
+def test_an_owner_that_obeys_and_works_the_queue_no_more_has_released_it() -> None:
+    assert known(Seen(report=a_report())) is Proof.RELEASED
+    assert known(Seen(report=a_report(generation=SINCE + 1, held={"orders": {"broker-a": "0-2"}}))) is Proof.RELEASED
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        None,
+        a_report(generation=SINCE - 1),
+        a_report(held={"orders": {"broker-a": "0-3"}}),
+        a_report(releasing={"orders": {"broker-a": "3"}}),
+        a_report(uid="uid-2"),
+        a_report(member="m2"),
+        a_report(generation=SINCE - 1, state="drained"),
+    ],
+    ids=["none", "behind", "held", "draining", "namesake", "stranger", "drained, not for good"],
+)
+def test_nothing_less_is_a_release(report: Report | None) -> None:
+    assert known(Seen(report=report)) is Proof.NONE
+
+
+def test_a_terminating_member_has_released_everything_once_its_final_drain_is_done() -> None:
+    drained = a_report(generation=7, state="drained", final=True)
+    assert known(Seen(terminating=True, report=drained)) is Proof.RELEASED
+    assert known(Seen(terminating=False, report=drained)) is Proof.NONE
+    assert known(Seen(terminating=True, report=a_report(generation=7, state="draining", final=True))) is Proof.NONE
+
+
+def test_a_pod_that_ended_needs_no_report() -> None:
+    assert known(Seen(ended=True)) is Proof.ENDED
+
+
+def test_a_member_is_lost_when_unheard_and_unready_or_unheard_for_very_long() -> None:
+    assert known(Seen(ready=False, unheard=10)) is Proof.LOST
+    assert known(Seen(ready=False, unheard=9.9)) is Proof.NONE
+    assert known(Seen(ready=True, unheard=10)) is Proof.NONE
+    assert known(Seen(ready=True, unheard=GIVEN_UP)) is Proof.LOST
+
+
+def test_a_queue_goes_to_another_member_only_with_proof() -> None:
+    granted = [
+        (state, word) for (state, word, want), chosen in TABLE.items() if want is Want.MOVE and chosen is Act.GRANT
+    ]
+    assert all(word in {Proof.RELEASED, Proof.ENDED} for _, word in granted)
+    forced = [word for (_, word, _), chosen in TABLE.items() if chosen is Act.FORCE]
+    assert set(forced) == {Proof.LOST}
+
+
+def test_gates_hold_back_revokes_and_nothing_else() -> None:
+    for state, word, want in TABLE:
+        free, held = act(state, word, want), act(state, word, want, held_back=True)
+        assert held is (Act.KEEP if free is Act.REVOKE else free)
+
+
+def test_immediate_takes_both_steps_in_one() -> None:
+    for state, word, want in TABLE:
+        assert act(state, word, want, immediate=True) is not Act.REVOKE
+    assert act(State.OWNED, Proof.NONE, Want.MOVE, immediate=True) is Act.GRANT
+    assert act(State.OWNED, Proof.NONE, Want.LEAVE, immediate=True) is Act.DROP
+
+
+def test_from_every_state_a_proof_leads_on() -> None:
+    for state, want in product((State.OWNED, State.RELEASING), (Want.MOVE, Want.LEAVE)):
+        for word in (Proof.RELEASED, Proof.ENDED, Proof.LOST):
+            assert NEXT[TABLE[state, word, want]] in {State.OWNED, State.FREE}
+
+
+def test_what_cannot_come_about_has_no_row() -> None:
+    missing = set(product(State, Proof, Want)) - set(TABLE)
+    assert {(state, want) for state, _, want in missing} <= {
+        (State.FREE, Want.STAY),  # nobody holds it
+        (State.FREE, Want.MOVE),
+        (State.FREE, Want.LEAVE),
+        (State.OWNED, Want.STAY),  # he gave it up, or is gone
+        (State.RELEASING, Want.STAY),
+    }
+
+
+def test_the_picture_in_the_docs_is_drawn_from_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "handover.md"
+    assert picture() in page.read_text()
+
+
+def test_a_report_is_read_and_later_fields_are_passed_over() -> None:
+    text = '{"member": "m1", "uid": "u", "generation": 3, "held": {"t": {"b": "0-1"}}, "inflight": 4, "mood": "good"}'
+    assert read_report(text).working == {Queue("t", "b", 0), Queue("t", "b", 1)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"member": "m1"}', '{"member": "m", "uid": "u", "generation": 1, "held": {"t": {"b": "x"}}}'],
+)
+def test_what_is_no_report_is_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^The report cannot be read: "):
+        read_report(text)
