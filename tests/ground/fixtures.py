@@ -1,6 +1,8 @@
 """pytest fixtures: one ground for a whole test run, each part started when the first test asks for it."""
 
+import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -9,6 +11,8 @@ from ground.clusters import cluster_of
 from ground.controlplane import Cluster
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
+from ground.node import RealNode
+from ground.report import Missing
 from ground.rocketmq import RocketMQ
 
 
@@ -49,3 +53,28 @@ def rocketmq(instance: Instance) -> Iterator[RocketMQ]:
     broker.up()
     yield broker
     broker.down()  # quicker than the orderly end that the instance would wait for
+
+
+@pytest.fixture(scope="session")
+def real_node(instance: Instance) -> Iterator[RealNode]:
+    """Start a cluster with a real node; skip where this machine cannot have one."""
+    try:
+        node = RealNode(instance)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with skip_what_is_missing():
+        node.prepare()
+    node.up()  # one that could stand and does not is a failure
+    yield node
+    node.down()
+
+
+@contextmanager
+def skip_what_is_missing() -> Iterator[None]:
+    """Skip a test for what is not there; CI brings everything, so there it is a failure."""
+    try:
+        yield
+    except Missing as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))

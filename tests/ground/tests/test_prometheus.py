@@ -6,10 +6,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
 from ground.poll import eventually
 from ground.prometheus import Prometheus
-from ground.report import Missing
 
 
 class Exporter(BaseHTTPRequestHandler):
@@ -35,10 +35,8 @@ def exporter(instance: Instance) -> Iterator[str]:
 
 def test_what_an_exporter_tells_can_be_queried(instance: Instance, exporter: str) -> None:
     prometheus = Prometheus(instance, [exporter])
-    try:
+    with skip_what_is_missing():
         prometheus.up()
-    except Missing as missing:
-        pytest.skip(str(missing))
     (sample,) = eventually(lambda: prometheus.query('answer{to="everything"}'))
     assert sample["metric"]["instance"] == exporter
     assert float(sample["value"][1]) == 42

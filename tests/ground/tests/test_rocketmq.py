@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ground import java
+from ground.fixtures import skip_what_is_missing
 from ground.instance import temporary
 from ground.peers import Peer, producer, push_consumer
 from ground.poll import eventually
@@ -30,10 +31,8 @@ def pair() -> Iterator[RocketMQ]:
 
 
 def need_peers() -> None:
-    try:
+    with skip_what_is_missing():
         java.classes()
-    except Missing as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")

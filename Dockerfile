@@ -1,0 +1,65 @@
+# One file, three images: operator, sidecar, pipeline (docker build --target operator .).
+ARG BASE=python:3.13-slim-trixie
+ARG UV=ghcr.io/astral-sh/uv:0.13.8
+
+FROM ${UV} AS uv
+
+# Everything is installed into /opt/rota, with the interpreter that the final images have too.
+FROM ${BASE} AS build
+COPY --from=uv /uv /usr/local/bin/uv
+ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=0 \
+    UV_PROJECT_ENVIRONMENT=/opt/rota UV_SYSTEM_CERTS=1
+RUN uv venv --python /usr/local/bin/python3 /opt/rota
+WORKDIR /src
+
+# Dependencies come before the source: they change rarely, and their layer is the big one.
+FROM build AS operator-dependencies
+COPY pyproject.toml uv.lock ./
+RUN uv sync --frozen --no-dev --no-install-workspace --extra operator
+
+FROM build AS sidecar-dependencies
+COPY pyproject.toml uv.lock ./
+RUN uv sync --frozen --no-dev --no-install-workspace --extra sidecar
+
+FROM build AS pipeline-dependencies
+COPY pyproject.toml uv.lock ./
+RUN uv sync --frozen --no-dev --no-install-workspace --extra pipeline
+
+# Rota itself, apart, so that a change of source is a small layer.
+FROM build AS source
+COPY . .
+RUN uv build --wheel --out-dir /dist \
+    && uv pip install --offline --no-deps --python /opt/rota --prefix /rota /dist/*.whl
+
+FROM ${BASE} AS final
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Rota" \
+      org.opencontainers.image.description="One brain for fleets of message-queue consumers on Kubernetes" \
+      org.opencontainers.image.source="https://github.com/rota-dev/rota" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV PATH=/opt/rota/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /
+
+FROM final AS operator
+COPY --from=operator-dependencies /opt/rota /opt/rota
+COPY --from=source /rota /opt/rota
+USER 65532:65532
+ENTRYPOINT ["/opt/rota/bin/rota", "operator"]
+
+FROM final AS sidecar
+COPY --from=sidecar-dependencies /opt/rota /opt/rota
+COPY --from=source /rota /opt/rota
+USER 65532:65532
+ENTRYPOINT ["/opt/rota/bin/python", "-m", "rota.sidecar"]
+
+FROM final AS pipeline
+# Java's package links its manual pages and breaks off where slim images have no folder for them.
+RUN mkdir -p /usr/share/man/man1 \
+    && apt-get update \
+    && apt-get install --yes --no-install-recommends default-jre-headless \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=pipeline-dependencies /opt/rota /opt/rota
+COPY --from=source /rota /opt/rota
+USER 65532:65532
+ENTRYPOINT ["/opt/rota/bin/rota", "pipeline"]

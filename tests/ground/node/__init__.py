@@ -1,0 +1,99 @@
+"""A real node: kubelet, kube-proxy, containerd and DNS under a control plane of their own, in namespaces of their own.
+
+Everything runs in one sandbox and ends with it. This machine reaches the API server and the pods, and pods reach what
+is started with `prefix` before it, or listens on the machine's address in the sandbox's network.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ground import packages, programs
+from ground.controlplane import Cluster, ControlPlane
+from ground.instance import Instance
+from ground.node import dns, kubelet
+from ground.node.build import build_image
+from ground.node.runtime import Runtime
+from ground.node.sandbox import Sandbox, need_privileges
+from ground.report import progress
+
+# Debian's package for each program; who has the program from elsewhere (Docker brings containerd) keeps that.
+_PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap",
+}
+_DOWN = "import sys; from ground.instance import Instance; (it := Instance.find(sys.argv[1])) and it.down(grace=0)"
+
+
+class RealNode(Cluster):
+    """A cluster of one real node."""
+
+    name = kubelet.NAME
+
+    def __init__(self, instance: Instance) -> None:
+        """Describe the node that belongs to this ground; `up` makes it."""
+        need_privileges()
+        # An instance of its own, for the ground may have another control plane already.
+        name = f"{instance.name}-node"
+        instance.at_down(sys.executable, "-c", _DOWN, name)
+        self.instance = Instance.open(name)
+        self.sandbox = Sandbox(self.instance)
+        self._runtime = Runtime(self.instance, self.sandbox)
+        self.kubeconfig = self.instance.folder / "admin.kubeconfig"
+
+    @property
+    def address(self) -> str:
+        """The node's address, from inside and from this machine."""
+        return self.sandbox.network.inside
+
+    @property
+    def prefix(self) -> Sequence[str]:
+        """What to put before a command that shall listen where pods can reach it."""
+        return self.sandbox.beside
+
+    def prepare(self) -> None:
+        """Install and build what the node is made of."""
+        path = "/usr/sbin:/sbin:/usr/bin:/bin"
+        packages.debian(*(package for tool, package in _PACKAGES.items() if not shutil.which(tool, path=path)))
+        programs.ensure("kube-apiserver", "etcd", "kubelet", "coredns", "pause")
+
+    def up(self) -> None:
+        """Start what does not run; then the node is Ready and names are answered."""
+        self.prepare()
+        with progress("starting a real node"):
+            self.sandbox.up()
+            self.control_plane = ControlPlane(self.instance, address=self.address, prefix=self.prefix)
+            with ThreadPoolExecutor() as beside:
+                runtime = beside.submit(self._runtime.up)
+                self.control_plane.up()
+                runtime.result()
+            kubelet.start_kubelet(self.instance, self.sandbox, self.control_plane)
+            kubelet.start_proxy(self.instance, self.sandbox, self.control_plane)
+            self.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f-", feed=dns.manifests())
+            self.instance.wait("kubelet", self._ready, 60, "The real node")
+            self.instance.wait("kube-proxy", lambda: dns.answers(self.address), 60, "The cluster's DNS")
+
+    def down(self) -> None:
+        """End the node and its control plane and take away all that they made."""
+        self.instance.down(grace=0)  # nothing is kept, so nothing needs to end in order
+
+    def load(self, archive: Path) -> None:
+        """Make an image known to the node."""
+        self._runtime.load(archive)
+
+    def build(self, target: str) -> str:
+        """Build one image of the project's Dockerfile, make it known to the node and return its name."""
+        tag = f"rota.local/{target}:test"
+        self.load(build_image(target, tag))
+        return tag
+
+    def _ready(self) -> bool:
+        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        return self.kubectl("get", "node", self.name, "-o", path, check=False) == "True"

@@ -1,0 +1,133 @@
+"""Images of the project's own Dockerfile, built by buildah on a base made from Debian's packages.
+
+Nothing of the user's is touched: layers lie in the cache, mounts of a build are made where nobody else sees them.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from ground import cache
+from ground.node.images import overlays, pack, pack_program
+from ground.programs import wheel
+from ground.report import progress
+
+PROJECT = Path(__file__).parents[3]
+_INPUTS = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "README.md", "LICENSE", "operator")
+_KEPT = 3  # images of one target
+_MEBIBYTES = 4096  # of buildah's layers
+
+# What buildah remembers of its mounts ($0/run) must end with them, or it would trust it after a crash.
+_PRIVATE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-euc")
+_BUILDAH = 'mount -t tmpfs tmpfs "$0/run"; exec buildah "$@"'
+_STORAGE = '[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/layers"\nrunroot = "{folder}/run"\n'
+_BUILD = ("bud", "--layers", "--isolation=chroot", "--pull-never", "--network=host")
+
+
+def build_image(target: str, tag: str) -> Path:
+    """Build one target of the project's Dockerfile and return it as an archive; built once per content."""
+    recipe = "\n".join([target, tag, _suite(), *_digests(PROJECT / name for name in _INPUTS)])
+    built = cache.entry(f"image-{target}", recipe, partial(_build, target, tag))
+    os.utime(built)
+    with cache.locked(cache.folder() / f"image-{target}.lock"):
+        others = [path for path in cache.folder().glob(f"image-{target}-*") if path.is_dir()]
+        for old in sorted(others, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+            cache.remove(old)
+    return built / f"{target}.tar"
+
+
+def _build(target: str, tag: str, into: Path) -> None:
+    with cache.locked(cache.folder() / "buildah.lock", waiting_for="images"), _storage(), progress(f"building {tag}"):
+        names = {"BASE": _known(_base()), "UV": _known(_uv())}
+        step = [*_BUILD, f"--target={target}", f"--tag={tag}"]
+        step += [f"--build-arg={name}={image}" for name, image in names.items()]
+        certificates = os.environ.get("SSL_CERT_FILE")
+        if certificates:  # to be known where the image looks for the system's
+            step.append(f"--volume={certificates}:/etc/ssl/certs/ca-certificates.crt:ro")
+        _buildah(f"Building the image {tag}", *step, PROJECT)
+        _buildah(f"Packing the image {tag}", "push", "--quiet", tag, f"docker-archive:{into}/{target}.tar:{tag}")
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    """Keep buildah's layers, which make builds faster; begin anew where they are broken or have grown too many."""
+    folder = cache.folder() / "buildah"
+    in_work = folder / "in-work"
+    size = int(cache.run(["du", "-sm", folder], "Measuring").split()[0]) if folder.exists() else 0
+    if in_work.exists() or size > _MEBIBYTES:
+        cache.remove(folder)
+    cache.need_room(4)
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    driver = "overlay" if overlays(folder) else "vfs"
+    (folder / "storage.conf").write_text(_STORAGE.format(folder=folder, driver=driver))
+    in_work.touch()
+    yield
+    in_work.unlink()  # a build that failed, or was killed, has left it
+
+
+def _buildah(what: str, *argv: str | Path) -> str:
+    folder = cache.folder() / "buildah"
+    env = {"CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf", "CONTAINERS_CONF": "/dev/null", "TMPDIR": str(folder)}
+    return cache.run([*_PRIVATE, _BUILDAH, folder, *argv], what, env=env).strip()
+
+
+def _known(archive: Path) -> str:
+    """Make an archive known to buildah and return the name of its image."""
+    name = f"rota.local/{archive.parent.name}"
+    if name not in _buildah("Listing images", "images", "--format", "{{.Name}}").split():
+        taken = _buildah(f"Taking in {archive.name}", "pull", "--quiet", f"docker-archive:{archive}")
+        _buildah(f"Naming {archive.name}", "tag", taken, name)
+    return name
+
+
+def _base() -> Path:
+    """Return an image to build on, in place of python's: this machine's Debian with its Python."""
+    link = 'ln -s ../../bin/python3 "$1/usr/local/bin/{}"'
+    step = [
+        "mmdebstrap",
+        "--variant=minbase",
+        "--include=python3,ca-certificates,usr-is-merged",
+        "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",  # else a package does it, with all of Perl
+        '--aptopt=APT::Install-Recommends "false"',
+        *(f"--dpkgopt=path-exclude=/usr/share/{unread}/*" for unread in ("doc", "locale", "man")),
+        *(f"--customize-hook={link.format(name)}" for name in ("python", "python3")),
+        _suite(),
+    ]
+
+    def build(into: Path) -> None:
+        with progress("making the images' base from Debian's packages, once"):
+            cache.run([*step, into / "layer.tar"], "Making the images' base from Debian's packages")
+        pack(into / "base.tar", "base", into / "layer.tar", {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]})
+
+    return cache.entry("image-base", "\n".join(step), build) / "base.tar"
+
+
+def _uv() -> Path:
+    """Return an image in place of uv's own: the program from PyPI, of the version that the Dockerfile names."""
+    named = re.search(r"astral-sh/uv:([\d.]+)", (PROJECT / "Dockerfile").read_text())
+    assert named, "the Dockerfile names uv's image and its version"
+    version = named[1]
+
+    def build(into: Path) -> None:
+        pack_program(into / "uv.tar", "uv", wheel("uv", version) / "bin" / "uv")
+
+    return cache.entry("image-uv", version, build) / "uv.tar"
+
+
+def _suite() -> str:
+    named = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
+    return named[1] if named else "stable"
+
+
+def _digests(paths: Iterable[Path]) -> list[str]:
+    """Return name and content of every file, so that any change tells."""
+    found = []
+    for path in paths:
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        wanted = [file for file in files if "__pycache__" not in file.parts]
+        found += [f"{file.relative_to(PROJECT)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in wanted]
+    return found

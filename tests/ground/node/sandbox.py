@@ -1,0 +1,211 @@
+"""Namespaces of the node's own: network, mounts and processes, held open by one process, the keeper.
+
+When the keeper ends, the kernel ends all that runs in them and takes their interfaces, rules and mounts away. The
+machine itself gets one end of a veth pair with one route, and cgroups under one name; nothing else of it is touched.
+"""
+
+import ipaddress
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ground.cache import run
+from ground.controlplane import SERVICES
+from ground.instance import TAG, Instance
+from ground.report import Missing
+
+KEEPER = "keeper"
+_CGROUPS = Path("/sys/fs/cgroup")
+_CONTROLLERS = {"cpu", "cpuset", "hugetlb", "memory", "pids"}  # those that the kubelet insists on, where there are any
+_NUMBERS = range(200, 256)
+_SERVICES = f"{SERVICES}.0.0/16"
+
+# What runs first inside. /run is new, so sockets at well-known paths are our own; writes to /var go to memory. The
+# kubelet insists on settings of the whole machine and would change them: it is shown files with what it wants to see.
+_SETUP = """
+mount --make-rshared /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/lock /run/netns /run/over/upper /run/over/work /run/shown
+mount -t overlay overlay -o lowerdir=/var,upperdir=/run/over/upper,workdir=/run/over/work /var
+for wish in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \\
+    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+  shown=/run/shown/$(echo "${wish%=*}" | tr / .)
+  echo "${wish#*=}" >"$shown"
+  mount --bind "$shown" "/proc/sys/${wish%=*}"
+done
+ip link set lo up
+echo 1 >/proc/sys/net/ipv4/ip_forward
+echo 1 >/proc/sys/net/ipv4/tcp_orphan_retries
+[ -e /proc/sys/net/bridge ] || modprobe br_netfilter || true
+# Without this the answer of a pod on the same bridge is not translated back to the Service it was asked by.
+echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables
+touch /run/set-up
+# As the first process it inherits orphans; with this signal ignored the kernel buries them.
+exec env --ignore-signal=CHLD sleep infinity
+"""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The addresses of one sandbox: a /16 that no route of the machine touches."""
+
+    number: int
+
+    @property
+    def block(self) -> str:
+        """All addresses, as the machine routes them into the sandbox."""
+        return f"10.{self.number}.0.0/16"
+
+    @property
+    def outside(self) -> str:
+        """The machine's address in it."""
+        return f"10.{self.number}.0.1"
+
+    @property
+    def inside(self) -> str:
+        """The node's address."""
+        return f"10.{self.number}.0.2"
+
+    @property
+    def pods(self) -> str:
+        """The addresses of pods."""
+        return f"10.{self.number}.128.0/17"
+
+
+class Sandbox:
+    """The namespaces of one instance."""
+
+    def __init__(self, instance: Instance) -> None:
+        """Describe them; `up` makes them."""
+        self.instance = instance
+        self.cgroup = f"/rota-ground-{instance.id}"
+        self.link = f"rota{instance.id[:10]}"  # the machine's end of a veth pair
+        self._record = instance.folder / "sandbox.json"
+
+    @property
+    def network(self) -> Network:
+        """The addresses; known once it is up."""
+        return Network(json.loads(self._record.read_text())["number"])
+
+    @property
+    def beside(self) -> list[str]:
+        """What to put before a command to run it in the network of the node, but as a process of the machine."""
+        return ["nsenter", f"--net=/proc/{self._keeper()}/ns/net", "--"]
+
+    @property
+    def within(self) -> list[str]:
+        """What to put before a command to run it wholly inside."""
+        ns = f"/proc/{self._keeper()}/ns"
+        enter = ["nsenter", f"--net={ns}/net", f"--mount={ns}/mnt", f"--pid={ns}/pid_for_children", "--"]
+        # nsenter stays outside and stands for the program, which ends with it; so it alone carries the instance's tag,
+        # and not what the program leaves behind: containers outlive containerd.
+        return [*enter, "setpriv", "--pdeathsig=TERM", "env", f"--unset={TAG}"]
+
+    @property
+    def root(self) -> Path:
+        """Where the files inside are seen from outside."""
+        return Path(f"/proc/{self._keeper()}/root")
+
+    def up(self) -> None:
+        """Make the namespaces and join them to the machine, unless they are there."""
+        if self._stands():
+            return
+        for left in self.instance.processes():  # whatever outlived its network is of no use
+            self.instance.stop(left.program, grace=0)
+        self._make_cgroups()
+        unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        keeper = self.instance.start(KEEPER, [*unshare, "sh", "-euc", _SETUP])
+        ready = Path(f"/proc/{keeper.pid}/root/run/set-up")
+        self.instance.wait(KEEPER, ready.exists, 10, "The node's sandbox (network, mount and process namespaces)")
+        network = self._join(keeper.pid)
+        self._record.write_text(json.dumps({"keeper": keeper.pid, "number": network.number}))
+
+    def run(self, what: str, *argv: str | Path) -> str:
+        """Run one command inside and return what it printed."""
+        return run([*self.within, *argv], what)
+
+    def _stands(self) -> bool:
+        keeper = self.instance.process(KEEPER)
+        return bool(keeper and self._record.exists() and json.loads(self._record.read_text())["keeper"] == keeper.pid)
+
+    def _keeper(self) -> int:
+        number: int = json.loads(self._record.read_text())["keeper"]
+        return number
+
+    def _make_cgroups(self) -> None:
+        """Make the node's own root in every hierarchy (version 1), or in the one there is (version 2)."""
+        find = ["find", str(_CGROUPS), "-depth", "-type", "d", "-path", f"*{self.cgroup}*", "-exec", "rmdir", "{}", ";"]
+        self.instance.at_down(*find)
+        for root in _hierarchies():
+            Path(f"{root}{self.cgroup}").mkdir(exist_ok=True)
+
+    def _join(self, keeper: int) -> Network:
+        """Lay a veth pair between the machine and the sandbox."""
+        # With its last process a sandbox is gone, but a closing connection may hold the pair for minutes.
+        take_away = ["ip", "link", "delete", self.link]
+        subprocess.run(take_away, capture_output=True, check=False)
+        self.instance.at_down(*take_away)
+        _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(keeper))
+        _ip("link", "set", self.link, "up")
+        network = self._claim()
+        inside = ("nsenter", f"--net=/proc/{keeper}/ns/net", "--")
+        _ip("address", "add", f"{network.inside}/30", "dev", "eth0", before=inside)
+        _ip("link", "set", "eth0", "up", before=inside)
+        # Packets are routed before they are translated; one that nothing translates shall be refused, not looked for.
+        _ip("route", "add", _SERVICES, "via", network.outside, before=inside)
+        for chain in ("OUTPUT", "FORWARD"):
+            run([*inside, "iptables", "-A", chain, "-d", _SERVICES, "-j", "REJECT"], "Closing the node's network")
+        return network
+
+    def _claim(self) -> Network:
+        """Take a free number, or the one of before, by its route: two cannot have the same."""
+        before = [json.loads(self._record.read_text())["number"]] if self._record.exists() else _NUMBERS
+        taken = _routes()
+        for network in map(Network, before):
+            if any(route.overlaps(ipaddress.ip_network(network.block)) for route in taken):
+                continue
+            _ip("address", "add", f"{network.outside}/30", "dev", self.link)
+            try:
+                _ip("route", "add", network.block, "via", network.inside)
+            except Missing:  # somebody was faster
+                _ip("address", "flush", "dev", self.link)
+            else:
+                return network
+        raise Missing("No block from 10.200.0.0/16 to 10.255.0.0/16 is free for a real node; take down one that stands")
+
+
+def need_privileges() -> None:
+    """Say why a real node cannot stand on this machine, if it cannot."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise Missing("A real node needs root on Linux; run as root, or go without what needs a real node")
+    if not os.access(_CGROUPS, os.W_OK):
+        raise Missing(f"A real node needs cgroups; make {_CGROUPS} writable for this machine or container")
+    probe = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        raise Missing("A real node needs network, mount and process namespaces; this machine refuses to make them")
+
+
+def _hierarchies() -> list[Path]:
+    """Return the roots of all cgroup hierarchies: one each of version 1, or the one of version 2."""
+    offered = _CGROUPS / "cgroup.controllers"
+    if not offered.exists():
+        return [path for path in _CGROUPS.iterdir() if (path / "tasks").exists()]
+    passed_on = _CGROUPS / "cgroup.subtree_control"
+    for controller in _CONTROLLERS & {*offered.read_text().split()} - {*passed_on.read_text().split()}:
+        passed_on.write_text(f"+{controller}")
+    return [_CGROUPS]
+
+
+def _ip(*argv: str, before: tuple[str, ...] = ()) -> None:
+    run([*before, "ip", *argv], "Joining the node's network to this machine's")
+
+
+def _routes() -> list[ipaddress.IPv4Network]:
+    """Return where the machine's routes lead, but for default routes and those that stand for one (0.0.0.0/1)."""
+    told = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"], "Reading the routes"))
+    routes = [ipaddress.IPv4Network(route["dst"]) for route in told if route["dst"] != "default"]
+    return [route for route in routes if route.prefixlen >= 8]

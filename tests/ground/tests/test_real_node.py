@@ -1,0 +1,191 @@
+"""The real node: pods in containers, from images of the project's own Dockerfile, and nothing left behind."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ground.instance import temporary
+from ground.node import RealNode
+from ground.poll import eventually
+from ground.programs import program
+
+pytestmark = pytest.mark.node
+
+POLITE = """
+trap 'echo told $(date +%s%N); sleep 0.3; echo ended $(date +%s%N); exit' TERM
+echo began; while :; do sleep 0.05; done
+"""
+ASK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=2).read().decode())"
+SAFE = {
+    "runAsNonRoot": True,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A namespace on the real node with the web server of these tests in it."""
+
+    node: RealNode
+    name: str
+
+    def kubectl(self, *arguments: str, feed: str | None = None, check: bool = True) -> str:
+        return self.node.kubectl("--namespace", self.name, *arguments, feed=feed, check=check)
+
+    def ask(self, url: str) -> str:
+        """Return what a pod is answered; a Service works a moment later than its pods."""
+        asked = ("exec", "deploy/web", "--", "python", "-c", ASK, url)
+        return eventually(lambda: self.kubectl(*asked, check=False).strip())
+
+    def address(self) -> str:
+        return self.kubectl("get", "pod", "-l", "app=web", "-o", "jsonpath={.items[0].status.podIP}")
+
+
+def container(name: str, image: str, *command: str, **rest: object) -> Object:
+    return {"name": name, "image": image, "command": list(command), "securityContext": SAFE, **rest}
+
+
+def web(image: str) -> str:
+    """Return a server of a mounted ConfigMap, with a sidecar, behind a Service."""
+    labels = {"app": "web"}
+    server = container(
+        "app", image, "python", "-m", "http.server", "8080", "--directory", "/etc/settings",
+        readinessProbe={"httpGet": {"path": "/text", "port": 8080}, "periodSeconds": 1},
+        volumeMounts=[{"name": "settings", "mountPath": "/etc/settings"}],
+    )  # fmt: skip
+    pod = {
+        "terminationGracePeriodSeconds": 5,
+        "initContainers": [container("sidecar", image, "sh", "-c", POLITE, restartPolicy="Always")],
+        "containers": [server],
+        "volumes": [{"name": "settings", "configMap": {"name": "settings"}}],
+    }
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    items = [
+        {"kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"text": "old"}},
+        {"kind": "Service", "metadata": {"name": "web"}, "spec": {"selector": labels, "ports": [{"port": 8080}]}},
+        {
+            "kind": "Deployment",
+            "apiVersion": "apps/v1",
+            "metadata": {"name": "web"},
+            "spec": {"selector": {"matchLabels": labels}, "template": template},
+        },
+    ]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", **item} for item in items]})
+
+
+@pytest.fixture(scope="module")
+def image(real_node: RealNode) -> str:
+    return real_node.build("sidecar")
+
+
+@pytest.fixture(scope="module")
+def namespace(real_node: RealNode, image: str) -> Namespace:
+    made = Namespace(real_node, "web")
+    real_node.kubectl("create", "namespace", made.name)
+    made.kubectl("apply", "-f-", feed=web(image))
+    made.kubectl("rollout", "status", "deploy/web", "--timeout=60s")
+    return made
+
+
+def test_a_deployment_of_the_projects_own_image_becomes_ready(namespace: Namespace) -> None:
+    assert namespace.kubectl("get", "deploy", "web", "-o", "jsonpath={.status.readyReplicas}") == "1"
+    assert namespace.kubectl("exec", "deploy/web", "--", "id", "-u").strip() == "65532"
+    assert version("rota-operator") in namespace.kubectl("exec", "deploy/web", "--", "rota", "--version")
+    assert namespace.kubectl("logs", "deploy/web", "-c", "sidecar").split() == ["began"]
+
+
+def test_a_config_map_change_is_seen_in_the_file_when_an_annotation_changes(namespace: Namespace) -> None:
+    file = f"http://{namespace.address()}:8080/text"
+    namespace.kubectl("patch", "configmap", "settings", "--patch", '{"data": {"text": "new"}}')
+    namespace.kubectl("annotate", "pod", "-l", "app=web", "poke=1")
+    eventually(lambda: urllib.request.urlopen(file, timeout=5).read() == b"new")
+
+
+def test_names_and_services_work_from_a_pod(namespace: Namespace) -> None:
+    for name in ("web", "web.web", "web.web.svc.cluster.local"):
+        assert namespace.ask(f"http://{name}:8080/text") in {"old", "new"}
+
+
+def test_a_pod_reaches_what_runs_beside_the_node(namespace: Namespace, tmp_path: Path) -> None:
+    (tmp_path / "hello").write_text("hello from beside")
+    node = namespace.node
+    serve = [sys.executable, "-m", "http.server", "7000", "--bind", node.address, "--directory", str(tmp_path)]
+    node.instance.start("beside", [*node.prefix, *serve])
+    assert namespace.ask(f"http://{node.address}:7000/hello") == "hello from beside"
+    node.instance.stop("beside")
+
+
+def test_a_native_sidecar_outlives_its_app(namespace: Namespace, image: str) -> None:
+    sidecar = container("sidecar", image, "sh", "-c", POLITE, restartPolicy="Always")
+    spec = {"initContainers": [sidecar], "containers": [container("app", image, "sh", "-c", POLITE)]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "polite"}, "spec": spec}
+    namespace.kubectl("create", "-f-", feed=json.dumps(pod))
+    namespace.kubectl("wait", "--for=condition=Ready", "pod/polite", "--timeout=60s")
+    access = ["--kubeconfig", str(namespace.node.kubeconfig), "--namespace", namespace.name]
+    follow = [str(program("kubectl")), *access, "logs", "polite", "--follow", "--all-containers", "--prefix"]
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as logs:
+        namespace.kubectl("delete", "pod", "polite")
+        lines = logs.communicate(timeout=60)[0].splitlines()
+    words = [line.strip("[").replace("]", "").split() for line in lines if "began" not in line]
+    at = {(source.rpartition("/")[2], word): int(when) for source, word, when in words}
+    assert at["app", "told"] < at["app", "ended"] < at["sidecar", "told"] < at["sidecar", "ended"]
+
+
+@pytest.fixture(scope="module")
+def second_node(real_node: RealNode) -> Iterator[RealNode]:  # only where there can be one
+    """Start another one beside the first."""
+    with temporary("second") as instance:
+        node = RealNode(instance)
+        node.up()
+        assert node.address != real_node.address
+        yield node
+
+
+def test_what_was_killed_comes_up_again(second_node: RealNode) -> None:
+    for name in ("containerd", "keeper"):  # pods outlive the one and not the other
+        process = second_node.instance.process(name)
+        assert process
+        process.signal(signal.SIGKILL)
+        while process.alive:
+            time.sleep(0.01)
+        second_node.up()
+        second_node.kubectl("rollout", "status", "-n", "kube-system", "deploy/coredns", "--timeout=60s")
+
+
+def test_a_node_that_goes_down_leaves_nothing(second_node: RealNode) -> None:
+    second_node.up()
+    link, cgroup, folder = second_node.sandbox.link, second_node.sandbox.cgroup, second_node.instance.folder
+    network = Path(f"/proc/{second_node.instance.processes()[0].pid}/ns/net").readlink()
+    assert len(inside(network)) > 10
+    assert list(Path("/sys/fs/cgroup").rglob(f"{cgroup[1:]}/**/cgroup.procs"))
+    second_node.down()
+    eventually(lambda: not inside(network))
+    assert not Path(f"/sys/class/net/{link}").exists()
+    assert not list(Path("/sys/fs/cgroup").rglob(cgroup[1:]))
+    assert str(folder) not in Path("/proc/mounts").read_text()
+    assert not folder.exists()
+
+
+def inside(network: Path) -> list[Path]:
+    """Return the processes whose network this is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found += [process] if (process / "ns" / "net").readlink() == network else []
+        except OSError:  # it has just ended
+            continue
+    return found
