@@ -39,7 +39,8 @@ demo: $(READY) ## Show Rota's main job, live
 
 .PHONY: test
 test: $(READY) ## Run every test that this machine can run
-	@$(BIN)/pytest
+	@$(BIN)/python -m ground build
+	$(BIN)/pytest
 
 .PHONY: unit
 unit: $(READY) ## Run the tests that need nothing but Python: seconds

@@ -1,4 +1,4 @@
-"""`python -m ground up|down|env|status`: a ground for a person, that stays until it is taken down."""
+"""`python -m ground up|down|env|status|build`: a ground for a person, that stays until it is taken down."""
 
 import argparse
 import json
@@ -8,16 +8,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from ground import cache, programs
+from ground import cache, java, node, programs
 from ground.clusters import cluster_of
 from ground.instance import Instance, home, sweep
 from ground.kwok import Kwok
 from ground.local import LocalNode
 from ground.node import RealNode
-from ground.prometheus import Prometheus
+from ground.prometheus import Prometheus, promtool
 from ground.report import Missing, say
 from ground.rocketmq import RocketMQ
 
@@ -98,6 +99,22 @@ def up(asked: argparse.Namespace) -> None:
     say(f'now: eval "$(python -m ground env{option})"')
 
 
+def build(_: argparse.Namespace) -> None:
+    """Build and fetch all that takes long, so that nobody waits for it later; what cannot be had is named."""
+    sources = {
+        "Kubernetes": partial(programs.ensure, "kube-apiserver", "etcd", "kwok"),
+        "RocketMQ": java.jars,
+        "the Java peers": java.classes,
+        "Prometheus": promtool,
+        "the real node": node.prepare,
+    }
+    for what, fetch in sources.items():
+        try:
+            fetch()
+        except Missing as missing:
+            say(f"without {what}: {missing}")
+
+
 def _up(name: str, instance: Instance) -> None:
     thing = PARTS[name].make(instance)
     thing.up()
@@ -153,7 +170,7 @@ def _variables(instance: Instance) -> dict[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ground", description=__doc__)
     verbs = parser.add_subparsers(required=True)
-    for run in (up, down, env, status):
+    for run in (up, down, env, status, build):
         verb = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         verb.add_argument("--name", default="default", help="which ground (default: %(default)s)")
         verb.set_defaults(run=run)

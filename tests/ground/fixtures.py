@@ -11,7 +11,7 @@ from ground.clusters import cluster_of
 from ground.controlplane import Cluster
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
-from ground.node import RealNode
+from ground.node import RealNode, prepare
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
 
@@ -63,7 +63,7 @@ def real_node(instance: Instance) -> Iterator[RealNode]:
     except Missing as missing:
         pytest.skip(str(missing))
     with skip_what_is_missing():
-        node.prepare()
+        prepare()
     node.up()  # one that could stand and does not is a failure
     yield node
     node.down()

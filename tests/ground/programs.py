@@ -60,9 +60,6 @@ SETS = {
     "coredns": Module("coredns", {"coredns": "."}),
     "pause": Module("pause", {"pause": "."}, gibibytes=0.5),
     "kwok": Module("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
-    "helm": Module(
-        "helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, "-s -w -X helm.sh/helm/v3/internal/version.version=v3.19.2"
-    ),
 }
 
 

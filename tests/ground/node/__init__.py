@@ -32,6 +32,14 @@ _PACKAGES = {
 _DOWN = "import sys; from ground.instance import Instance; (it := Instance.find(sys.argv[1])) and it.down(grace=0)"
 
 
+def prepare() -> None:
+    """Install and build what a node is made of."""
+    need_privileges()
+    path = "/usr/sbin:/sbin:/usr/bin:/bin"
+    packages.debian(*(package for tool, package in _PACKAGES.items() if not shutil.which(tool, path=path)))
+    programs.ensure("kube-apiserver", "etcd", "kubelet", "coredns", "pause")
+
+
 class RealNode(Cluster):
     """A cluster of one real node."""
 
@@ -58,15 +66,9 @@ class RealNode(Cluster):
         """What to put before a command that shall listen where pods can reach it."""
         return self.sandbox.beside
 
-    def prepare(self) -> None:
-        """Install and build what the node is made of."""
-        path = "/usr/sbin:/sbin:/usr/bin:/bin"
-        packages.debian(*(package for tool, package in _PACKAGES.items() if not shutil.which(tool, path=path)))
-        programs.ensure("kube-apiserver", "etcd", "kubelet", "coredns", "pause")
-
     def up(self) -> None:
         """Start what does not run; then the node is Ready and names are answered."""
-        self.prepare()
+        prepare()
         with progress("starting a real node"):
             self.sandbox.up()
             self.control_plane = ControlPlane(self.instance, address=self.address, prefix=self.prefix)
