@@ -101,7 +101,7 @@ def up(asked: argparse.Namespace) -> None:
 
 def build(_: argparse.Namespace) -> None:
     """Build and fetch all that takes long, so that nobody waits for it later; what cannot be had is named."""
-    sources = {
+    sources: dict[str, Callable[[], object]] = {
         "Kubernetes": partial(programs.ensure, "kube-apiserver", "etcd", "kwok"),
         "RocketMQ": java.jars,
         "the Java peers": java.classes,
