@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.documents import Report
-from rota.model import Queue
+from rota.model import Holder, Queue
 
 GIVEN_UP = 120.0  # seconds: longer than the slowest kubelet and any drain
 
@@ -112,14 +112,6 @@ NEXT: dict[Act, State | None] = {
     Act.FORCE: State.OWNED,
     Act.DROP: State.FREE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A member as an owner: its name and the uid of its pod."""
-
-    name: str
-    uid: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,13 @@ class Queue(NamedTuple):
         return f"{self.topic}/{self.broker}/{self.id}"
 
 
+class Holder(NamedTuple):
+    """A member as an owner: its name, and the uid of its pod, for a pod made anew under an old name is another."""
+
+    name: str
+    uid: str
+
+
 class Run(NamedTuple):
     """The neighbouring queues of one topic on one broker: `queues[start:stop]`."""
 

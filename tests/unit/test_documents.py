@@ -1,11 +1,45 @@
-"""Queues as ranges: what is written is read back, what cannot be read is a sentence."""
+"""What crosses a process boundary: what is written is read back, what cannot be read is refused with a sentence."""
+
+import gzip
+import hashlib
+import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.documents import from_ranges, ids_of, to_ranges
-from rota.model import Queue
+from rota.documents import (
+    PACKED,
+    PLAIN,
+    PLAIN_BYTES,
+    Assignment,
+    Release,
+    Share,
+    from_ranges,
+    ids_of,
+    read_assignment,
+    to_ranges,
+    write_assignment,
+)
+from rota.model import Holder, Queue
+
+Q5 = Queue("orders", "broker-a", 5)
+NOW = "2026-11-21T08:00:00.000Z"
+EXAMPLE = Assignment(
+    group="shop/orders",
+    generation=42,
+    issued_at=NOW,
+    strategy="Sticky",
+    members={
+        "orders-7d9f-abc": Share("uid-1", (Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1))),
+        "orders-7d9f-xyz": Share("uid-2"),
+    },
+    releasing={Q5: Release(Holder("orders-7d9f-abc", "uid-1"), "orders-7d9f-xyz", 42, NOW)},
+    forced={Queue("orders", "broker-a", 1): 41},
+    spent=((NOW, 4),),
+    barrier=7,
+)
 
 
 def test_neighbouring_ids_become_a_range() -> None:
@@ -28,3 +62,111 @@ def test_what_cannot_be_read_is_a_sentence(ranges: str) -> None:
 def test_an_id_named_twice_is_a_sentence() -> None:
     with pytest.raises(ValueError, match="name one id twice"):
         ids_of("0-3,2")
+
+
+def plain(assignment: Assignment) -> str:
+    (text,) = write_assignment(assignment).values()
+    assert isinstance(text, str)
+    return text
+
+
+def test_the_document_has_the_shape_that_sidecars_rely_on() -> None:
+    body = json.loads(plain(EXAMPLE))
+    told = body.pop("sum")
+    assert body == {
+        "schema": 1,
+        "group": "shop/orders",
+        "generation": 42,
+        "issuedAt": NOW,
+        "strategy": "Sticky",
+        "members": {
+            "orders-7d9f-abc": {"uid": "uid-1", "queues": {"orders": {"broker-a": "0-1"}}},
+            "orders-7d9f-xyz": {"uid": "uid-2", "queues": {}},
+        },
+        "releasing": {
+            "orders": {
+                "broker-a": {
+                    "5": {"from": "orders-7d9f-abc", "uid": "uid-1", "to": "orders-7d9f-xyz", "since": 42, "at": NOW}
+                }
+            }
+        },
+        "forced": {"orders": {"broker-a": {"1": 41}}},
+        "spent": [[NOW, 4]],
+        "barrier": 7,
+    }
+    rest = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    assert told == hashlib.sha256(rest.encode()).hexdigest()
+
+
+def test_an_assignment_is_read_back_as_it_was_written() -> None:
+    assert read_assignment(plain(EXAMPLE)) == EXAMPLE
+    everyone = replace(EXAMPLE, everyone=(Q5,), members={}, releasing={}, forced={})
+    assert read_assignment(plain(everyone)) == everyone
+    leaving = replace(EXAMPLE, releasing={Q5: Release(Holder("gone", "uid-9"), None, 40, NOW)})
+    assert read_assignment(plain(leaving)) == leaving
+
+
+def test_fields_of_later_versions_are_copied_through() -> None:
+    body = json.loads(plain(EXAMPLE)) | {"weather": {"sun": 1}}
+    del body["sum"]
+    body["sum"] = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    assert json.loads(plain(read_assignment(json.dumps(body)))) == body
+
+
+def test_equal_assignments_have_one_text_whatever_order_they_were_made_in() -> None:
+    turned = replace(EXAMPLE, members=dict(reversed(EXAMPLE.members.items())))
+    assert write_assignment(turned) == write_assignment(EXAMPLE)
+
+
+def long(members: int) -> Assignment:
+    shares = {
+        f"orders-{number:06d}": Share(hashlib.sha256(b"%d" % number).hexdigest(), (Queue("orders", "b", 2 * number),))
+        for number in range(members)
+    }
+    return replace(EXAMPLE, members=shares, releasing={}, forced={})
+
+
+def test_a_long_assignment_is_packed_and_one_too_long_is_refused_with_a_sentence() -> None:
+    ((name, packed),) = write_assignment(long(3000)).items()
+    assert name == PACKED
+    assert isinstance(packed, bytes)
+    assert len(gzip.decompress(packed)) > PLAIN_BYTES
+    assert read_assignment(packed) == long(3000)
+    assert write_assignment(long(3000)) == {PACKED: packed}
+    assert list(write_assignment(long(1000))) == [PLAIN]
+    with pytest.raises(ValueError, match=r"^The assignment of shop/orders takes \d+ bytes, but .*; split the group"):
+        write_assignment(long(3000), room=100_000)
+
+
+def test_a_torn_assignment_is_refused_at_every_byte() -> None:
+    text = plain(EXAMPLE)
+    for cut in range(len(text)):
+        with pytest.raises(ValueError, match=r"^The assignment "):
+            read_assignment(text[:cut])
+    packed = write_assignment(long(2500))[PACKED]
+    for cut in range(0, len(packed), 997):
+        with pytest.raises(ValueError, match=r"^The assignment "):
+            read_assignment(packed[:cut])
+
+
+@given(st.data())
+def test_an_assignment_changed_by_hand_is_refused(data: st.DataObject) -> None:
+    text = plain(EXAMPLE)
+    place = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.characters(codec="ascii"))
+    changed = text[:place] + other + text[place + 1 :]
+    try:
+        assert read_assignment(changed) == EXAMPLE  # white space and the like
+    except ValueError as error:
+        assert str(error).startswith("The assignment ")  # noqa: PT017 - either is right
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema": 2}, {"schema": None}, {"members": []}, {"generation": "x"}, {"spent": 3}]
+)
+def test_what_this_version_cannot_read_is_refused_whole(change: dict[str, object]) -> None:
+    body = json.loads(plain(EXAMPLE)) | change
+    del body["sum"]
+    body["sum"] = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    with pytest.raises(ValueError, match=r"^The assignment "):
+        read_assignment(json.dumps(body))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rota.documents import Report, read_report
-from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Holder, Proof, Seen, State, Want, act, picture, proof
-from rota.model import Queue
+from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Proof, Seen, State, Want, act, picture, proof
+from rota.model import Holder, Queue
 
 Q = Queue("orders", "broker-a", 3)
 M1 = Holder("m1", "uid-1")
