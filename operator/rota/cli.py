@@ -34,6 +34,8 @@ def plainly(command: Callable[..., None]) -> Callable[..., None]:
     def run(**arguments: Any) -> None:
         try:
             command(**arguments)
+        except BrokenPipeError:  # whoever read us has seen enough
+            sys.stderr.close()
         except OSError as error:
             print(f"rota: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
             sys.exit(2)
@@ -50,7 +52,9 @@ def plainly(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command()
 @click.option("-f", "--filename", required=True, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin).")
-@click.option("--members", default="3", show_default=True, help="How many members, or their names: a,b,c.")
+@click.option(
+    "--members", default="3", show_default=True, help="How many, or their names (beside --foreign: client ids)."
+)
 @click.option("--queues", multiple=True, required=True, help="TOPIC=BROKER:N,BROKER:N; once for each topic.")
 @click.option("--rooms", default="", help="The members' rooms, where the policy asks for them: m0=east,m1=west.")
 @click.option("--foreign", default="", help="Client ids of consumers in the group that are not Rota's: a,b.")
@@ -69,7 +73,7 @@ def plan(**given: Any) -> None:
     roster = Roster.of(_queues(given["queues"], topics), _members(given["members"]), current)
     foreigners = [name for name in given["foreign"].split(",") if name]
     if foreigners:
-        owners = planner.beside_foreigners(roster, foreigners)
+        owners = planner.beside_foreigners(roster, foreigners, {})
     else:
         owners = planner.target(policy, roster, _rooms(given["rooms"]))
     outlook = {"strategy": "Averagely" if foreigners else policy.strategy, **_outlook(roster, owners.tolist())}
@@ -113,7 +117,7 @@ def _resources(documents: list[dict[str, Any]]) -> Any:
         raise ValueError(f"The file holds {len(groups)} ConsumerGroups; give it exactly one")
     group = group_spec(groups[0])
     policies = {
-        document.get("metadata", {}).get("name"): document
+        (document.get("metadata") or {}).get("name"): document
         for document in documents
         if document.get("kind") == "RebalancePolicy"
     }

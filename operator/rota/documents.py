@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -125,7 +126,7 @@ def read_assignment(text: str | bytes) -> Assignment:
         plain = gzip.decompress(text) if isinstance(text, bytes) and text[:2] == b"\x1f\x8b" else text
         body = json.loads(plain)
         told = body.pop("sum", None)
-    except (ValueError, OSError, EOFError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OSError, EOFError, zlib.error):
         raise ValueError("The assignment is torn: it is no JSON object") from None
     if body.get("schema") != SCHEMA:
         raise ValueError(f"The assignment has schema {body.get('schema')!r}; this version reads schema {SCHEMA}")
@@ -229,7 +230,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def working(self) -> frozenset[Queue]:
-        """Every queue that it may still deliver from or commit for."""
+        """Every queue that it may still deliver from or commit for; costs a walk over all of them, so ask once."""
         return frozenset([*from_ranges(self.held), *from_ranges(self.releasing)])
 
     @property

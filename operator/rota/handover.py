@@ -60,7 +60,7 @@ class Want(StrEnum):
 
     STAY = "Stay"  # its holder shall own it
     MOVE = "Move"  # another member shall
-    LEAVE = "Leave"  # nobody shall: it left the route or the subscription, or nobody is there to work it
+    LEAVE = "Leave"  # nobody shall: it left the route or the subscription, or the group is paused
 
 
 class Act(StrEnum):
@@ -76,7 +76,9 @@ class Act(StrEnum):
 
 
 # A missing row cannot come about: nobody stays the owner of a queue that is proved to be no longer his, unless it
-# was released and comes back to him. A free queue is "Released" once nobody can be working it.
+# was released and comes back to him. A free queue is "Released" once nobody can be working it. A holder that is only
+# lost is never forgotten: who grants the queue again must know whom it may still be with. And where nobody is there to
+# take a queue over, nothing is wanted of it: it stays with its holder, seen or not.
 TABLE: dict[tuple[State, Proof, Want], Act] = {
     (State.FREE, Proof.NONE, Want.MOVE): Act.WAIT,
     (State.FREE, Proof.NONE, Want.LEAVE): Act.WAIT,
@@ -90,7 +92,7 @@ TABLE: dict[tuple[State, Proof, Want], Act] = {
     (State.OWNED, Proof.ENDED, Want.MOVE): Act.GRANT,
     (State.OWNED, Proof.ENDED, Want.LEAVE): Act.DROP,
     (State.OWNED, Proof.LOST, Want.MOVE): Act.FORCE,
-    (State.OWNED, Proof.LOST, Want.LEAVE): Act.DROP,
+    (State.OWNED, Proof.LOST, Want.LEAVE): Act.REVOKE,
     (State.RELEASING, Proof.NONE, Want.STAY): Act.RETURN,
     (State.RELEASING, Proof.NONE, Want.MOVE): Act.WAIT,
     (State.RELEASING, Proof.NONE, Want.LEAVE): Act.WAIT,
@@ -100,7 +102,7 @@ TABLE: dict[tuple[State, Proof, Want], Act] = {
     (State.RELEASING, Proof.ENDED, Want.MOVE): Act.GRANT,
     (State.RELEASING, Proof.ENDED, Want.LEAVE): Act.DROP,
     (State.RELEASING, Proof.LOST, Want.MOVE): Act.FORCE,
-    (State.RELEASING, Proof.LOST, Want.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.LOST, Want.LEAVE): Act.WAIT,
 }
 
 NEXT: dict[Act, State | None] = {
@@ -122,6 +124,7 @@ class Seen:
     terminating: bool = False
     ready: bool = True
     report: Report | None = None
+    working: frozenset[Queue] = frozenset()  # what the report says it may still deliver from or commit for
     unheard: float = 0.0  # seconds since its report was last read
 
     def obeys(self, holder: Holder, generation: int) -> bool:
@@ -134,11 +137,14 @@ class Seen:
         )
 
 
-def proof(queue: Queue, holder: Holder, since: int, seen: Seen, lost_after: float) -> Proof:
-    """Say what is known about a holder that shall give up a queue taken from it by generation `since`."""
+def proof(queue: Queue, holder: Holder, since: int | None, seen: Seen, lost_after: float) -> Proof:
+    """Say what is known about a holder that shall give up a queue; `since` is the generation that took it.
+
+    None: it was not taken yet. Then that the holder does not work it proves nothing, for it may take it up any moment.
+    """
     if seen.ended:
         return Proof.ENDED
-    if seen.obeys(holder, since) and seen.report and queue not in seen.report.working:
+    if since is not None and seen.obeys(holder, since) and queue not in seen.working:
         return Proof.RELEASED
     if seen.terminating and seen.obeys(holder, 0) and seen.report and seen.report.drained:
         return Proof.RELEASED

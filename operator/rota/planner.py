@@ -3,11 +3,13 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from rota.documents import ids_of
 from rota.model import NOBODY, Queue, Roster
 from rota.spec import BrokerRoom, ConfiguredMember, PolicySpec, QueueRange
 from rota.strategies import prepared
-from rota.strategies.arrays import Owners, nobody
+from rota.strategies.arrays import Owners
 
 
 def target(policy: PolicySpec, roster: Roster, member_rooms: Mapping[str, str] | None = None) -> Owners:
@@ -15,17 +17,16 @@ def target(policy: PolicySpec, roster: Roster, member_rooms: Mapping[str, str] |
     return prepared(policy.strategy, _options(policy, roster, member_rooms or {}))(roster)
 
 
-def beside_foreigners(roster: Roster, foreigners: Collection[str]) -> Owners:
+def beside_foreigners(roster: Roster, foreigners: Collection[str], client_ids: Mapping[str, str]) -> Owners:
     """Return our own members' share while consumers that are not Rota's are in the group.
 
-    Those compute Averagely over all client ids, each alone; only if we do the same is no queue read twice.
+    Those compute Averagely over all client ids in their order, each alone; only if we do the same, with the ids under
+    which our members are known at the broker, is no queue read twice.
     """
-    everybody = Roster.of(roster.queues, [*roster.members, *foreigners])
-    ours = {name: index for index, name in enumerate(roster.members)}
-    owners = nobody(len(roster.queues))
-    for index, owner in enumerate(prepared("Averagely")(everybody).tolist()):
-        owners[index] = ours.get(everybody.members[owner], NOBODY)
-    return owners
+    ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
+    everybody = Roster.of(roster.queues, [*ours, *foreigners])
+    back = [ours.get(client, NOBODY) for client in everybody.members]
+    return np.array(back, dtype=np.int32)[prepared("Averagely")(everybody)]
 
 
 def _options(policy: PolicySpec, roster: Roster, member_rooms: Mapping[str, str]) -> dict[str, Any]:

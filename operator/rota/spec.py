@@ -5,6 +5,7 @@ The CRDs refuse most of this at `kubectl apply` already; here it is refused for 
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -12,12 +13,11 @@ from msgspec import Meta, Struct
 
 T = TypeVar("T", bound=Struct)
 
-Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+$")]
+Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
 Word = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Ranges = Annotated[str, Meta(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+Ranges = Annotated[str, Meta(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*\Z")]
 
 ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
 
@@ -31,7 +31,7 @@ class Seconds(float):
     def parse(cls, text: object) -> "Seconds":
         """Read a duration; anything else is a sentence."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text) if isinstance(text, str) else None
-        if not found:
+        if not found or not float(found[1]):
             raise ValueError(f"Expected a duration such as 500ms, 30s or 1m, got {text!r}")
         return cls(float(found[1]) * cls.UNITS[found[2]])
 
@@ -83,7 +83,7 @@ class StartFrom(_Part, frozen=True):
     """Where a queue begins that nobody of the group has read yet."""
 
     position: Literal["Latest", "Earliest", "Timestamp"] = "Latest"
-    timestamp: str | None = None
+    timestamp: datetime | None = None
 
 
 class Push(_Part, frozen=True):
@@ -223,7 +223,6 @@ class Balanced(_Part, frozen=True):
 
     room_label: Word | None = None
     brokers: list[BrokerRoom] = []
-    weight_label: Word | None = None
 
 
 class Custom(_Part, frozen=True):
@@ -309,6 +308,10 @@ def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
         raise Mistake(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
     if own in _NEEDED and given[own] is None:
         raise Mistake(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
+    if spec.options.by_config:
+        indices = [entry.index for entry in spec.options.by_config.members]
+        if len(set(indices)) < len(indices):
+            raise Mistake("spec.options.byConfig.members names an index twice; list its queues together")
     return spec
 
 
@@ -334,6 +337,14 @@ def _group_rules(spec: GroupSpec) -> Sequence[tuple[bool, str]]:
         (
             timestamp is None or position == "Timestamp",
             f"spec.startFrom.timestamp goes with position Timestamp, not with {position}",
+        ),
+        (
+            timestamp is None or timestamp.tzinfo is not None,
+            "spec.startFrom.timestamp has no time zone; write it as 2026-11-21T08:00:00Z",
+        ),
+        (
+            spec.max_attempts != 0,
+            "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever",
         ),
         (
             spec.replicas is None or spec.template is not None,

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from ground import cache, java, node, programs
 from ground.clusters import cluster_of
-from ground.instance import Instance, home, sweep
+from ground.instance import Instance, home, standing, sweep
 from ground.kwok import Kwok
 from ground.local import LocalNode
 from ground.node import RealNode
@@ -76,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Missing as missing:
         print(f"ground: {missing}.", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"ground: {error.filename or 'A file'} cannot be used: {error.strerror}.", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         say("interrupted; what was half made is removed")
         return 130
@@ -86,23 +89,23 @@ def up(asked: argparse.Namespace) -> None:
     """Stand up the parts asked for."""
     sweep()
     with _locked(asked.name):
-        standing = Instance.find(asked.name)
-        instance = standing or Instance.open(asked.name)
+        before = Instance.find(asked.name)
+        instance = before or Instance.open(asked.name)
         try:
             for name in [name for name in PARTS if name in (asked.parts or USUAL)]:
                 _up(name, instance)
         except BaseException:
-            if not standing:  # half a ground is of no use to anybody
+            if not before:  # half a ground is of no use to anybody
                 instance.down()
             raise
     option = "" if asked.name == "default" else f" --name {shlex.quote(asked.name)}"
-    say(f'now: eval "$(python -m ground env{option})"')
+    say(f'now: eval "$({sys.executable} -m ground env{option})"')
 
 
 def build(_: argparse.Namespace) -> None:
     """Build and fetch all that takes long, so that nobody waits for it later; what cannot be had is named."""
     sources: dict[str, Callable[[], object]] = {
-        "Kubernetes": partial(programs.ensure, "kube-apiserver", "etcd", "kwok"),
+        "Kubernetes": partial(programs.ensure, "etcd", "kube-apiserver", "kubectl", "kwok"),
         "RocketMQ": java.jars,
         "the Java peers": java.classes,
         "Prometheus": promtool,
@@ -141,8 +144,8 @@ def env(asked: argparse.Namespace) -> None:
 
 def status(_: argparse.Namespace) -> None:
     """Print what stands."""
-    found = sorted(path.parent for path in home().glob("*/instance.json"))
-    for instance in map(Instance, found):
+    found = standing()
+    for instance in found:
         print(f"{instance.name} (addresses {instance.block}.0.0/16, folder {instance.folder})")
         for process in instance.processes():
             print(f"  {process.pid:>8} {process.program}")
@@ -151,7 +154,7 @@ def status(_: argparse.Namespace) -> None:
 
 
 def _locked(name: str) -> AbstractContextManager[None]:
-    return cache.locked(home() / f"{name}.lock", waiting_for=f"the ground {name}")
+    return cache.locked(home() / f".{name}.lock", waiting_for=f"the ground {name}")
 
 
 def _standing(name: str) -> Instance:

@@ -61,7 +61,7 @@ def entry(name: str, recipe: str, build: Callable[[Path], None]) -> Path:
 
 
 def _make(name: str, target: Path, build: Callable[[Path], None]) -> None:
-    for leftover in folder().glob(f"{name}-*.making"):  # of a build that was killed: we hold its lock
+    for leftover in folder().glob(f"{name}-{'[0-9a-f]' * 12}.making"):  # of a build that was killed: we hold its lock
         remove(leftover)
     making = target.with_name(f"{target.name}.making")
     try:
@@ -76,14 +76,19 @@ def _make(name: str, target: Path, build: Callable[[Path], None]) -> None:
         remove(making)
 
 
-def need_room(gibibytes: float) -> None:
-    """Refuse to begin what would fill the disk."""
-    if shutil.disk_usage(folder()).free < gibibytes * 2**30:
-        raise Missing(f"{_full()}: building needs {gibibytes:g} GiB")
+def need_room(gibibytes: float, place: Path | None = None) -> None:
+    """Refuse to begin what would fill a disk: the cache's, or that of another place, there or not yet."""
+    place = place or folder()
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if shutil.disk_usage(there).free < gibibytes * 2**30:
+        raise Missing(
+            f"Building needs {gibibytes:g} GiB on the disk of {place}; free some, or set its variable elsewhere"
+        )
 
 
 def _full() -> str:
-    return f"No room left on the disk of {folder()}; free some or set ROTA_GROUND_CACHE to a folder on another one"
+    places = f"{folder()} (ROTA_GROUND_CACHE), Go's own caches or {tempfile.gettempdir()}"
+    return f"No room left on a disk; free some where one of these lies: {places}"
 
 
 def remove(path: Path) -> None:
@@ -105,7 +110,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 1800,
 ) -> str:
-    """Run one step of a build and return what it printed; it never outlives us, however we end."""
+    """Run one step of a build and return what it printed; its first process never outlives us, however we end."""
     logs = folder() / "log"
     logs.mkdir(exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f"{Path(argv[0]).name}-", suffix=".log", dir=logs)

@@ -24,7 +24,7 @@ class Given(Cluster):
 
     def __init__(self, instance: Instance) -> None:
         """Take the kubeconfig that the user named."""
-        self.kubeconfig = Path(os.environ.get(KUBECONFIG) or instance.note("kubeconfig", ""))
+        self.kubeconfig = Path(instance.note("kubeconfig", "") or os.environ.get(KUBECONFIG, ""))
         if not self.kubeconfig.is_file():
             raise Missing(f"{KUBECONFIG} names {self.kubeconfig}, which is not there; unset it to get a cluster made")
         instance.note("kubeconfig", str(self.kubeconfig.absolute()))
@@ -57,7 +57,7 @@ class Kind(Cluster):
 
 def cluster_of(instance: Instance) -> Given | Kind | ControlPlane:
     """Return the instance's cluster; which kind of it is decided at the first call."""
-    source = instance.note("cluster", _first_that_fits())
+    source = instance.note("cluster", "") or instance.note("cluster", _first_that_fits())
     if source == "given":
         return Given(instance)
     return Kind(instance) if source == "kind" else ControlPlane(instance)

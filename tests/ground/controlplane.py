@@ -56,7 +56,7 @@ class ControlPlane(Cluster):
 
     def up(self) -> None:
         """Start what does not run and wait until the API server answers and can make pods."""
-        programs.ensure("kube-apiserver", "etcd")
+        programs.ensure(*_PARTS, "kubectl")
         self.authority = Authority(self.instance.folder / "keys", "ca")
         self._etcd()
         self._api_server()

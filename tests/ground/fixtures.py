@@ -1,6 +1,7 @@
 """pytest fixtures: one ground for a whole test run, each part started when the first test asks for it."""
 
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -71,10 +72,10 @@ def real_node(instance: Instance) -> Iterator[RealNode]:
 
 @contextmanager
 def skip_what_is_missing() -> Iterator[None]:
-    """Skip a test for what is not there; CI brings everything, so there it is a failure."""
+    """Skip a test for what this machine cannot have; where root could have brought it, that is a failure."""
     try:
         yield
     except Missing as missing:
-        if os.environ.get("CI"):
+        if os.environ.get("CI") and os.getuid() == 0 and shutil.which("apt-get"):
             raise
         pytest.skip(str(missing))

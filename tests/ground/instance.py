@@ -6,8 +6,10 @@ Every process is started with the instance's id in its environment. Children inh
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -23,6 +25,7 @@ from ground.report import Missing, say
 
 TAG = "ROTA_GROUND"
 FIRST_BLOCK, LAST_BLOCK = 16, 250
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 
 def home() -> Path:
@@ -30,6 +33,8 @@ def home() -> Path:
     given = os.environ.get("ROTA_GROUND_HOME")
     path = Path(given) if given else Path(tempfile.gettempdir()) / f"rota-ground-{os.getuid()}"
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.stat().st_uid != os.getuid():  # admins' keys lie in it
+        raise Missing(f"The folder {path} belongs to somebody else; set ROTA_GROUND_HOME to one of your own")
     return path
 
 
@@ -40,16 +45,18 @@ class Process:
     pid: int
     program: str
     log: Path
+    began: int = 0  # by the kernel's clock: a number may be given out anew
 
     @property
     def alive(self) -> bool:
         """Whether it still runs, and holds what it holds."""
-        return _runs(self.pid)
+        return _runs(self.pid) and self.began in {0, _age(self.pid)}
 
     def signal(self, number: int) -> None:
         """Send a signal to this process alone."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+            if self.alive:
+                os.kill(self.pid, number)
 
 
 class Instance:
@@ -67,19 +74,23 @@ class Instance:
     @classmethod
     def open(cls, name: str) -> "Instance":
         """Make the instance of that name, or take the one that is there."""
-        folder = home() / name
+        if not _NAME.fullmatch(name):
+            raise Missing(f"A ground cannot be named {name!r}; use lower-case letters, digits and dashes")
         with cache.locked(home() / "blocks.lock"):
-            if not (folder / "instance.json").exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                known = {"id": secrets.token_hex(8), "block": _free_block()}
-                (folder / "instance.json").write_text(json.dumps(known))
+            return cls.find(name) or cls._make(home() / name)
+
+    @classmethod
+    def _make(cls, folder: Path) -> "Instance":
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / ".instance.json"  # renamed when whole: an instance is there or not
+        fresh.write_text(json.dumps({"id": secrets.token_hex(8), "block": _free_block()}))
+        fresh.rename(folder / "instance.json")
         return cls(folder)
 
     @classmethod
     def find(cls, name: str) -> "Instance | None":
         """Return the instance of that name if it stands."""
-        folder = home() / name
-        return cls(folder) if (folder / "instance.json").exists() else None
+        return next((instance for instance in standing() if instance.name == name), None)
 
     def address(self, last: int = 1) -> str:
         """Return one of the instance's addresses for servers; local pods have the higher third numbers."""
@@ -142,7 +153,7 @@ class Instance:
         # Popen returns a moment before the program is loaded, and until then it has no environment to be known by.
         while child.poll() is None and not _environment(child.pid):
             time.sleep(0.001)
-        return Process(child.pid, program, log)
+        return Process(child.pid, program, log, _age(child.pid))
 
     def log(self, program: str) -> Path:
         """Return where a program's output goes."""
@@ -151,8 +162,8 @@ class Instance:
     def processes(self) -> list[Process]:
         """Return every process of this instance, the oldest first, children of children included."""
         self._reap()
-        found = [(pid, tag.partition("/")[2]) for pid, tag in _tagged() if tag.startswith(f"{self.id}/")]
-        return [Process(pid, program, self.log(program)) for pid, program in found]
+        found = [(began, pid, tag.partition("/")) for began, pid, tag in _tagged() if tag.startswith(f"{self.id}/")]
+        return [Process(pid, program, self.log(program), began) for began, pid, (_, _, program) in found]
 
     def process(self, program: str) -> Process | None:
         """Return the process started under this name, if it runs."""
@@ -190,17 +201,19 @@ class Instance:
         self._end(self.processes, grace)
         notes = self.folder / "at-down"
         for line in reversed(notes.read_text().splitlines() if notes.exists() else []):
-            subprocess.run(json.loads(line), capture_output=True, check=False)  # it may never have been made
+            # It may never have been made, and what takes it away may be gone or hear nothing any more.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(json.loads(line), capture_output=True, check=False, timeout=120)
         cache.remove(self.folder)
 
     def _end(self, remaining: Callable[[], list[Process]], grace: float | None) -> None:
         deadline = time.monotonic() + (grace or 0)
-        ending = remaining()
+        ending = set(remaining())
         for process in ending if grace is not None else ():
             process.signal(signal.SIGTERM)
             process.signal(signal.SIGCONT)  # a stopped process hears no SIGTERM
         # One that is about to end has no environment any more, but may still hold files, cgroups and addresses.
-        while ending := [*remaining(), *(process for process in ending if process.alive)]:
+        while ending := {*remaining(), *(process for process in ending if process.alive)}:
             if time.monotonic() >= deadline:
                 for process in ending:
                     process.signal(signal.SIGKILL)
@@ -212,13 +225,24 @@ class Instance:
             del self._children[pid]
 
 
+def standing() -> list[Instance]:
+    """Return every instance that stands; one may go while we look."""
+    found = []
+    for path in sorted(home().glob("*/instance.json")):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(Instance(path.parent))
+    return found
+
+
 @contextlib.contextmanager
 def temporary(name: str) -> Iterator[Instance]:
     """Open an instance that ends with us; if we are killed, the next one to start sweeps it away."""
     sweep()
-    instance = Instance.open(f"{name}-{os.getpid()}")
-    with (instance.folder / "owner").open("w") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
+    folder = home() / f"{name}-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "owner").open("w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)  # before there is an instance that a sweep could find without an owner
+        instance = Instance.open(folder.name)
         try:
             yield instance
         finally:
@@ -227,21 +251,24 @@ def temporary(name: str) -> Iterator[Instance]:
 
 def sweep() -> None:
     """Take down temporary instances whose owner is gone."""
-    for path in home().glob("*/owner"):
-        with contextlib.suppress(FileNotFoundError), path.open() as owner:
+    for instance in standing():
+        with contextlib.suppress(FileNotFoundError), (instance.folder / "owner").open() as owner:
             try:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            say(f"taking down {path.parent.name}, which was left behind")
-            Instance(path.parent).down()
+            say(f"taking down {instance.name}, which was left behind")
+            instance.down()
 
 
 def _free_block() -> str:
-    taken = {json.loads(path.read_text())["block"] for path in home().glob("*/instance.json")}
-    for number in range(FIRST_BLOCK, LAST_BLOCK):
-        if f"127.{number}" not in taken:
-            return f"127.{number}"
+    """Return a block that no instance of ours has; other people's begin their search elsewhere."""
+    taken = {instance.block for instance in standing()}
+    blocks = [f"127.{number}" for number in range(FIRST_BLOCK, LAST_BLOCK)]
+    first = int(hashlib.sha256(str(home()).encode()).hexdigest(), 16) % len(blocks)
+    for block in blocks[first:] + blocks[:first]:
+        if block not in taken:
+            return block
     raise Missing(f"All address blocks are taken; end grounds you no longer need (folders in {home()})")
 
 
@@ -256,8 +283,8 @@ def _free_port(address: str, wish: int, promised: set[int]) -> int:
     raise Missing(f"No port is free on {address}; end what listens there")
 
 
-def _tagged() -> list[tuple[int, str]]:
-    """Return (pid, tag) of every live process that carries our tag, by age."""
+def _tagged() -> list[tuple[int, int, str]]:
+    """Return (start, pid, tag) of every live process that carries our tag, the oldest first."""
     mark = f"{TAG}=".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -266,8 +293,8 @@ def _tagged() -> list[tuple[int, str]]:
         variables = _environment(int(entry.name)).split(b"\0")
         tag = next((variable for variable in variables if variable.startswith(mark)), None)
         if tag and _runs(int(entry.name)):
-            found.append((_age(entry), int(entry.name), tag[len(mark) :].decode()))
-    return [(pid, tag) for _, pid, tag in sorted(found)]
+            found.append((_age(int(entry.name)), int(entry.name), tag[len(mark) :].decode()))
+    return sorted(found)
 
 
 def _environment(pid: int) -> bytes:
@@ -290,8 +317,8 @@ def _runs(pid: int) -> bool:
     return bool(fields) and (fields[0] not in {"Z", "X"} or int(fields[17]) > 1)
 
 
-def _age(entry: Path) -> int:
-    fields = _stat(int(entry.name))
+def _age(pid: int) -> int:
+    fields = _stat(pid)
     return int(fields[19]) if fields else 0
 
 

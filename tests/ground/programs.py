@@ -54,7 +54,8 @@ def _kubernetes(*names: str) -> Module:
 
 # Programs made together share a build; those not needed for plain tests are apart, so that nobody waits for them.
 SETS = {
-    "kubernetes": _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
+    "kubernetes": _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    "kubectl": _kubernetes("kubectl"),
     "kubernetes-node": _kubernetes("kubelet", "kube-proxy"),
     "etcd": Module("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
     "coredns": Module("coredns", {"coredns": "."}),
@@ -92,23 +93,17 @@ def _version(path: Path) -> str:
 
 def _build(title: str, module: Module, into: Path) -> None:
     tool = go()
-    cache.need_room(module.gibibytes)
+    for place in cache.run([tool, "env", "GOCACHE", "GOMODCACHE"], "Asking Go for its folders").split():
+        cache.need_room(module.gibibytes, Path(place))
+    # Go names one program after its folder, whatever we call it; several it puts into a folder under their own names.
+    target = f"{into}/{title}" if len(module.packages) == 1 else f"{into}/"
     with progress(f"building {', '.join(module.packages)} from source, once"):
         cache.run(
-            [tool, "build", "-trimpath", "-ldflags", module.flags, "-o", f"{into}/", *module.packages.values()],
+            [tool, "build", "-trimpath", "-ldflags", module.flags, "-o", target, *module.packages.values()],
             f"Building {title} from its Go module",
             cwd=MODULES / module.folder,
             env=_STRICT,
         )
-    _name_programs(module, into)
-
-
-def _name_programs(module: Module, into: Path) -> None:
-    """Go names a program after its package or module; we want the names we use."""
-    for name, package in module.packages.items():
-        built = {package.rsplit("/", 1)[-1], module.folder, *package.split("/")[-2:-1]}
-        if not (into / name).exists():
-            next(into / other for other in built if (into / other).is_file()).rename(into / name)
 
 
 @once

@@ -45,7 +45,8 @@ class Space:
 
     def spec(self, *containers: Object, **spec: object) -> Object:
         """Return the spec of a pod for the local node."""
-        return {"nodeSelector": self.node.selector, "containers": list(containers), **spec}
+        where = {"nodeSelector": self.node.selector, "tolerations": self.node.tolerations}
+        return {**where, "containers": list(containers), **spec}
 
     async def until(self, holds: Callable[[Object], bool], name: str, kind: str = "Pod", seconds: float = 60) -> Object:
         """Wait until an object is as wanted, and return it."""

@@ -125,10 +125,26 @@ def test_balanced_keeps_its_budget_and_idles_nobody_whatever_the_weights(
     assert 0 not in free or max(free) <= 1
 
 
-@given(roster=rosters(topics=("orders", "payments")))
-def test_balanced_without_weights_spreads_counts(roster: Roster) -> None:
-    owned = counts(roster, STRATEGIES["Balanced"](roster))
-    assert max(owned) - min(owned) <= 1
+@given(roster=rosters())
+def test_balanced_without_weights_spreads_counts_and_retry_queues_do_not_spoil_it(roster: Roster) -> None:
+    owners = STRATEGIES["Balanced"](roster)
+    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY)
+    others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
+    assert max(others) - min(others) <= 1
+
+
+@given(roster=rosters(), data=st.data())
+def test_balanced_leaves_its_own_answer_alone_whatever_the_weights(roster: Roster, data: st.DataObject) -> None:
+    options = {
+        "queueWeights": {queue: data.draw(weights) for queue in roster.queues},
+        "memberWeights": {member: data.draw(weights) for member in roster.members},
+        "queueRooms": QUEUE_ROOMS,
+        "memberRooms": MEMBER_ROOMS,
+    }
+    first = STRATEGIES["Balanced"](roster, **options)
+    current = {queue: roster.members[owner] for queue, owner in zip(roster.queues, first, strict=True)}
+    again = STRATEGIES["Balanced"](Roster.of(roster.queues, roster.members, current), **options)
+    assert list(again) == list(first)
 
 
 @given(queues=st.integers(1, 30), members=st.integers(1, 9))

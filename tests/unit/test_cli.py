@@ -7,7 +7,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from builders import a_roster
 from rota.cli import main
+from rota.planner import beside_foreigners
 
 GROUP = str(Path(__file__).parents[2] / "docs" / "examples" / "group.yaml")
 EIGHT = ["--queues", "orders=broker-a:8"]
@@ -56,6 +58,12 @@ def test_plan_beside_foreign_consumers_grants_only_our_share_of_what_they_comput
     assert outlook["strategy"] == "Averagely"
     assert outlook["members"] == {"b": {"orders": {"broker-a": "2-3"}}, "d": {"orders": {"broker-a": "6-7"}}}
     assert outlook["unowned"] == {"orders": {"broker-a": "0-1,4-5"}}
+
+
+def test_beside_foreigners_the_ids_at_the_broker_count_not_the_pods_names() -> None:
+    roster = a_roster(4, 1)
+    owners = beside_foreigners(roster, ["10.0.0.9@1"], {"m0": "10.0.0.5@m0#0123abcd"})
+    assert list(owners) == [0, 0, -1, -1]
 
 
 def test_plan_reads_from_standard_input_and_needs_no_policy() -> None:

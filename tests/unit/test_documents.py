@@ -144,9 +144,18 @@ def test_a_torn_assignment_is_refused_at_every_byte() -> None:
         with pytest.raises(ValueError, match=r"^The assignment "):
             read_assignment(text[:cut])
     packed = write_assignment(long(2500))[PACKED]
-    for cut in range(0, len(packed), 997):
-        with pytest.raises(ValueError, match=r"^The assignment "):
-            read_assignment(packed[:cut])
+    assert isinstance(packed, bytes)
+    for place in range(0, len(packed), 997):
+        flipped = packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :]
+        for broken in (packed[:place], flipped):
+            with pytest.raises(ValueError, match=r"^The assignment "):
+                read_assignment(broken)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", '"x"', "{}", b"\x1f\x8b", b"\xff\xfe"])
+def test_what_is_no_document_at_all_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"^The assignment "):
+        read_assignment(text)
 
 
 @given(st.data())

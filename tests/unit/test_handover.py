@@ -2,9 +2,11 @@
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rota import handover
 from rota.documents import Report, read_report
 from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Proof, Seen, State, Want, act, picture, proof
 from rota.model import Holder, Queue
@@ -19,13 +21,14 @@ def a_report(**changed: object) -> Report:
     return Report(**fields)  # type: ignore[arg-type]
 
 
-def known(seen: Seen) -> Proof:
-    return proof(Q, M1, SINCE, seen, lost_after=10)
+def known(since: int | None = SINCE, report: Report | None = None, **seen: Any) -> Proof:
+    working = report.working if report else frozenset()
+    return proof(Q, M1, since, Seen(report=report, working=working, **seen), lost_after=10)
 
 
 def test_an_owner_that_obeys_and_works_the_queue_no_more_has_released_it() -> None:
-    assert known(Seen(report=a_report())) is Proof.RELEASED
-    assert known(Seen(report=a_report(generation=SINCE + 1, held={"orders": {"broker-a": "0-2"}}))) is Proof.RELEASED
+    assert known(report=a_report()) is Proof.RELEASED
+    assert known(report=a_report(generation=SINCE + 1, held={"orders": {"broker-a": "0-2"}})) is Proof.RELEASED
 
 
 @pytest.mark.parametrize(
@@ -42,25 +45,30 @@ def test_an_owner_that_obeys_and_works_the_queue_no_more_has_released_it() -> No
     ids=["none", "behind", "held", "draining", "namesake", "stranger", "drained, not for good"],
 )
 def test_nothing_less_is_a_release(report: Report | None) -> None:
-    assert known(Seen(report=report)) is Proof.NONE
+    assert known(report=report) is Proof.NONE
+
+
+def test_an_owner_that_has_not_taken_up_its_queue_yet_has_not_released_it() -> None:
+    assert known(since=None, report=a_report(generation=SINCE)) is Proof.NONE
+    assert known(since=None, ended=True) is Proof.ENDED
 
 
 def test_a_terminating_member_has_released_everything_once_its_final_drain_is_done() -> None:
     drained = a_report(generation=7, state="drained", final=True)
-    assert known(Seen(terminating=True, report=drained)) is Proof.RELEASED
-    assert known(Seen(terminating=False, report=drained)) is Proof.NONE
-    assert known(Seen(terminating=True, report=a_report(generation=7, state="draining", final=True))) is Proof.NONE
+    assert known(terminating=True, report=drained) is Proof.RELEASED
+    assert known(terminating=False, report=drained) is Proof.NONE
+    assert known(terminating=True, report=a_report(generation=7, state="draining", final=True)) is Proof.NONE
 
 
 def test_a_pod_that_ended_needs_no_report() -> None:
-    assert known(Seen(ended=True)) is Proof.ENDED
+    assert known(ended=True) is Proof.ENDED
 
 
 def test_a_member_is_lost_when_unheard_and_unready_or_unheard_for_very_long() -> None:
-    assert known(Seen(ready=False, unheard=10)) is Proof.LOST
-    assert known(Seen(ready=False, unheard=9.9)) is Proof.NONE
-    assert known(Seen(ready=True, unheard=10)) is Proof.NONE
-    assert known(Seen(ready=True, unheard=GIVEN_UP)) is Proof.LOST
+    assert known(ready=False, unheard=10) is Proof.LOST
+    assert known(ready=False, unheard=9.9) is Proof.NONE
+    assert known(ready=True, unheard=10) is Proof.NONE
+    assert known(ready=True, unheard=GIVEN_UP) is Proof.LOST
 
 
 def test_a_queue_goes_to_another_member_only_with_proof() -> None:
@@ -87,24 +95,30 @@ def test_immediate_takes_both_steps_in_one() -> None:
 
 def test_from_every_state_a_proof_leads_on() -> None:
     for state, want in product((State.OWNED, State.RELEASING), (Want.MOVE, Want.LEAVE)):
-        for word in (Proof.RELEASED, Proof.ENDED, Proof.LOST):
+        for word in (Proof.RELEASED, Proof.ENDED):
             assert NEXT[TABLE[state, word, want]] in {State.OWNED, State.FREE}
+    assert {TABLE[state, Proof.LOST, Want.MOVE] for state in (State.OWNED, State.RELEASING)} == {Act.FORCE}
+
+
+def test_a_holder_that_is_only_lost_is_never_forgotten() -> None:
+    kept = {NEXT[TABLE[state, Proof.LOST, Want.LEAVE]] or state for state in (State.OWNED, State.RELEASING)}
+    assert kept == {State.RELEASING}
 
 
 def test_what_cannot_come_about_has_no_row() -> None:
-    missing = set(product(State, Proof, Want)) - set(TABLE)
-    assert {(state, want) for state, _, want in missing} <= {
-        (State.FREE, Want.STAY),  # nobody holds it
-        (State.FREE, Want.MOVE),
-        (State.FREE, Want.LEAVE),
-        (State.OWNED, Want.STAY),  # he gave it up, or is gone
-        (State.RELEASING, Want.STAY),
+    gone = (Proof.RELEASED, Proof.ENDED, Proof.LOST)
+    assert set(product(State, Proof, Want)) - set(TABLE) == {
+        *product([State.FREE], Proof, [Want.STAY]),  # nobody holds it
+        *product([State.FREE], [Proof.ENDED, Proof.LOST], Want),
+        *product([State.OWNED], gone, [Want.STAY]),  # he gave it up, or is gone
+        *product([State.RELEASING], [Proof.ENDED, Proof.LOST], [Want.STAY]),
     }
 
 
-def test_the_picture_in_the_docs_is_drawn_from_the_table() -> None:
-    page = Path(__file__).parents[2] / "docs" / "handover.md"
-    assert picture() in page.read_text()
+def test_the_page_in_the_docs_has_the_theory_and_the_picture_of_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "handover.md").read_text()
+    assert str(handover.__doc__).partition("\n\n")[2] in page
+    assert picture() in page
 
 
 def test_a_report_is_read_and_later_fields_are_passed_over() -> None:

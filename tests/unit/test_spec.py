@@ -61,6 +61,17 @@ def test_the_examples_are_understood() -> None:
             "spec.delivery.push.timeout may be at most",
         ),
         ({"startFrom": {"timestamp": "2026-01-01T00:00:00Z"}}, "spec.startFrom.timestamp goes with position Timestamp"),
+        (
+            {"startFrom": {"position": "Timestamp", "timestamp": "yesterday"}},
+            "spec.startFrom.timestamp: invalid RFC3339",
+        ),
+        (
+            {"startFrom": {"position": "Timestamp", "timestamp": "2026-01-01T00:00:00"}},
+            "spec.startFrom.timestamp has no",
+        ),
+        ({"delivery": {"retry": {"maxAttempts": 0}}}, "spec.delivery.retry.maxAttempts must be at least 1"),
+        ({"delivery": {"push": {"timeout": "0s"}}}, "spec.delivery.push.timeout: expected a duration"),
+        ({"subscriptions": [{"topic": "a\n"}]}, r"spec.subscriptions\[0\].topic: expected str matching regex"),
         ({"broker": {"rocketmq": {"nameServers": []}}}, "spec.broker.rocketmq.nameServers: expected array"),
     ],
 )
@@ -77,6 +88,10 @@ def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, An
         (
             {"strategy": "Sticky", "options": {"balanced": {}}},
             "spec.options.balanced does not belong to strategy Sticky",
+        ),
+        (
+            {"strategy": "ByConfig", "options": {"byConfig": {"members": [{"index": 0, "queues": []}] * 2}}},
+            "spec.options.byConfig.members names an index twice",
         ),
         ({"budget": {"maxMoves": -1}}, "spec.budget.maxMoves: expected int >= 0"),
         ({"handover": {"mode": "Quick"}}, "spec.handover.mode: invalid enum value 'Quick'"),

@@ -17,6 +17,7 @@ it ends, and a second run on the result finds nothing to do.
 """
 
 import heapq
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
@@ -30,10 +31,11 @@ from rota.strategies.arrays import Owners, whole
 ABSURD = 1000.0  # no queue counts for more than so many ordinary ones
 CLEARLY = 0.02  # two members differ if their fullness does by this share of the mean
 COUNTS = 0.001  # queues that weigh nothing are spread too: each counts for this share of an ordinary one
+PRECISION = 2**40  # steps to a mean weight
 NEAR = 0.10  # a queue stays in its room while that costs at most this share of the mean fullness
 
 Room = str | None
-Weighed = tuple[float, int]  # a queue's weight and index: sorts as needed
+Weighed = tuple[float, int]  # a queue's weight, or what moving it changes, and its index: sorts as needed
 
 
 def balanced(
@@ -55,7 +57,7 @@ def balanced(
         [(memberRooms or {}).get(member) for member in roster.members],
     )
     scales.put(roster.owners)
-    moves = scales.feed_the_idle(len(roster.queues) if maxMoves is None else maxMoves)
+    moves = scales.feed_the_idle(sys.maxsize if maxMoves is None else maxMoves)
     scales.level(moves)
     return np.array(scales.owners, dtype=np.int32)
 
@@ -67,11 +69,16 @@ def trusted(measured: Sequence[float | None], least: float = 0.0) -> list[float]
     return [ordinary if it is None else max(min(it, ordinary * ABSURD), ordinary * least) for it in known]
 
 
-def _weights(roster: Roster, measured: Mapping[Queue, float]) -> list[float]:
-    weights = trusted([measured.get(queue) for queue in roster.queues])
-    floor = sum(weights) / len(weights) * COUNTS or COUNTS
+def _weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int]:
+    """Return whole numbers, so that sums are exact in any order and a second run sees what the first one saw.
+
+    A retry queue counts for next to nothing, whatever was measured: it must not make the spread of the others uneven.
+    """
+    weights = trusted([0.0 if queue.topic.startswith(RETRY) else measured.get(queue) for queue in roster.queues])
+    unit = sum(weights) / len(weights) / PRECISION or 1.0
+    floor, next_to_nothing = int(PRECISION * COUNTS), int(PRECISION * COUNTS * COUNTS)
     return [
-        weight + (floor * COUNTS if queue.topic.startswith(RETRY) else floor)
+        next_to_nothing if queue.topic.startswith(RETRY) else round(weight / unit) + floor
         for queue, weight in zip(roster.queues, weights, strict=True)
     ]
 
@@ -80,12 +87,12 @@ class _Scales:
     """Who carries what, while it is being decided."""
 
     def __init__(
-        self, weights: list[float], capacities: list[float], queue_rooms: list[Room], member_rooms: list[Room]
+        self, weights: list[int], capacities: list[float], queue_rooms: list[Room], member_rooms: list[Room]
     ) -> None:
         self.owners = [NOBODY] * len(weights)
         self._weights, self._capacities = weights, capacities
         self._queue_rooms, self._member_rooms = queue_rooms, member_rooms
-        self._carried = [0.0] * len(capacities)
+        self._carried = [0] * len(capacities)
         self._counts = [0] * len(capacities)
         self._held: list[dict[Room, list[Weighed]]] = [{} for _ in capacities]
         self._mean = sum(weights) / sum(capacities)

@@ -43,6 +43,7 @@ class LocalNode:
         self.name = name if isinstance(cluster, ControlPlane) else f"{name}-{instance.name}"
         self.folder = instance.folder / name
         self.selector = {"kubernetes.io/hostname": self.name}  # exact, where a cluster has several local nodes
+        self.tolerations = [{"key": LABEL, "operator": "Exists"}]  # of the taint that keeps others' pods away
         self._options = [f"--image={image}={shlex.join(argv)}" for image, argv in (images or {}).items()] + [*options]
 
     def up(self) -> None:
@@ -60,6 +61,7 @@ class LocalNode:
             "addresses": self.instance.folder / "addresses",  # one book for all nodes of the instance
         }
         argv = [sys.executable, "-m", "ground.local", *(f"--{key}={value}" for key, value in known.items())]
+        argv += [] if isinstance(self.cluster, ControlPlane) else ["--guarded"]
         self.instance.start(self.program, [*argv, *self._options], env={"PYTHONPATH": str(_SOURCES)})
         self.instance.wait(self.program, self._ready, 30, "The agent of local pods")
 

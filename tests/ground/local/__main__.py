@@ -24,6 +24,9 @@ def main() -> None:
     parser.add_argument("--addresses", type=Path, help="where the last one used is noted (default: in the folder)")
     parser.add_argument("--label", default="local", help="value of the node's label rota.dev/ground")
     parser.add_argument(
+        "--guarded", action="store_true", help="taint the node, for pods that tolerate it by that label"
+    )
+    parser.add_argument(
         "--image",
         action="append",
         default=[],
@@ -50,8 +53,10 @@ async def _run(options: argparse.Namespace) -> None:
             images={name: shlex.split(command) for name, command in images.items()},
             sync_seconds=options.sync_seconds,
             backoff_seconds=options.backoff_seconds,
+            label=options.label,
+            guarded=options.guarded,
         )
-        await serve(site, options.label, Addresses(options.addresses or options.folder / "addresses", options.block))
+        await serve(site, Addresses(options.addresses or options.folder / "addresses", options.block))
 
 
 if __name__ == "__main__":

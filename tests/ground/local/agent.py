@@ -47,7 +47,7 @@ class Addresses:
         return f"{self.block}.{third + 1}.{fourth + 1}"
 
 
-async def serve(site: Site, label: str, addresses: Addresses) -> None:
+async def serve(site: Site, addresses: Addresses) -> None:
     """Be the node until SIGTERM."""
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,7 +59,7 @@ async def serve(site: Site, label: str, addresses: Addresses) -> None:
     with _watcher(mark):
         working = [
             asyncio.create_task(_follow(site, addresses, pods, tasks)),
-            asyncio.create_task(_beat(site, label)),
+            asyncio.create_task(_beat(site)),
             asyncio.create_task(over.wait()),
         ]
         done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
@@ -75,14 +75,21 @@ async def _follow(site: Site, addresses: Addresses, pods: dict[str, Pod], tasks:
     async for event in site.api.follow("/api/v1/pods", fieldSelector=f"spec.nodeName={site.node}"):
         uid = event["object"]["metadata"]["uid"]
         if event["type"] == "DELETED":
-            pods.pop(uid).vanish()
+            if uid in pods:
+                pods.pop(uid).vanish()
         elif uid in pods:
             pods[uid].update(event["object"])
-        else:
+        elif _meant(event["object"], site):
             pods[uid] = Pod(event["object"], addresses.take(), site)
             task = asyncio.create_task(pods[uid].run())
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+
+
+def _meant(pod: Object, site: Site) -> bool:
+    """Whether a pod asked for this node: its commands run with our rights, so nobody's pod runs here by chance."""
+    chosen: Object = pod["spec"].get("nodeSelector") or {}
+    return LABEL in chosen or chosen.get("kubernetes.io/hostname") == site.node
 
 
 @contextlib.contextmanager
@@ -95,11 +102,11 @@ def _watcher(mark: str) -> Iterator[None]:
         watcher.communicate()
 
 
-async def _beat(site: Site, label: str) -> None:
+async def _beat(site: Site) -> None:
     """Register the node, then renew its Lease and its Ready condition."""
     while True:
         try:
-            await _renew(site, await _register(site, label))
+            await _renew(site, await _register(site))
         except (ApiError, *GONE) as trouble:
             say(f"heartbeat of {site.node}: {trouble}")
             await asyncio.sleep(1)
@@ -107,9 +114,11 @@ async def _beat(site: Site, label: str) -> None:
             await asyncio.sleep(_HEARTBEAT)
 
 
-async def _register(site: Site, label: str) -> Object:
-    labels = {"kubernetes.io/hostname": site.node, "kubernetes.io/os": "linux", LABEL: label}
-    node = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": site.node, "labels": labels}}
+async def _register(site: Site) -> Object:
+    labels = {"kubernetes.io/hostname": site.node, "kubernetes.io/os": "linux", LABEL: site.label}
+    node: Object = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": site.node, "labels": labels}}
+    if site.guarded:
+        node["spec"] = {"taints": [{"key": LABEL, "value": site.label, "effect": "NoSchedule"}]}
     path = f"/api/v1/nodes/{site.node}"
     try:
         known = await site.api.get(path)

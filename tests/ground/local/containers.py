@@ -44,6 +44,8 @@ class Site:
     images: Mapping[str, Sequence[str]]
     sync_seconds: float
     backoff_seconds: float
+    label: str
+    guarded: bool = False  # the node is tainted: the cluster is not ours, and its pods are not for us
 
     def variables(self) -> dict[str, str]:
         """Return what every container has in its environment."""

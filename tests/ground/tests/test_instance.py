@@ -133,4 +133,16 @@ def test_when_all_address_blocks_are_taken_it_says_so(own_home: Path) -> None:
         (own_home / str(number)).mkdir(parents=True)
         (own_home / str(number) / "instance.json").write_text(json.dumps({"id": "x", "block": f"127.{number}"}))
     with pytest.raises(Missing, match="All address blocks are taken"):
-        Instance.open("one too many")
+        Instance.open("one-too-many")
+
+
+def test_what_cannot_be_taken_away_any_more_does_not_keep_the_rest(standing: Instance) -> None:
+    standing.at_down("/nowhere/kubectl", "delete", "node")
+    standing.down()
+    assert not standing.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "Blocks", "a b", ".."])
+def test_a_name_that_makes_no_folder_of_its_own_is_refused(name: str) -> None:
+    with pytest.raises(Missing, match="cannot be named"):
+        Instance.open(name)
