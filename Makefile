@@ -52,7 +52,7 @@ check: $(READY) ## Run all static checks: format, lint, types, import contracts,
 	ruff format --check --quiet || { echo "not formatted; make format" >&2; exit 1; }
 	ruff check --quiet
 	mypy
-	lint-imports --no-logo 2>/dev/null || lint-imports
+	lint-imports
 	deptry operator
 	codespell
 	yamllint --strict .

@@ -1,4 +1,4 @@
-"""What crosses a process boundary: assignment document, member report, journal record.
+"""What crosses a process boundary: assignment document and member report.
 
 Queues are written as ranges, by topic and broker: `{"orders": {"broker-a": "0-3,7"}}`.
 """

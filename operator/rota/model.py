@@ -1,4 +1,4 @@
-"""The nouns: Queue, Member names, Roster, Assignment; frozen, sorted, without I/O.
+"""The nouns: Queue, Holder, Roster; frozen, sorted, without I/O.
 
 Two orders hold everywhere, the reference client's: queues by topic, broker and id; names by UTF-16 code units, as Java
 compares strings (it differs from code points only beyond U+FFFF).
@@ -25,6 +25,10 @@ class Queue(NamedTuple):
     def __str__(self) -> str:
         """Spell it as in messages to people."""
         return f"{self.topic}/{self.broker}/{self.id}"
+
+
+# Who owns what at present; a Mapping does not take a Queue where a tuple is promised, hence both.
+Present = Mapping[Queue, str] | Mapping[tuple[str, str, int], str]
 
 
 class Holder(NamedTuple):
@@ -65,7 +69,7 @@ class Roster:
         cls,
         queues: Iterable[tuple[str, str, int]],
         members: Iterable[str],
-        current: Mapping[tuple[str, str, int], str] | None = None,
+        current: Present | None = None,
     ) -> "Roster":
         """Sort and check; present owners that are gone, and queues that are gone, do not count."""
         sorted_members = _sorted_members(members)
@@ -117,9 +121,7 @@ def _sorted_members(members: Iterable[str]) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _owners(
-    queues: Sequence[Queue], members: Sequence[str], current: Mapping[tuple[str, str, int], str] | None
-) -> "array[int]":
+def _owners(queues: Sequence[Queue], members: Sequence[str], current: Present | None) -> "array[int]":
     if not current:
         return array("i", [NOBODY]) * len(queues)
     index = {name: number for number, name in enumerate(members)}

@@ -69,7 +69,7 @@ USUAL = ("control-plane", "local", "rocketmq")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    signal.signal(signal.SIGTERM, _end)  # so that a build under way is ended and cleaned up
+    signal.signal(signal.SIGTERM, interrupt)  # so that a build under way is ended and cleaned up
     asked = _parser().parse_args(arguments)
     try:
         asked.run(asked)
@@ -183,7 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _end(_: int, __: FrameType | None) -> NoReturn:
+def interrupt(_: int, __: FrameType | None) -> NoReturn:
+    """End on a signal as on Ctrl-C: what was begun is taken down."""
     raise KeyboardInterrupt
 
 

@@ -1,9 +1,12 @@
 """`make demo`: until the operator exists, the ground it is built on, live: a fleet of processes that comes and goes."""
 
 import os
+import signal
 import sys
 from pathlib import Path
+from threading import Event
 
+from ground.__main__ import interrupt
 from ground.clusters import cluster_of
 from ground.controlplane import Cluster
 from ground.instance import temporary
@@ -16,6 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "local-app.yaml"
 
 def main() -> int:
     """Stand the ground up, show a fleet on it, take it down."""
+    signal.signal(signal.SIGTERM, interrupt)
     print("Rota's operator is still being built; this is the ground it is built on, all of it real.\n", flush=True)
     try:
         with temporary("demo") as instance:
@@ -42,11 +46,9 @@ def show(cluster: Cluster) -> None:
     cluster.kubectl("scale", "deployment/hello", "--replicas=6")
     fleet(cluster, "scaled to six")
     victim = cluster.kubectl("get", "pods", "-l", "app=hello", "-o", "name").split()[0]
-    cluster.kubectl("delete", victim, "--wait=false")
+    cluster.kubectl("delete", victim)
     fleet(cluster, f"{victim} was deleted and replaced")
-    if not os.environ.get("DEMO_SECONDS"):
-        say(f"KUBECONFIG={cluster.kubeconfig} is yours while this runs; Ctrl-C takes everything down")
-        _wait_for_interrupt()
+    stay(cluster)
 
 
 def fleet(cluster: Cluster, title: str) -> None:
@@ -59,9 +61,13 @@ def fleet(cluster: Cluster, title: str) -> None:
     )
 
 
-def _wait_for_interrupt() -> None:
-    if sys.stdin.isatty():
-        sys.stdin.read()
+def stay(cluster: Cluster) -> None:
+    """Leave it up for DEMO_SECONDS, or until Ctrl-C where somebody can press it."""
+    seconds = float(os.environ.get("DEMO_SECONDS", "0"))
+    if seconds or sys.stdin.isatty():
+        until = f"for {seconds:g} s" if seconds else "until Ctrl-C"
+        say(f"KUBECONFIG={cluster.kubeconfig} is yours {until}; then everything is taken down")
+        Event().wait(seconds or None)
 
 
 if __name__ == "__main__":

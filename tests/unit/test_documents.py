@@ -114,7 +114,7 @@ def test_fields_of_later_versions_are_copied_through() -> None:
 
 
 def test_equal_assignments_have_one_text_whatever_order_they_were_made_in() -> None:
-    turned = replace(EXAMPLE, members=dict(reversed(EXAMPLE.members.items())))
+    turned = replace(EXAMPLE, members=dict(reversed(list(EXAMPLE.members.items()))))
     assert write_assignment(turned) == write_assignment(EXAMPLE)
 
 

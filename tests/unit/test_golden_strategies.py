@@ -72,7 +72,7 @@ def bad_lists(row: Row) -> bool:
 
 def sorted_lists(row: Row) -> bool:
     roster = Roster.of(map(tuple, row["mqAll"]), row["cidAll"])
-    return [list(queue) for queue in roster.queues] == row["mqAll"] and list(roster.members) == row["cidAll"]
+    return ([list(queue) for queue in roster.queues], list(roster.members)) == (row["mqAll"], row["cidAll"])
 
 
 def answer(row: Row) -> dict[str, list[list[Any]]]:
@@ -127,5 +127,5 @@ def test_ring_positions_are_those_of_the_reference(row: Row) -> None:
 
 
 def test_no_row_is_left_out_unnoticed() -> None:
-    assert len(ROWS) == 208
-    assert len(CLEAN) + len(BAD) + len(of_kind("sort")) + len(of_kind("hash")) > 150
+    counted = (len(ROWS), len(CLEAN), len(BAD), len(of_kind("sort")), len(of_kind("hash")))
+    assert counted == (208, 106, 36, 6, 10)  # the rest is unsorted, or about one caller's view

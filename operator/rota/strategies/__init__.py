@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from rota.model import Queue, Roster
+from rota.model import Present, Queue, Roster
 from rota.strategies.averagely import averagely, averagely_by_circle
 from rota.strategies.balanced import balanced
 from rota.strategies.by_config import by_config
@@ -74,7 +74,7 @@ def allocate(
     members: Iterable[str],
     *,
     options: Mapping[str, Any] | None = None,
-    current: Mapping[tuple[str, str, int], str] | None = None,
+    current: Present | None = None,
 ) -> dict[str, list[Queue]]:
     """Return every member's queues, in the reference client's order.
 
