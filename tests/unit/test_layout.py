@@ -78,3 +78,9 @@ def test_import_contracts_notice(tmp_path: Path, module: str, line: str, broken:
     )
     assert ran.returncode == 1
     assert f"{broken}" in " ".join(ran.stdout.partition("Broken contracts")[2].split())
+
+
+def test_the_image_is_built_with_the_same_uv_as_the_environment() -> None:
+    pinned = re.search(r'"uv==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert pinned
+    assert f"astral-sh/uv:{pinned[1]}\n" in (ROOT / "Dockerfile").read_text()
