@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 
 from bench import ground, strategies
 from bench.measure import Row
-
 from ground.report import Missing, say
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {"ground": ground.rows, "strategies": strategies.rows}

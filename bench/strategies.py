@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.measure import Row, Sample, timed
-
 from rota.model import Queue, Roster
 from rota.strategies import prepared
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from ground.clusters import CLUSTER, KUBECONFIG, cluster_of
+from ground.clusters import CLUSTER, KUBECONFIG, Kind, cluster_of
 from ground.controlplane import Cluster, ControlPlane
 from ground.instance import Instance
 from ground.local import LocalNode
@@ -26,8 +27,11 @@ def ground(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 
 @pytest.fixture
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Keep grounds in a home of their own, and on our own control plane whatever whoever runs the tests has chosen."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("ROTA_GROUND_HOME", str(home))
+    monkeypatch.setenv(CLUSTER, "own")
+    monkeypatch.delenv(KUBECONFIG, raising=False)
     yield home
     for path in home.glob("*/instance.json"):
         Instance(path.parent).down()
@@ -97,8 +101,10 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
     control_plane: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "kubeconfig"
-    server = next(line for line in control_plane.kubeconfig.read_text().split('"') if line.startswith("https://"))
-    gone.write_text(control_plane.kubeconfig.read_text().replace(server, "https://127.0.0.1:9"))
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    for entry in config["clusters"]:
+        entry["cluster"]["server"] = "https://127.0.0.1:9"
+    gone.write_text(yaml.safe_dump(config))
     monkeypatch.setenv(KUBECONFIG, str(gone))
     with pytest.raises(Missing, match=f"^The cluster of {gone} does not answer: "):
         cluster_of(Instance.open("gone")).up()
@@ -106,9 +112,9 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
 
 @pytest.mark.usefixtures("own_home")
 def test_the_choice_of_cluster_can_be_made_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KUBECONFIG, raising=False)
-    monkeypatch.setenv(CLUSTER, "own")
-    assert isinstance(cluster_of(Instance.open("own")), ControlPlane)
+    for choice, kind in {"own": ControlPlane, "kind": Kind}.items():
+        monkeypatch.setenv(CLUSTER, choice)
+        assert isinstance(cluster_of(Instance.open(choice)), kind)
 
 
 def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Path) -> None:

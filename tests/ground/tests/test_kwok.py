@@ -13,22 +13,28 @@ async def test_simulated_pods_of_a_deployment_become_ready(
     instance: Instance, control_plane: Cluster, api: Api
 ) -> None:
     kwok = Kwok(instance, control_plane)
-    kwok.up()
-    assert kwok.nodes(2) == ["kwok-0", "kwok-1"]
-    labels = {"app": "many"}
-    pod = {"nodeSelector": kwok.selector, "tolerations": kwok.tolerations, "containers": [{"name": "a", "image": "a"}]}
-    spec = {
-        "replicas": PODS,
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": pod},
-    }
-    path = "/apis/apps/v1/namespaces/default/deployments"
-    await api.create(path, {"metadata": {"name": "many"}, "spec": spec})
+    try:
+        kwok.up()
+        assert kwok.nodes(2) == ["kwok-0", "kwok-1"]
+        labels = {"app": "many"}
+        pod = {
+            "nodeSelector": kwok.selector,
+            "tolerations": kwok.tolerations,
+            "containers": [{"name": "a", "image": "a"}],
+        }
+        spec = {
+            "replicas": PODS,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        }
+        path = "/apis/apps/v1/namespaces/default/deployments"
+        await api.create(path, {"metadata": {"name": "many"}, "spec": spec})
 
-    async def all_ready() -> bool:
-        status = (await api.get(f"{path}/many")).get("status", {})
-        return bool(status.get("readyReplicas") == PODS)
+        async def all_ready() -> bool:
+            status = (await api.get(f"{path}/many")).get("status", {})
+            return bool(status.get("readyReplicas") == PODS)
 
-    await soon(all_ready, 120)
-    await api.delete(f"{path}/many")
-    kwok.down()
+        await soon(all_ready, 120)
+        await api.delete(f"{path}/many")
+    finally:
+        kwok.down()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from ground.api import Object
@@ -10,12 +9,18 @@ from ground.local.processes import VARIABLE
 from ground.space import Space, container, is_ready
 
 SLEEP = ["sh", "-c", "echo began; exec sleep 600"]
+STAMP = 'stamp() { echo "$1 $(date +%s%N)"; }'
 # Ends at SIGTERM, writing when; `exec` would not do, for a shell ignores traps while a child runs in front.
-POLITE = """
-stamp() { echo "$1 $(date +%s%N)"; }
+POLITE = f"""
+{STAMP}
 trap 'stamp told; sleep 0.2; stamp ended; exit 0' TERM
 stamp began; touch began
 while :; do sleep 0.05; done
+"""
+DEAF = f"""
+{STAMP}
+trap 'stamp told' TERM
+while :; do stamp lives; sleep 0.05; done
 """
 SERVER = """
 import http.server, os
@@ -114,13 +119,16 @@ async def test_a_failed_init_container_fails_a_pod_that_never_restarts(space: Sp
 
 
 async def test_a_startup_probe_holds_back_the_next_container(space: Space) -> None:
-    slow = "sleep 1; echo open $(date +%s%N); touch open; exec sleep 600"
-    probe = {"exec": {"command": ["test", "-e", "open"]}, "periodSeconds": 1, "failureThreshold": 30}
+    slow = "until [ -e /gate/open ]; do sleep 0.05; done; echo open $(date +%s%N); touch open; exec sleep 600"
+    probe = {"exec": {"command": ["test", "-e", "open"]}, "periodSeconds": 1, "failureThreshold": 60}
     sidecar = app(["sh", "-c", slow], "sidecar", restartPolicy="Always", startupProbe=probe)
-    await space.pod("gated", app(["sh", "-c", POLITE]), initContainers=[sidecar])
+    sidecar["volumeMounts"] = [{"name": "gate", "mountPath": "/gate"}]
+    gate = {"name": "gate", "emptyDir": {}}
+    await space.pod("gated", app(["sh", "-c", POLITE]), initContainers=[sidecar], volumes=[gate])
     pod = await space.until(lambda it: "running" in container(it, "sidecar")["state"], "gated")
     assert pod["status"]["phase"] == "Pending"
     assert container(pod)["state"]["waiting"]["reason"] == "PodInitializing"
+    (space.volume(pod, "gate") / "open").touch()
     await began(space, "gated", "app")
     assert times(space.log("gated", "sidecar"))["open"] < times(space.log("gated"))["began"]
 
@@ -191,13 +199,12 @@ async def test_a_pre_stop_request_reaches_the_sidecar_of_the_same_pod(space: Spa
 
 
 async def test_sigkill_ends_what_does_not_heed_sigterm(space: Space) -> None:
-    deaf = app(["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"])
-    await space.pod("deaf", deaf, terminationGracePeriodSeconds=2)
-    await space.logged("deaf", "deaf")
-    asked = time.monotonic()
+    await space.pod("deaf", app(["sh", "-c", DEAF]), terminationGracePeriodSeconds=2)
+    await space.eventually(lambda: "lives" in times(space.log("deaf")))
     await space.api.delete(space.path("Pod", "deaf"))
     await space.gone("deaf")
-    assert time.monotonic() - asked >= 2
+    last = times(space.log("deaf"))
+    assert last["told"] < last["lives"], "it was given no time after SIGTERM"
     await no_process_left(space)
 
 

@@ -9,7 +9,7 @@ import pytest
 from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
 from ground.poll import eventually
-from ground.prometheus import Prometheus
+from ground.prometheus import Prometheus, promtool
 
 
 class Exporter(BaseHTTPRequestHandler):
@@ -34,11 +34,14 @@ def exporter(instance: Instance) -> Iterator[str]:
 
 
 def test_what_an_exporter_tells_can_be_queried(instance: Instance, exporter: str) -> None:
-    prometheus = Prometheus(instance, [exporter])
     with skip_what_is_missing():
+        promtool()  # of the same package
+    prometheus = Prometheus(instance, [exporter])
+    try:
         prometheus.up()
-    (sample,) = eventually(lambda: prometheus.query('answer{to="everything"}'))
-    assert sample["metric"]["instance"] == exporter
-    assert float(sample["value"][1]) == 42
-    prometheus.down()
+        (sample,) = eventually(lambda: prometheus.query('answer{to="everything"}'))
+        assert sample["metric"]["instance"] == exporter
+        assert float(sample["value"][1]) == 42
+    finally:
+        prometheus.down()
     assert instance.process("prometheus") is None

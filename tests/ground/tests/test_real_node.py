@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ground.instance import temporary
+from ground.instance import Process, temporary
 from ground.node import RealNode
 from ground.poll import eventually
 from ground.programs import program
@@ -159,9 +158,7 @@ def test_what_was_killed_comes_up_again(second_node: RealNode) -> None:
     for name in ("containerd", "keeper"):  # pods outlive the one and not the other
         process = second_node.instance.process(name)
         assert process
-        process.signal(signal.SIGKILL)
-        while process.alive:
-            time.sleep(0.01)
+        kill(process)
         second_node.up()
         second_node.kubectl("rollout", "status", "-n", "kube-system", "deploy/coredns", "--timeout=60s")
 
@@ -178,6 +175,11 @@ def test_a_node_that_goes_down_leaves_nothing(second_node: RealNode) -> None:
     assert not list(Path("/sys/fs/cgroup").rglob(cgroup[1:]))
     assert str(folder) not in Path("/proc/mounts").read_text()
     assert not folder.exists()
+
+
+def kill(process: Process) -> None:
+    process.signal(signal.SIGKILL)
+    eventually(lambda: not process.alive)
 
 
 def inside(network: Path) -> list[Path]:

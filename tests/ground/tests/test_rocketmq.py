@@ -1,9 +1,9 @@
 """The broker of the ground, and its Java peers."""
 
-import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ def pair() -> Iterator[RocketMQ]:
 
 
 def need_peers() -> None:
-    with skip_what_is_missing():
+    with nullcontext() if java.javac() else skip_what_is_missing():  # what does not compile is a failure
         java.classes()
 
 
@@ -53,8 +53,8 @@ def test_each_message_of_a_java_producer_reaches_a_java_push_consumer_once(consu
 
 
 def test_a_consumer_tells_its_rebalance(consumer: Peer) -> None:
-    (rebalance,) = consumer.lines("rebalance")
-    assert rebalance["queues"] == "broker-0:0 broker-0:1 broker-0:2 broker-0:3"
+    told = [line["queues"] for line in consumer.lines("rebalance") if line["topic"] == "numbers"]  # and of retries
+    assert told[-1] == "broker-0:0 broker-0:1 broker-0:2 broker-0:3"
 
 
 def test_mqadmin_prints_the_progress_of_a_group(rocketmq: RocketMQ, consumer: Peer) -> None:
@@ -144,7 +144,7 @@ def test_nothing_is_written_outside_the_instance(rocketmq: RocketMQ) -> None:
 def _written(pid: int) -> Iterator[str]:
     """Yield the files that a process has open for writing."""
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed meanwhile
             target = str(entry.readlink())
             flags = int(Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text().split("flags:")[1].split()[0], 8)
             if target.startswith("/") and not target.startswith("/dev/") and flags & os.O_ACCMODE:
