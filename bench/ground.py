@@ -27,6 +27,7 @@ while True:
         seen = now
     time.sleep(0.002)
 """
+APART = 2.0  # seconds between pokes
 PODS, MAPS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
 
 
@@ -86,6 +87,8 @@ async def _delays(cluster: Cluster, spec: dict[str, object], log: Callable[[], s
         eventually(partial(_when, "start", log), 60)
         delays = []
         for number in range(10):
+            # A kubelet looks at its containers once a second, and a poke right after another waits for that look.
+            await asyncio.sleep(APART)
             await api.patch(f"{MAPS}/watched", {"data": {"text": f"text{number}"}})
             patched = time.time()  # the pod prints its own time: the same clock, on one machine
             await api.patch(f"{PODS}/watcher", {"metadata": {"annotations": {"poke": str(number)}}})
