@@ -21,7 +21,7 @@ def commands(page: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
@@ -30,7 +30,7 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_make_targets_in_the_pages_exist(page: Path) -> None:
     offered = subprocess.run(["make", "-qp"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     named = set(re.findall(r"(?:`|\$ |^    )make ([a-z-]+)", page.read_text(), re.MULTILINE))
