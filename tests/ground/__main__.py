@@ -3,23 +3,21 @@
 import argparse
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from ground import cache, java, node, programs
 from ground.clusters import cluster_of
-from ground.instance import Instance, home, standing, sweep
+from ground.instance import Instance, checked, home, standing, sweep
 from ground.kwok import Kwok
 from ground.local import LocalNode
 from ground.node import RealNode
 from ground.prometheus import Prometheus, promtool
-from ground.report import Missing, say
+from ground.report import Missing, plainly, say
 from ground.rocketmq import RocketMQ
 
 
@@ -69,24 +67,15 @@ USUAL = ("control-plane", "local", "rocketmq")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    signal.signal(signal.SIGTERM, interrupt)  # so that a build under way is ended and cleaned up
     asked = _parser().parse_args(arguments)
-    try:
-        asked.run(asked)
-    except Missing as missing:
-        print(f"ground: {missing}.", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"ground: {error.filename or 'A file'} cannot be used: {error.strerror}.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted; what was half made is removed")
-        return 130
-    return 0
+    return plainly("ground", partial(asked.run, asked))
 
 
 def up(asked: argparse.Namespace) -> None:
     """Stand up the parts asked for."""
+    unknown = sorted(set(asked.parts) - set(PARTS))
+    if unknown:
+        raise Missing(f"There is no part {unknown[0]}; the parts are {', '.join(PARTS)}")
     sweep()
     with _locked(asked.name):
         before = Instance.find(asked.name)
@@ -94,9 +83,13 @@ def up(asked: argparse.Namespace) -> None:
         try:
             for name in [name for name in PARTS if name in (asked.parts or USUAL)]:
                 _up(name, instance)
-        except BaseException:
-            if not before:  # half a ground is of no use to anybody
-                instance.down()
+        except BaseException as error:
+            if before:
+                raise
+            logs = instance.keep_logs()
+            instance.down()  # half a ground is of no use to anybody
+            if isinstance(error, Missing):
+                raise Missing(str(error).replace(f"{instance.folder}/log", str(logs))) from None
             raise
     option = "" if asked.name == "default" else f" --name {shlex.quote(asked.name)}"
     say(f'now: eval "$({sys.executable} -m ground env{option})"')
@@ -154,7 +147,7 @@ def status(_: argparse.Namespace) -> None:
 
 
 def _locked(name: str) -> AbstractContextManager[None]:
-    return cache.locked(home() / f".{name}.lock", waiting_for=f"the ground {name}")
+    return cache.locked(home() / f".{checked(name)}.lock", waiting_for=f"the ground {name}")
 
 
 def _standing(name: str) -> Instance:
@@ -179,13 +172,8 @@ def _parser() -> argparse.ArgumentParser:
         verb.set_defaults(run=run)
         if run is up:
             told = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
-            verb.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"{told} (default: {', '.join(USUAL)})")
+            verb.add_argument("parts", nargs="*", metavar="PART", help=f"{told} (default: {', '.join(USUAL)})")
     return parser
-
-
-def interrupt(_: int, __: FrameType | None) -> NoReturn:
-    """End on a signal as on Ctrl-C: what was begun is taken down."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import shlex
 import ssl
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ground import programs
@@ -59,6 +60,8 @@ class ControlPlane(Cluster):
         programs.ensure(*_PARTS, "kubectl")
         self.authority = Authority(self.instance.folder / "keys", "ca")
         self._etcd()
+        health = f"http://{self.address}:{self._port('etcd', 2379)}/health"
+        self.instance.wait("etcd", partial(answers, health), 60, "etcd")  # else the API server is blamed for it
         self._api_server()
         # The other two end at once where the roles they work under are not there yet.
         self.instance.wait("kube-apiserver", self._ready, 60, "The API server")

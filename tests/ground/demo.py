@@ -1,17 +1,15 @@
 """`make demo`: until the operator exists, the ground it is built on, live: a fleet of processes that comes and goes."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 from threading import Event
 
-from ground.__main__ import interrupt
 from ground.clusters import cluster_of
 from ground.controlplane import Cluster
 from ground.instance import temporary
 from ground.local import LocalNode
-from ground.report import Missing, say
+from ground.report import plainly, say
 from ground.rocketmq import RocketMQ
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "local-app.yaml"
@@ -19,24 +17,26 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "local-app.yaml"
 
 def main() -> int:
     """Stand the ground up, show a fleet on it, take it down."""
-    signal.signal(signal.SIGTERM, interrupt)
+    seconds = os.environ.get("DEMO_SECONDS", "0")
+    if not seconds.isdigit():
+        print(f"demo: DEMO_SECONDS is {seconds!r}; give whole seconds.", file=sys.stderr)
+        return 2
     print("Rota's operator is still being built; this is the ground it is built on, all of it real.\n", flush=True)
-    try:
-        with temporary("demo") as instance:
-            cluster = cluster_of(instance)
-            cluster.up()
-            LocalNode(instance, cluster).up()
-            broker = RocketMQ(instance)
-            broker.up()
-            broker.create_topic("orders", 8)
-            say(f"a RocketMQ name server answers at {broker.name_server}; topic orders has 8 queues")
-            show(cluster)
-    except Missing as missing:
-        print(f"demo: {missing}.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted; everything is taken down")
-    return 0
+    return plainly("demo", lambda: run(int(seconds)))
+
+
+def run(seconds: int) -> None:
+    """Do it all in a ground of its own."""
+    with temporary("demo") as instance:
+        cluster = cluster_of(instance)
+        cluster.up()
+        LocalNode(instance, cluster).up()
+        broker = RocketMQ(instance)
+        broker.up()
+        broker.create_topic("orders", 8)
+        say(f"a RocketMQ name server answers at {broker.name_server}; topic orders has 8 queues")
+        show(cluster)
+        stay(cluster, seconds)
 
 
 def show(cluster: Cluster) -> None:
@@ -48,7 +48,6 @@ def show(cluster: Cluster) -> None:
     victim = cluster.kubectl("get", "pods", "-l", "app=hello", "-o", "name").split()[0]
     cluster.kubectl("delete", victim)
     fleet(cluster, f"{victim} was deleted and replaced")
-    stay(cluster)
 
 
 def fleet(cluster: Cluster, title: str) -> None:
@@ -61,11 +60,10 @@ def fleet(cluster: Cluster, title: str) -> None:
     )
 
 
-def stay(cluster: Cluster) -> None:
-    """Leave it up for DEMO_SECONDS, or until Ctrl-C where somebody can press it."""
-    seconds = float(os.environ.get("DEMO_SECONDS", "0"))
+def stay(cluster: Cluster, seconds: int) -> None:
+    """Leave it up for so long, or until Ctrl-C where somebody can press it."""
     if seconds or sys.stdin.isatty():
-        until = f"for {seconds:g} s" if seconds else "until Ctrl-C"
+        until = f"for {seconds} s" if seconds else "until Ctrl-C"
         say(f"KUBECONFIG={cluster.kubeconfig} is yours {until}; then everything is taken down")
         Event().wait(seconds or None)
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -13,8 +14,13 @@ from ground.controlplane import Cluster
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
 from ground.node import RealNode, prepare
-from ground.report import Missing
+from ground.report import Missing, interrupt
 from ground.rocketmq import RocketMQ
+
+
+def pytest_configure() -> None:
+    """Take the ground down also when a test run is ended from outside."""
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ground import cache
-from ground.report import Missing, say
+from ground.report import Missing, say, undisturbed
 
 TAG = "ROTA_GROUND"
 FIRST_BLOCK, LAST_BLOCK = 16, 250
@@ -74,13 +75,12 @@ class Instance:
     @classmethod
     def open(cls, name: str) -> "Instance":
         """Make the instance of that name, or take the one that is there."""
-        if not _NAME.fullmatch(name):
-            raise Missing(f"A ground cannot be named {name!r}; use lower-case letters, digits and dashes")
         with cache.locked(home() / "blocks.lock"):
-            return cls.find(name) or cls._make(home() / name)
+            return cls.find(checked(name)) or cls._make(home() / name)
 
     @classmethod
     def _make(cls, folder: Path) -> "Instance":
+        cache.need_room(0.5, home())
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder / ".instance.json"  # renamed when whole: an instance is there or not
         fresh.write_text(json.dumps({"id": secrets.token_hex(8), "block": _free_block()}))
@@ -198,13 +198,22 @@ class Instance:
 
     def down(self, *, grace: float = 3) -> None:
         """End every process of this instance and remove all that was made; its address block is free again."""
-        self._end(self.processes, grace)
-        notes = self.folder / "at-down"
-        for line in reversed(notes.read_text().splitlines() if notes.exists() else []):
-            # It may never have been made, and what takes it away may be gone or hear nothing any more.
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(json.loads(line), capture_output=True, check=False, timeout=120)
-        cache.remove(self.folder)
+        with undisturbed():
+            self._end(self.processes, grace)
+            notes = self.folder / "at-down"
+            for line in reversed(notes.read_text().splitlines() if notes.exists() else []):
+                # It may never have been made, and what takes it away may be gone or hear nothing any more.
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    subprocess.run(json.loads(line), capture_output=True, check=False, timeout=120)
+            cache.remove(self.folder)
+
+    def keep_logs(self) -> Path:
+        """Put the logs where they stay when the instance goes, and return that folder."""
+        kept = home() / f"{self.name}-failed"
+        cache.remove(kept)
+        with contextlib.suppress(OSError):
+            shutil.copytree(self.folder / "log", kept)
+        return kept
 
     def _end(self, remaining: Callable[[], list[Process]], grace: float | None) -> None:
         deadline = time.monotonic() + (grace or 0)
@@ -225,11 +234,18 @@ class Instance:
             del self._children[pid]
 
 
+def checked(name: str) -> str:
+    """Return a ground's name; one that makes no folder of its own is refused."""
+    if not _NAME.fullmatch(name):
+        raise Missing(f"A ground cannot be named {name!r}; use lower-case letters, digits and dashes")
+    return name
+
+
 def standing() -> list[Instance]:
     """Return every instance that stands; one may go while we look."""
     found = []
     for path in sorted(home().glob("*/instance.json")):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # gone, or spoilt by a power cut
             found.append(Instance(path.parent))
     return found
 

@@ -97,13 +97,16 @@ def _build(title: str, module: Module, into: Path) -> None:
         cache.need_room(module.gibibytes, Path(place))
     # Go names one program after its folder, whatever we call it; several it puts into a folder under their own names.
     target = f"{into}/{title}" if len(module.packages) == 1 else f"{into}/"
+    scratch = into / ".scratch"  # Go leaves its own in the machine's folder for them when it is killed
+    scratch.mkdir()
     with progress(f"building {', '.join(module.packages)} from source, once"):
         cache.run(
             [tool, "build", "-trimpath", "-ldflags", module.flags, "-o", target, *module.packages.values()],
             f"Building {title} from its Go module",
             cwd=MODULES / module.folder,
-            env=_STRICT,
+            env={**_STRICT, "GOTMPDIR": str(scratch)},
         )
+    cache.remove(scratch)
 
 
 @once

@@ -76,8 +76,8 @@ def test_an_interrupted_build_leaves_nothing_running_and_no_entry(
 ) -> None:
     build = f"""
 import signal
-from ground import __main__ as command, cache
-signal.signal(signal.SIGTERM, command.interrupt)
+from ground import cache, report
+signal.signal(signal.SIGTERM, report.interrupt)
 cache.entry("thing", "r", lambda folder: cache.run(["sh", "-c", "echo $$ > {tmp_path}/pid; sleep 60"], "Building"))
 """
     process = subprocess.Popen([sys.executable, "-c", build], stderr=subprocess.DEVNULL)

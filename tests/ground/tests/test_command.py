@@ -72,7 +72,8 @@ def test_an_interrupted_up_leaves_nothing_running(own_home: Path) -> None:
     up = subprocess.Popen([sys.executable, "-m", "ground", "up", "control-plane"], stderr=subprocess.PIPE, text=True)
     eventually(lambda: list(own_home.glob("default/log/kube-apiserver.log")))
     pid = Instance(own_home / "default").processes()[0].pid
-    up.send_signal(signal.SIGTERM)
+    for _ in range(3):  # people press Ctrl-C again when it does not end at once
+        up.send_signal(signal.SIGTERM)
     assert "interrupted" in up.communicate(timeout=60)[1]
     assert up.returncode == 130
     assert not list(own_home.glob("*/instance.json"))
@@ -132,3 +133,27 @@ def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Pa
     )
     assert told.stdout.split() == [f"{tmp_path}/etcd", "None", f"{tmp_path}/kube-scheduler", "None"]
     assert "kube-apiserver is not v1.34.x; taking our own kube-apiserver instead" in told.stderr
+
+
+@pytest.mark.usefixtures("own_home")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["up", "--name", "../x"], "A ground cannot be named '../x'"),
+        (["down", "--name", "../x"], "A ground cannot be named '../x'"),
+        (["up", "nonsense"], "There is no part nonsense; the parts are control-plane, local"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    told = ground(*arguments)
+    assert told.returncode == 1
+    assert told.stderr.startswith(f"ground: {sentence}")
+
+
+def test_an_etcd_that_cannot_start_is_named_and_its_log_is_kept(own_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "etcd").write_text("#!/bin/sh\necho my disk is broken >&2\nexit 1\n")
+    (tmp_path / "etcd").chmod(0o755)
+    told = ground("up", "control-plane", KUBEBUILDER_ASSETS=str(tmp_path)).stderr
+    kept = own_home / "default-failed" / "etcd.log"
+    assert f"ground: etcd ended at start: my disk is broken (all of it: {kept})." in told
+    assert kept.read_text() == "my disk is broken\n"

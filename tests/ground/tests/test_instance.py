@@ -146,3 +146,10 @@ def test_what_cannot_be_taken_away_any_more_does_not_keep_the_rest(standing: Ins
 def test_a_name_that_makes_no_folder_of_its_own_is_refused(name: str) -> None:
     with pytest.raises(Missing, match="cannot be named"):
         Instance.open(name)
+
+
+def test_a_spoilt_instance_does_not_stop_the_others(own_home: Path, standing: Instance) -> None:
+    (own_home / "spoilt").mkdir()
+    (own_home / "spoilt" / "instance.json").write_text("{")
+    instances.sweep()
+    assert [instance.name for instance in instances.standing()] == [standing.name]
