@@ -44,7 +44,9 @@ def progress(what: str, every: float = 15) -> Iterator[None]:
 
 
 def interrupt(_: int, __: FrameType | None) -> NoReturn:
-    """End on a signal as on Ctrl-C: what was begun is taken down."""
+    """End on a signal as on Ctrl-C: what was begun is taken down, and people who press again do not stop that."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
