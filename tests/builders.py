@@ -1,9 +1,16 @@
-"""Rosters for tests: what a case does not name is filled in."""
+"""Rosters, pods, documents and snapshots for tests: what a case does not name is filled in."""
+
+from collections.abc import Iterable
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from rota.model import Queue, Roster
+from rota.documents import Assignment, Release, Report, Share, to_ranges
+from rota.model import Holder, Queue, Roster
+from rota.planner import Heard, Pod, Snapshot, View
+from rota.planner.record import written
+from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 
 TOPICS = ("orders", "payments", "%RETRY%shop")
 BROKERS = ("room1@a", "room1@b", "room2@a", "plain")
@@ -26,3 +33,88 @@ def rosters(draw: DrawFn, *, topics: tuple[str, ...] = TOPICS, largest: int = 6)
     owners = draw(st.lists(st.one_of(st.none(), names), min_size=len(queues), max_size=len(queues)))
     current = {queue: owner for queue, owner in zip(queues, owners, strict=True) if owner}
     return Roster.of(queues, members, current)
+
+
+NOW = 1_763_712_000.0  # the time of day in cases where it does not matter
+GROUP = "shop/orders"
+LONG = 1000.0  # seconds after which nothing is new any more
+
+
+def a_spec(**changed: Any) -> GroupSpec:
+    """Return a group's spec with one topic."""
+    broker = {"rocketmq": {"nameServers": ["rmq:9876"]}}
+    return group_spec({"spec": {"broker": broker, "subscriptions": [{"topic": "orders"}], **changed}})
+
+
+def a_policy(**changed: Any) -> PolicySpec:
+    """Return a policy: Sticky unless said."""
+    return policy_spec({"spec": {"strategy": "Sticky", **changed}})
+
+
+def a_view(queues: int = 6, topic: str = "orders", steady: float = LONG, brokers: tuple[str, ...] = ("a",)) -> View:
+    """Return what a broker tells of a topic."""
+    return View(tuple(Queue(topic, broker, number) for broker in brokers for number in range(queues)), steady)
+
+
+def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), **changed: Any) -> Report:
+    """Return a member's report."""
+    draining = to_ranges(changed.pop("draining", ()))
+    told: dict[str, Any] = {
+        "member": name,
+        "uid": f"uid-{name}",
+        "generation": generation,
+        "held": to_ranges(held),
+    } | changed
+    return Report(releasing=draining, **told)
+
+
+def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod:
+    """Return a pod that has long been ready and is heard."""
+    heard = Heard(report) if report else None
+    fields = {
+        "uid": f"uid-{name}",
+        "client_id": f"10.0.0.1@{name}",
+        "ready": True,
+        "steady": LONG,
+        "age": LONG,
+        "poked": LONG,
+    } | changed
+    return Pod(name=name, heard=heard, **fields)
+
+
+def a_document(generation: int = 5, age: float = LONG, **changed: Any) -> Assignment:
+    """Return the record; `members` maps names to queues, `taken` queues to (holder's name, taker's name)."""
+    members = {name: Share(f"uid-{name}", tuple(sorted(queues))) for name, queues in changed.pop("members", {}).items()}
+    at = written(NOW - age)
+    releasing = {
+        queue: Release(Holder(holder, f"uid-{holder}"), to, generation, at)
+        for queue, (holder, to) in changed.pop("taken", {}).items()
+    }
+    fields: dict[str, Any] = {
+        "group": GROUP,
+        "strategy": "Sticky",
+        "members": members,
+        "releasing": releasing,
+    } | changed
+    return Assignment(generation=generation, issued_at=at, **fields)
+
+
+def a_snapshot(**changed: Any) -> Snapshot:
+    """Return a group of one topic with six queues; what a case does not name is as in a quiet world."""
+    fields: dict[str, Any] = {
+        "group": GROUP,
+        "spec": a_spec(),
+        "policy": a_policy(),
+        "views": {"orders": a_view()},
+        "fresh": True,
+    }
+    return Snapshot(**(fields | changed))
+
+
+def obeying(document: Assignment, **changed: dict[str, Any]) -> tuple[Pod, ...]:
+    """Return a pod for each member of a document, each obeying it; `changed`: what is different about some."""
+    pods = []
+    for name, share in document.members.items():
+        report = a_report(name, document.generation, share.queues)
+        pods.append(a_pod(name, **({"report": report} | changed.get(name, {}))))
+    return tuple(pods)

@@ -1,4 +1,4 @@
-"""What crosses a process boundary: assignment document and member report.
+"""What crosses a process boundary: assignment document, member report, journal record.
 
 Queues are written as ranges, by topic and broker: `{"orders": {"broker-a": "0-3,7"}}`.
 """
@@ -120,6 +120,10 @@ def write_assignment(assignment: Assignment, room: int = MOST_BYTES) -> dict[str
     return {PACKED: packed}
 
 
+class TooNew(ValueError):  # noqa: N818 - it says what the document is
+    """A document is of a later schema than we know: it is whole, and not ours to touch."""
+
+
 def read_assignment(text: str | bytes) -> Assignment:
     """Read what `write_assignment` wrote; what is torn, changed or of another schema is refused whole."""
     try:
@@ -128,10 +132,10 @@ def read_assignment(text: str | bytes) -> Assignment:
         told = body.pop("sum", None)
     except (ValueError, TypeError, AttributeError, OSError, EOFError, zlib.error):
         raise ValueError("The assignment is torn: it is no JSON object") from None
-    if body.get("schema") != SCHEMA:
-        raise ValueError(f"The assignment has schema {body.get('schema')!r}; this version reads schema {SCHEMA}")
     if told != _sum(body):
         raise ValueError("The assignment was changed or torn: its sum does not match")
+    if body.get("schema") != SCHEMA:
+        raise TooNew(f"The assignment has schema {body.get('schema')!r}; this version reads schema {SCHEMA}")
     try:
         return _assignment(body)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -189,10 +193,6 @@ _KNOWN = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
 _KNOWN |= {"everyone", "releasing", "forced", "spent", "barrier"}
 
 
-def _sorted(ranged: Ranged) -> tuple[Queue, ...]:
-    return tuple(sorted(from_ranges(ranged)))
-
-
 def _by_queue(entries: Mapping[Queue, T], body: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:
     nested: dict[str, dict[str, dict[str, Any]]] = {}
     for queue, entry in entries.items():
@@ -227,6 +227,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     final: bool = False
     held: dict[str, dict[str, str]] = {}
     releasing: dict[str, dict[str, str]] = {}
+    inflight: int = 0
+    brokers: dict[str, bool] = {}  # which it can reach
 
     @property
     def working(self) -> frozenset[Queue]:
@@ -247,3 +249,8 @@ def read_report(text: bytes | str) -> Report:
     except (msgspec.DecodeError, ValueError) as error:
         raise ValueError(f"The report cannot be read: {error}") from None
     return report
+
+
+def journal_record(kind: str, group: str, at: str, **facts: object) -> dict[str, object]:
+    """Return one fact for the journal: a line of JSON that the pipeline reads back."""
+    return {"schema": SCHEMA, "kind": kind, "group": group, "at": at, **facts}

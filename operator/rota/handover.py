@@ -14,8 +14,9 @@ nobody yet.
   No later document lists the queue for it, and a member never steps back a generation, so it cannot take it up again.
   Or its pod is terminating and its final drain is done: such a process takes no queue again, whatever it reads.
 - *Ended*: the pod with that uid is known to be no more (seen, never guessed from its absence), its process with it.
-- *Lost*: nobody has heard it for so long that waiting costs more than the risk. Only this proof can be wrong, so such
-  a grant is marked forced, and the time both may have worked the queue is counted.
+- *Lost*: nobody has heard it for so long that waiting costs more than the risk: it is not Ready and silent, or it had
+  two minutes to see that the queue was taken from it. Only this proof can be wrong, so such a grant is marked forced,
+  and the time both may have worked the queue is counted.
 
 Each proof stays true until the document changes: once released, ended or given up, the holder never comes to own the
 queue again without a new document. So a decision that was right when it was made is right when it is written, by
@@ -31,6 +32,7 @@ the same table; the broker's queue lock fences them besides, at the member.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from rota.documents import Report
 from rota.model import Holder, Queue
@@ -75,15 +77,15 @@ class Act(StrEnum):
     DROP = "Drop"
 
 
-# A missing row cannot come about: nobody stays the owner of a queue that is proved to be no longer his, unless it
-# was released and comes back to him. A free queue is "Released" once nobody can be working it. A holder that is only
-# lost is never forgotten: who grants the queue again must know whom it may still be with. And where nobody is there to
-# take a queue over, nothing is wanted of it: it stays with its holder, seen or not.
+# A missing row cannot come about: a free queue that nobody shall own is no question, and nobody stays the owner of a
+# queue that is proved to be no longer his, unless it was released and comes back to him. A free queue is "Released"
+# once nobody can be working it; until then, after the record was lost, it is as unproved, or lost, as the pods that
+# may. A holder that is only lost is never forgotten: who grants the queue again must know whom it may still be with.
+# And where nobody is there to take a queue over, nothing is wanted of it: it stays with its holder, seen or not.
 TABLE: dict[tuple[State, Proof, Want], Act] = {
     (State.FREE, Proof.NONE, Want.MOVE): Act.WAIT,
-    (State.FREE, Proof.NONE, Want.LEAVE): Act.WAIT,
     (State.FREE, Proof.RELEASED, Want.MOVE): Act.GRANT,
-    (State.FREE, Proof.RELEASED, Want.LEAVE): Act.DROP,
+    (State.FREE, Proof.LOST, Want.MOVE): Act.FORCE,
     (State.OWNED, Proof.NONE, Want.STAY): Act.KEEP,
     (State.OWNED, Proof.NONE, Want.MOVE): Act.REVOKE,
     (State.OWNED, Proof.NONE, Want.LEAVE): Act.REVOKE,
@@ -101,6 +103,7 @@ TABLE: dict[tuple[State, Proof, Want], Act] = {
     (State.RELEASING, Proof.RELEASED, Want.LEAVE): Act.DROP,
     (State.RELEASING, Proof.ENDED, Want.MOVE): Act.GRANT,
     (State.RELEASING, Proof.ENDED, Want.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.LOST, Want.STAY): Act.RETURN,
     (State.RELEASING, Proof.LOST, Want.MOVE): Act.FORCE,
     (State.RELEASING, Proof.LOST, Want.LEAVE): Act.WAIT,
 }
@@ -127,6 +130,14 @@ class Seen:
     working: frozenset[Queue] = frozenset()  # what the report says it may still deliver from or commit for
     unheard: float = 0.0  # seconds since its report was last read
 
+    def lost(self, lost_after: float, asked: float | None) -> bool:
+        """Whether waiting for it costs more than the risk; `asked`: how long ago it was asked to give something up.
+
+        A member that is Ready obeys, though we do not hear it: it is lost only after it had time to see that it must.
+        """
+        silent = self.unheard >= lost_after and not self.ready
+        return silent or (asked is not None and min(asked, self.unheard) >= GIVEN_UP)
+
     def obeys(self, holder: Holder, generation: int) -> bool:
         """Whether its own report, not a namesake's, says that it obeys this generation."""
         report = self.report
@@ -137,18 +148,25 @@ class Seen:
         )
 
 
-def proof(queue: Queue, holder: Holder, since: int | None, seen: Seen, lost_after: float) -> Proof:
-    """Say what is known about a holder that shall give up a queue; `since` is the generation that took it.
+class Taken(NamedTuple):
+    """That a queue was taken from its holder: by which generation, and how many seconds ago."""
 
-    None: it was not taken yet. Then that the holder does not work it proves nothing, for it may take it up any moment.
+    since: int
+    ago: float
+
+
+def proof(queue: Queue, holder: Holder, taken: Taken | None, seen: Seen, lost_after: float) -> Proof:
+    """Say what is known about a holder that shall give up a queue.
+
+    While it was not taken from him, that he does not work it proves nothing: he may take it up any moment.
     """
     if seen.ended:
         return Proof.ENDED
-    if since is not None and seen.obeys(holder, since) and queue not in seen.working:
+    if taken and seen.obeys(holder, taken.since) and queue not in seen.working:
         return Proof.RELEASED
     if seen.terminating and seen.obeys(holder, 0) and seen.report and seen.report.drained:
         return Proof.RELEASED
-    if seen.unheard >= GIVEN_UP or (seen.unheard >= lost_after and not seen.ready):
+    if seen.lost(lost_after, taken.ago if taken else None):
         return Proof.LOST
     return Proof.NONE
 

@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,6 +37,56 @@ class Holder(NamedTuple):
 
     name: str
     uid: str
+
+
+class Reason(StrEnum):
+    """Why something is so: the one catalogue that conditions, Events, metric labels and logs are worded from."""
+
+    # Why queues change hands.
+    FIRST_ASSIGNMENT = "FirstAssignment"
+    MEMBER_JOINED = "MemberJoined"
+    MEMBER_LEFT = "MemberLeft"
+    MEMBER_ENDED = "MemberEnded"
+    MEMBER_LOST = "MemberLost"
+    MEMBER_UNREADY = "MemberUnready"
+    BROKER_UNREACHABLE = "BrokerUnreachable"
+    QUEUES_ADDED = "QueuesAdded"
+    QUEUES_REMOVED = "QueuesRemoved"
+    SUBSCRIPTION_CHANGED = "SubscriptionChanged"
+    POLICY_CHANGED = "PolicyChanged"
+    SETTINGS_CHANGED = "SettingsChanged"
+    FOREIGN_MEMBERS = "ForeignMembers"
+    GROUP_PAUSED = "GroupPaused"
+    GROUP_RESUMED = "GroupResumed"
+    RECORD_LOST = "RecordLost"
+    LOAD_SHIFTED = "LoadShifted"
+    # What holds a rebalance back.
+    NOTHING_WOULD_CHANGE = "NothingWouldChange"
+    PAUSED = "Paused"
+    NO_VIEW = "NoView"
+    DEBOUNCE = "Debounce"
+    MEMBERS_STILL_JOINING = "MembersStillJoining"
+    HANDOVER_IN_FLIGHT = "HandoverInFlight"
+    BUDGET_SPENT = "BudgetSpent"
+    # What is wrong.
+    INVALID_SPEC = "InvalidSpec"
+    INVALID_POLICY = "InvalidPolicy"
+    STRATEGY_FAILED = "StrategyFailed"
+    NO_MEMBERS = "NoMembers"
+    IDLE_MEMBERS = "IdleMembers"
+    QUEUES_UNOWNED = "QueuesUnowned"
+    QUEUES_FORCED = "QueuesForced"
+    DOCUMENT_TOO_LARGE = "DocumentTooLarge"
+    RECORD_TOO_NEW = "RecordTooNew"
+    # What is well.
+    SETTLED = "Settled"
+
+
+class Verdict(NamedTuple):
+    """What was found, for people and for machines."""
+
+    reason: Reason
+    message: str
 
 
 class Run(NamedTuple):

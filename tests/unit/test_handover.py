@@ -8,7 +8,7 @@ import pytest
 
 from rota import handover
 from rota.documents import Report, read_report
-from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Proof, Seen, State, Want, act, picture, proof
+from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Proof, Seen, State, Taken, Want, act, picture, proof
 from rota.model import Holder, Queue
 
 Q = Queue("orders", "broker-a", 3)
@@ -21,9 +21,10 @@ def a_report(**changed: object) -> Report:
     return Report(**fields)  # type: ignore[arg-type]
 
 
-def known(since: int | None = SINCE, report: Report | None = None, **seen: Any) -> Proof:
+def known(since: int | None = SINCE, report: Report | None = None, ago: float = 1.0, **seen: Any) -> Proof:
     working = report.working if report else frozenset()
-    return proof(Q, M1, since, Seen(report=report, working=working, **seen), lost_after=10)
+    taken = None if since is None else Taken(since, ago)
+    return proof(Q, M1, taken, Seen(report=report, working=working, **seen), lost_after=10)
 
 
 def test_an_owner_that_obeys_and_works_the_queue_no_more_has_released_it() -> None:
@@ -68,7 +69,13 @@ def test_a_member_is_lost_when_unheard_and_unready_or_unheard_for_very_long() ->
     assert known(ready=False, unheard=10) is Proof.LOST
     assert known(ready=False, unheard=9.9) is Proof.NONE
     assert known(ready=True, unheard=10) is Proof.NONE
-    assert known(ready=True, unheard=GIVEN_UP) is Proof.LOST
+    assert known(ready=True, unheard=GIVEN_UP, ago=GIVEN_UP) is Proof.LOST
+
+
+def test_a_ready_member_is_never_given_up_before_it_had_time_to_see_that_it_must_release() -> None:
+    assert known(ready=True, unheard=10 * GIVEN_UP, ago=GIVEN_UP - 1) is Proof.NONE
+    assert known(since=None, ready=True, unheard=10 * GIVEN_UP) is Proof.NONE
+    assert known(since=None, ready=False, unheard=10) is Proof.LOST
 
 
 def test_a_queue_goes_to_another_member_only_with_proof() -> None:
@@ -108,10 +115,10 @@ def test_a_holder_that_is_only_lost_is_never_forgotten() -> None:
 def test_what_cannot_come_about_has_no_row() -> None:
     gone = (Proof.RELEASED, Proof.ENDED, Proof.LOST)
     assert set(product(State, Proof, Want)) - set(TABLE) == {
-        *product([State.FREE], Proof, [Want.STAY]),  # nobody holds it
-        *product([State.FREE], [Proof.ENDED, Proof.LOST], Want),
+        *product([State.FREE], Proof, [Want.STAY, Want.LEAVE]),  # nobody holds it, nothing is wanted of it
+        *product([State.FREE], [Proof.ENDED], Want),
         *product([State.OWNED], gone, [Want.STAY]),  # he gave it up, or is gone
-        *product([State.RELEASING], [Proof.ENDED, Proof.LOST], [Want.STAY]),
+        *product([State.RELEASING], [Proof.ENDED], [Want.STAY]),
     }
 
 

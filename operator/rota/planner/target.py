@@ -1,7 +1,7 @@
-"""The decision: who shall own what, without I/O or clock."""
+"""What the policy wants: who shall own what."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,17 @@ from rota.strategies import prepared
 from rota.strategies.arrays import Owners
 
 
-def target(policy: PolicySpec, roster: Roster, member_rooms: Mapping[str, str] | None = None) -> Owners:
+class Measured(NamedTuple):
+    """What is known of queues and members besides their names."""
+
+    member_rooms: Mapping[str, str] = {}
+    queue_weights: Mapping[Queue, float] | None = {}  # None: could not be measured now
+    member_weights: Mapping[str, float] = {}
+
+
+def target(policy: PolicySpec, roster: Roster, measured: Measured = Measured()) -> Owners:  # noqa: B008 - a value
     """Return the owners that the policy's strategy wants; what it cannot work with is a sentence."""
-    return prepared(policy.strategy, _options(policy, roster, member_rooms or {}))(roster)
+    return prepared(policy.strategy, options(policy, roster, measured))(roster)
 
 
 def beside_foreigners(roster: Roster, foreigners: Collection[str], client_ids: Mapping[str, str]) -> Owners:
@@ -29,28 +37,45 @@ def beside_foreigners(roster: Roster, foreigners: Collection[str], client_ids: M
     return np.array(back, dtype=np.int32)[prepared("Averagely")(everybody)]
 
 
-def _options(policy: PolicySpec, roster: Roster, member_rooms: Mapping[str, str]) -> dict[str, Any]:
+def options(policy: PolicySpec, roster: Roster, measured: Measured) -> dict[str, Any]:
     """Say a policy's options as the strategy takes them: with this roster's members and queues."""
     given = policy.options
     match policy.strategy:
         case "ByConfig" if given.by_config:
-            options: dict[str, Any] = {"members": _configured(given.by_config.members, roster)}
+            chosen: dict[str, Any] = {"members": _configured(given.by_config.members, roster)}
         case "ByMachineRoom" if given.by_machine_room:
-            options = {"rooms": given.by_machine_room.rooms}
+            chosen = {"rooms": given.by_machine_room.rooms}
         case "MachineRoomNearby" if given.machine_room_nearby:
             rooms = _rooms(given.machine_room_nearby.brokers)
-            options = {"inner": given.machine_room_nearby.inner, "queueRooms": rooms, "memberRooms": member_rooms}
+            chosen = {
+                "inner": given.machine_room_nearby.inner,
+                "queueRooms": rooms,
+                "memberRooms": measured.member_rooms,
+            }
         case "ConsistentHash" if given.consistent_hash:
-            options = {"virtualNodes": given.consistent_hash.virtual_nodes}
+            chosen = {"virtualNodes": given.consistent_hash.virtual_nodes}
         case "Balanced":
-            rooms = _rooms(given.balanced.brokers if given.balanced else ())
-            most = policy.budget.max_moves if policy.budget else None
-            options = {"queueRooms": rooms, "memberRooms": member_rooms, "maxMoves": most}
+            chosen = {
+                "queueWeights": measured.queue_weights or {},
+                "memberWeights": measured.member_weights,
+                "queueRooms": _rooms(given.balanced.brokers if given.balanced else ()),
+                "memberRooms": measured.member_rooms,
+                "maxMoves": _most_moves(policy, roster, measured),
+            }
         case "Custom" if given.custom:
-            options = {"name": given.custom.name, "options": given.custom.options}
+            chosen = {"name": given.custom.name, "options": given.custom.options}
         case _:
-            options = {}
-    return options
+            chosen = {}
+    return chosen
+
+
+def _most_moves(policy: PolicySpec, roster: Roster, measured: Measured) -> int | None:
+    """While the weights cannot be measured nothing is evened out by guesses: only idle members are fed."""
+    budget = policy.budget.max_moves if policy.budget else None
+    if measured.queue_weights is not None:
+        return budget
+    idle = len(roster.members) - len(set(roster.owners) - {NOBODY})
+    return idle if budget is None else min(idle, budget)
 
 
 def _rooms(brokers: Collection[BrokerRoom]) -> dict[str, str]:

@@ -1,0 +1,207 @@
+"""The decision: `plan(snapshot, now)` says everything to write, in one pass, without I/O or clock.
+
+It remembers nothing between calls. The record of who owns what is the group's document; whatever happened since, the
+plan goes on from there. So it makes no difference who calls it, how often, or what was missed in between.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from rota.documents import Assignment, Share, write_assignment
+from rota.handover import GIVEN_UP, Act
+from rota.model import Holder, Reason, Verdict
+from rota.planner import pokes, record, telling
+from rota.planner.members import Standing, standings, works
+from rota.planner.moves import Draft, decide, document_of
+from rota.planner.situation import SHRINK_PATIENCE, Situation
+from rota.planner.target import Measured, beside_foreigners, target
+from rota.planner.world import Event, Heard, Plan, Pod, Poke, Snapshot, View
+from rota.spec import PolicySpec
+
+__all__ = [
+    "Event",
+    "Heard",
+    "Measured",
+    "Plan",
+    "Pod",
+    "Poke",
+    "Snapshot",
+    "View",
+    "beside_foreigners",
+    "plan",
+    "target",
+]
+
+
+URGENT = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE)  # to forget a queue that nobody works can wait
+
+
+def plan(snapshot: Snapshot, now: float) -> Plan:
+    """Decide what is to be done about a group; `now` is the time of day in seconds."""
+    too_new = any(verdict.reason is Reason.RECORD_TOO_NEW for verdict in snapshot.problems)
+    if snapshot.spec is None or too_new:
+        return _told(_situation(snapshot, now), Draft(), None)
+    damaged = record.damage(snapshot)
+    if (damaged or snapshot.document is None) and not snapshot.fresh:
+        return Plan(reread=True, status=snapshot.status, again=1.0)
+    if damaged:
+        return _recovery(snapshot, damaged, now)
+    it = _situation(snapshot, now)
+    if snapshot.spec.message_model == "Broadcasting":
+        return _to_everyone(it)
+    if it.document.everyone is not None:
+        return _told(it, Draft(), _to_owners(it))
+    draft = decide(it)
+    return _told(it, draft, document_of(it, draft) if _differs(it, draft) else None)
+
+
+def _situation(snapshot: Snapshot, now: float) -> Situation:
+    document = snapshot.document or Assignment(group=snapshot.group, generation=0, issued_at="")
+    policy = snapshot.policy or PolicySpec()
+    return Situation(snapshot, standings(snapshot.pods, snapshot.gone, policy, document), document, now)
+
+
+def _recovery(snapshot: Snapshot, damaged: str, now: float) -> Plan:
+    it = _situation(snapshot, now)
+    document = record.recovered(snapshot, now)
+    if snapshot.spec and snapshot.spec.message_model == "Broadcasting":
+        known = {queue for share in document.members.values() for queue in share.queues}
+        members = {name: Share(share.uid) for name, share in document.members.items()}
+        everyone = tuple(sorted(known.union(it.queues)))
+        document = replace(document, strategy="", members=members, everyone=everyone, barrier=0)
+    found = _told(it, Draft(strategy=document.strategy), document)
+    why = Verdict(Reason.RECORD_LOST, f"{damaged}; written anew from what the members report")
+    lines = [
+        {**line, "reason": why.reason, "message": why.message} if line["kind"] == "plan" else line
+        for line in found.records
+    ]
+    return replace(found, events=(*found.events, Event(*why, warning=True)), records=tuple(lines), again=0.0)
+
+
+def _differs(it: Situation, draft: Draft) -> bool:
+    """Whether a new document is worth writing now: queues change hands, or what only informs has waited long enough."""
+    if draft.of(*URGENT) or it.snapshot.document is None:
+        return True
+    return bool(draft.of(Act.DROP) or _stale(it, draft.strategy)) and _quiet_for(it) <= 0
+
+
+def _stale(it: Situation, strategy: str) -> bool:
+    """Whether entries, strategy, settings or the budget's times are not what the record says."""
+    known = {name: share.uid for name, share in it.document.members.items()}
+    entries = record.entries(it.document, it.snapshot, it.counted)
+    owning = {holder.name: holder.uid for holder in it.owned.values()}
+    settings = it.snapshot.settings != it.snapshot.wanted_settings
+    ahead = any(record.ago(at, it.now) < 0 for at, _ in it.document.spent)
+    return settings or ahead or known != {**entries, **owning} or it.document.strategy != strategy
+
+
+def _quiet_for(it: Situation) -> float:
+    """Return the seconds until the last document is old enough for one that only informs."""
+    written = record.ago(it.document.issued_at, it.now)
+    return it.policy.triggers.debounce - written if written >= 0 else 0.0
+
+
+def _to_everyone(it: Situation) -> Plan:
+    """Broadcasting: every member works every queue; there is nothing to hand over."""
+    before, strategy = it.document, ""
+    everyone = tuple(sorted(it.queues))
+    differs = before.everyone != everyone or bool(before.releasing)
+    if it.unseen and before.everyone is not None:  # what is not seen changes nothing
+        everyone, differs = before.everyone, False
+    if not differs and not (_stale(it, strategy) and _quiet_for(it) <= 0) and it.snapshot.document:
+        return _told(it, Draft(), None)
+    entries = record.entries(before, it.snapshot, it.counted)
+    document = replace(
+        before,
+        group=it.snapshot.group,
+        generation=before.generation + 1,
+        issued_at=record.written(it.now),
+        strategy=strategy,
+        members={name: Share(uid) for name, uid in entries.items()},
+        everyone=everyone,
+        releasing={},
+        forced={},
+        barrier=0,
+    )
+    return _told(it, Draft(), document)
+
+
+def _to_owners(it: Situation) -> Assignment:
+    """From Broadcasting back to Clustering: nobody owns anything until nobody works everything any more."""
+    generation = it.document.generation + 1
+    at = record.written(it.now)
+    return replace(it.document, generation=generation, issued_at=at, everyone=None, barrier=generation)
+
+
+def _told(it: Situation, draft: Draft, document: Assignment | None) -> Plan:
+    """Put the plan together around what is decided."""
+    snapshot = it.snapshot
+    data, too_large = _written(document)
+    if too_large:
+        draft, document = Draft(held=draft.held, problem=too_large, strategy=draft.strategy), None
+    standing = document or it.document
+    behind = pokes.behind(snapshot.pods, standing, snapshot.gone) if standing.generation else []
+    due = pokes.due(behind, standing)
+    leaving = [pod for pod in snapshot.pods if it.standings[pod.name] is Standing.LEAVING and pod.terminating]
+    found = telling.problems(it, draft, telling.unowned_queues(it, standing))
+    going = [pod for pod in leaving if works(standing, pod)]
+    status = telling.status(it, draft, standing, len(behind) + len(going), found)
+    lines = telling.records(it, draft, document) if document else []
+    return Plan(
+        document=document,
+        data=data,
+        pokes=due,
+        drains=tuple(pod.holder for pod in leaving if not (pod.report and pod.report.final)),
+        awaited=_awaited(it, standing, behind),
+        confirm=_unknown(it, standing),
+        status=status,
+        events=tuple(telling.events(it, draft, status, found)),
+        records=(*lines, *telling.verdict_records(it, status)),
+        again=max(min(pokes.next_due(behind, due), *_deadlines(it, draft, standing)), 0.0),
+    )
+
+
+def _written(document: Assignment | None) -> tuple[Mapping[str, str | bytes], Verdict | None]:
+    try:
+        return write_assignment(document) if document else {}, None
+    except ValueError as error:
+        return {}, Verdict(Reason.DOCUMENT_TOO_LARGE, f"{error}; what was assigned stays")
+
+
+def _awaited(it: Situation, standing: Assignment, behind: Sequence[Pod]) -> frozenset[str]:
+    """Return whose report could change the next plan."""
+    holders = {release.holder for release in standing.releasing.values()}
+    watched = [
+        pod
+        for pod in it.snapshot.pods
+        if pod.holder in holders
+        or it.standings[pod.name] is not Standing.READY
+        or (standing.barrier and pod.report and pod.report.releasing)
+    ]
+    return frozenset(pod.name for pod in (*behind, *watched) if pod.started and not pod.ended)
+
+
+def _unknown(it: Situation, standing: Assignment) -> tuple[Holder, ...]:
+    """Return the holders who are neither among the pods nor known to have ended."""
+    holders = {Holder(name, share.uid) for name, share in standing.members.items()}
+    holders |= {release.holder for release in standing.releasing.values()}
+    there = {pod.holder for pod in it.snapshot.pods}
+    return tuple(sorted(holder for holder in holders - there if holder.uid not in it.snapshot.gone))
+
+
+def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[float]:
+    """Yield the seconds after which time alone may change the plan."""
+    handover, triggers = it.policy.handover, it.policy.triggers
+    yield triggers.resync
+    if draft.held and draft.held.seconds:
+        yield draft.held.seconds
+    if standing is it.document and (draft.of(Act.DROP) or _stale(it, draft.strategy)):
+        yield _quiet_for(it)
+    limits = []
+    for pod in it.snapshot.pods:
+        if not pod.ended and not pod.ready:
+            limits += [triggers.unready_grace - pod.steady, handover.lost_after - pod.unheard]
+        limits += [triggers.unready_grace - seconds for seconds in pod.cut_off.values()]
+    limits += [SHRINK_PATIENCE - view.steady for view in it.snapshot.views.values() if view]
+    limits += [GIVEN_UP - record.ago(release.at, it.now) for release in standing.releasing.values()]
+    yield from (seconds for seconds in limits if seconds > 0)

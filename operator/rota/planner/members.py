@@ -1,0 +1,99 @@
+"""Who counts: which pods share the queues, and in what state each one is."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from rota.documents import Assignment
+from rota.planner.world import Pod
+from rota.spec import PolicySpec
+
+JOINING_PATIENCE = 20.0  # seconds: a pod that takes longer to become ready is not worth waiting for
+
+
+class Standing(StrEnum):
+    """How a pod stands as a member."""
+
+    JOINING = "Joining"  # never counted yet: not ready, or not heard
+    READY = "Ready"  # counts
+    UNREADY = "Unready"  # counts, within its grace
+    OUT = "Out"  # unready beyond its grace, and heard: it gives its queues up
+    CUT_OFF = "CutOff"  # others reach a broker that it does not
+    LOST = "Lost"  # not ready and not heard
+    LEAVING = "Leaving"
+    ENDED = "Ended"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it shares the queues."""
+        return self in {Standing.READY, Standing.UNREADY}
+
+
+def standings(
+    pods: Sequence[Pod], gone: frozenset[str], policy: PolicySpec, document: Assignment | None
+) -> dict[str, Standing]:
+    """Return each pod's standing, by name."""
+    found = {
+        pod.name: Standing.JOINING
+        if awaits_namesake(document, pod, gone)
+        else _standing(pod, gone, policy, works(document, pod))
+        for pod in pods
+    }
+    reached = {
+        broker
+        for pod in pods
+        if found[pod.name].counts and pod.report
+        for broker, reachable in pod.report.brokers.items()
+        if reachable
+    }
+    for pod in pods:
+        if found[pod.name].counts and _cut_off(pod, reached, policy.triggers.unready_grace):
+            found[pod.name] = Standing.CUT_OFF
+    return found
+
+
+def works(document: Assignment | None, pod: Pod) -> bool:
+    """Whether the record gives this very pod something to do."""
+    share = document.members.get(pod.name) if document else None
+    return share is not None and share.uid == pod.uid and bool(share.queues or (document and document.everyone))
+
+
+def awaits_namesake(document: Assignment | None, pod: Pod, gone: frozenset[str]) -> bool:
+    """Whether an earlier pod of its name is on record, and not known to have ended: a name has one entry."""
+    share = document.members.get(pod.name) if document else None
+    return share is not None and share.uid != pod.uid and share.uid not in gone
+
+
+def in_motion(pods: Sequence[Pod], found: Mapping[str, Standing], policy: PolicySpec) -> dict[str, float]:
+    """Return who comes or goes at this moment, and for how long it is worth waiting for it.
+
+    One that has just become ready is waited for too: others of its rollout are a moment behind it.
+    """
+    debounce, drain = policy.triggers.debounce, policy.handover.drain_timeout
+    left: dict[str, float] = {}
+    for pod in pods:
+        match found[pod.name]:
+            case Standing.JOINING:
+                left[pod.name] = JOINING_PATIENCE - pod.age
+            case Standing.LEAVING:
+                left[pod.name] = drain + 15 - pod.leaving
+            case Standing.READY if pod.age < JOINING_PATIENCE:
+                left[pod.name] = debounce - pod.steady
+    return {name: seconds for name, seconds in left.items() if seconds > 0}
+
+
+def _standing(pod: Pod, gone: frozenset[str], policy: PolicySpec, working: bool) -> Standing:  # noqa: FBT001
+    if pod.ended or pod.uid in gone:
+        return Standing.ENDED
+    if pod.terminating or (pod.report and pod.report.final):
+        return Standing.LEAVING
+    if pod.seen.lost(policy.handover.lost_after, None):
+        return Standing.LOST if working else Standing.JOINING
+    if pod.ready and (pod.heard or working):
+        return Standing.READY
+    if not working:  # who has nothing to do is not worth its grace: it comes in by becoming ready
+        return Standing.JOINING
+    return Standing.UNREADY if pod.steady < policy.triggers.unready_grace else Standing.OUT
+
+
+def _cut_off(pod: Pod, reached: set[str], grace: float) -> bool:
+    return any(broker in reached and seconds >= grace for broker, seconds in pod.cut_off.items())

@@ -1,0 +1,266 @@
+"""The next document: what is wanted of each queue, what is known of its holder, and what the handover makes of it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rota import gates
+from rota.documents import Assignment, Release, Share
+from rota.handover import Act, Proof, State, Taken, Want, act, proof
+from rota.model import NOBODY, Holder, Queue, Reason, Roster, Verdict
+from rota.planner import record
+from rota.planner.members import in_motion
+from rota.planner.situation import Situation
+from rota.planner.target import Measured, beside_foreigners, target
+from rota.strategies import STRATEGIES
+
+RELEASE_MARGIN = 5.0  # seconds over the drain's own time: to be shown the document, and to be heard
+
+Targets = Mapping[Queue, Holder | None]
+
+
+class Decision(NamedTuple):
+    """What happens to one queue, and why."""
+
+    queue: Queue
+    state: State
+    known: Proof
+    want: Want
+    holder: Holder | None
+    to: Holder | None
+    act: Act = Act.WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the next document changes."""
+
+    decisions: Sequence[Decision] = ()  # only on queues that do not simply stay with their owner
+    held: gates.Held | None = None
+    problem: Verdict | None = None
+    strategy: str = ""
+
+    def of(self, *acts: Act) -> list[Decision]:
+        """Return the decisions for these acts."""
+        return [decision for decision in self.decisions if decision.act in acts]
+
+
+class Wanted(NamedTuple):
+    """Who shall own what, by which strategy, and what was wrong with it."""
+
+    targets: Targets
+    strategy: str
+    problem: Verdict | None = None
+
+
+def decide(it: Situation) -> Draft:
+    """Decide on every queue that does not simply stay with its owner."""
+    aim = _aim(it)
+    found = [_question(it, queue, aim.targets.get(queue)) for queue in _open(it, aim.targets)]
+    movable = [one for one in found if (one.state, one.known, one.want) == (State.OWNED, Proof.NONE, Want.MOVE)]
+    # A terminating pod is shown no document any more: it is asked to drain, and until then it goes on.
+    draining = {one.queue for one in movable if one.holder and it.seen(one.holder).terminating}
+    voluntary = [one for one in movable if one.queue not in draining]
+    facts = _facts(it, found, len(voluntary))
+    held = gates.held(facts)
+    allowed = 0 if held else len(voluntary) if facts.budget is None else facts.budget
+    kept = {one.queue for one in _emptiest_takers_first(it, voluntary)[allowed:]}
+    if kept and not held:
+        told = f"The budget lets {allowed} of {len(voluntary)} queues move now"
+        held = gates.Held(Reason.BUDGET_SPENT, told, facts.budget_back)
+    kept |= draining
+    immediate = it.policy.handover.mode == "Immediate"
+    decisions = [
+        one._replace(act=act(one.state, one.known, one.want, held_back=one.queue in kept, immediate=immediate))
+        for one in found
+    ]
+    return Draft(decisions, held, aim.problem, aim.strategy)
+
+
+def document_of(it: Situation, draft: Draft) -> Assignment:
+    """Write the draft as the document that follows the present one."""
+    before, generation, at = it.document, it.document.generation + 1, record.written(it.now)
+    owned, releasing = dict(it.owned), dict(before.releasing)
+    # Who takes over a forced queue, however much later, must know that the one it was forced from may still work it.
+    forced = {queue: since for queue, since in before.forced.items() if not it.overcome(queue, since)}
+    for queue, _, _, _, holder, to, chosen in draft.decisions:
+        wish = to.name if to else None
+        if chosen is Act.REVOKE and holder:
+            del owned[queue]
+            releasing[queue] = Release(holder, wish, generation, at)
+        elif chosen is Act.WAIT and queue in releasing:
+            releasing[queue] = replace(releasing[queue], to=wish)
+        elif chosen in {Act.RETURN, Act.GRANT, Act.FORCE} and to:
+            releasing.pop(queue, None)
+            owned[queue] = to
+        elif chosen is Act.DROP:
+            releasing.pop(queue, None)
+            owned.pop(queue, None)
+        if chosen is Act.FORCE:
+            forced[queue] = generation
+    waiting = any(one.state is State.FREE and one.act is not Act.GRANT for one in draft.decisions)
+    return replace(
+        before,
+        group=it.snapshot.group,
+        generation=generation,
+        issued_at=at,
+        strategy=draft.strategy,
+        members=_shares(record.entries(before, it.snapshot, it.counted), owned),
+        everyone=None,
+        releasing=releasing,
+        forced=forced,
+        spent=_spent(it, draft),
+        barrier=before.barrier if waiting or it.free_proof is not Proof.RELEASED else 0,
+    )
+
+
+def voluntary_moves(draft: Draft) -> int:
+    """Return how many queues were taken from a member that could have kept them: what a budget counts."""
+    return sum(
+        one.state is State.OWNED and one.known is Proof.NONE and one.want is Want.MOVE and one.act is not Act.KEEP
+        for one in draft.decisions
+    )
+
+
+def _aim(it: Situation) -> Wanted:
+    """Say who shall own each queue. Where nobody is there to take one over, nothing is wanted of it."""
+    chosen = it.policy.strategy
+    if not it.counted or not it.queues:
+        return Wanted({}, chosen)
+    roster = Roster.of(it.queues, it.counted, _preferred(it))
+    try:
+        if it.snapshot.foreigners:
+            chosen = "Averagely"
+            ids = {name: it.pods[name].client_id or name for name in it.counted}
+            owners = beside_foreigners(roster, it.snapshot.foreigners, ids)
+        elif it.snapshot.policy is None:
+            return Wanted(_as_it_is(it, roster), it.document.strategy)
+        else:
+            owners = target(it.policy, roster, _measured(it))
+    except ValueError as error:
+        told = Verdict(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
+        return Wanted(_as_it_is(it, roster), it.document.strategy, told)
+    holders: list[Holder | None] = [it.pods[name].holder for name in roster.members]
+    holders.append(None)  # an owner of -1 finds the last one
+    return Wanted({queue: holders[owner] for queue, owner in zip(roster.queues, owners.tolist(), strict=True)}, chosen)
+
+
+def _as_it_is(it: Situation, roster: Roster) -> Targets:
+    """Without a strategy everybody keeps what he has, what somebody left goes to who owns least, the rest to nobody."""
+    spread = STRATEGIES["Sticky"](roster).tolist()
+    found: dict[Queue, Holder | None] = {}
+    for queue, owner, present in zip(roster.queues, spread, roster.owners, strict=True):
+        known = queue in it.owned or queue in it.document.releasing
+        chosen = present if present != NOBODY else owner
+        found[queue] = it.pods[roster.members[chosen]].holder if known else None
+    return found
+
+
+def _measured(it: Situation) -> Measured:
+    rooms = {name: room for name in it.counted if (room := it.pods[name].room)}
+    return Measured(rooms, it.snapshot.queue_weights, it.snapshot.member_weights)
+
+
+def _preferred(it: Situation) -> dict[Queue, str]:
+    """Say who owns each queue as a strategy shall see it: one that is under way is already where it goes."""
+    counted = {it.pods[name].holder for name in it.counted}
+    found = {queue: holder.name for queue, holder in it.owned.items() if holder in counted}
+    for queue, release in it.document.releasing.items():
+        if release.to and it.counts(release.to):
+            found[queue] = release.to
+        elif release.holder in counted:
+            found[queue] = release.holder.name
+    return found
+
+
+def _open(it: Situation, targets: Targets) -> list[Queue]:
+    """Return the queues of which something must be decided."""
+    still = frozenset() if it.counted else frozenset(it.queues)
+    owned = [queue for queue, holder in it.owned.items() if targets.get(queue) != holder and queue not in still]
+    under_way = [queue for queue in it.document.releasing if queue not in still]
+    free = [
+        queue for queue, to in targets.items() if to and queue not in it.owned and queue not in it.document.releasing
+    ]
+    return [*owned, *under_way, *free]
+
+
+def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
+    """Say what is wanted of a queue and what is known of its holder."""
+    release, owner = it.document.releasing.get(queue), it.owned.get(queue)
+    if release:
+        taken = Taken(release.since, record.ago(release.at, it.now))
+        known = proof(queue, release.holder, taken, it.seen(release.holder), it.policy.handover.lost_after)
+        return Decision(queue, State.RELEASING, known, _want(release.holder, to), release.holder, to)
+    if owner:
+        known = proof(queue, owner, None, it.seen(owner), it.policy.handover.lost_after)
+        return Decision(queue, State.OWNED, known, _want(owner, to), owner, to)
+    known = Proof.NONE if queue in it.strays else it.free_proof
+    return Decision(queue, State.FREE, known, Want.MOVE, None, to)
+
+
+def _want(holder: Holder, to: Holder | None) -> Want:
+    return Want.LEAVE if to is None else Want.STAY if to == holder else Want.MOVE
+
+
+def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts:
+    moving = in_motion(it.snapshot.pods, it.standings, it.policy)
+    under_way = [
+        it.document.releasing[one.queue]
+        for one in found
+        if one.state is State.RELEASING and one.known is Proof.NONE and one.want is not Want.STAY
+    ]
+    youngest = min((record.ago(release.at, it.now) for release in under_way), default=0.0)
+    written = record.ago(it.document.issued_at, it.now) if it.document.generation else float("inf")
+    left, back = _budget(it)
+    return gates.Facts(
+        wanted=wanted,
+        paused=it.policy.paused,
+        unseen=tuple(it.unseen),
+        debounce=it.policy.triggers.debounce,
+        written=written if written >= 0 else float("inf"),  # told by a clock that was ahead of ours
+        moving=tuple(moving),
+        patience=min(moving.values(), default=0.0),
+        releasing=len(under_way),
+        release_time=it.policy.handover.drain_timeout + RELEASE_MARGIN - max(youngest, 0.0),
+        budget=left,
+        budget_back=back,
+    )
+
+
+def _budget(it: Situation) -> tuple[int | None, float]:
+    """Return how many moves are left in the budget's window, and in how many seconds there are more."""
+    budget = it.policy.budget
+    if budget is None:
+        return None, 0.0
+    inside = _window(it)
+    back = [budget.per - record.ago(at, it.now) for at, _ in inside]
+    return max(budget.max_moves - sum(count for _, count in inside), 0), min(back, default=float(budget.per))
+
+
+def _window(it: Situation) -> list[tuple[str, int]]:
+    """Return what counts of the moves on record; what lies ahead was told by a clock that was wrong, and counts now."""
+    per = it.policy.budget.per if it.policy.budget else 0.0
+    counting = [(at, count) for at, count in it.document.spent if record.ago(at, it.now) < per]
+    return [(min(at, record.written(it.now)), count) for at, count in counting]
+
+
+def _spent(it: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
+    moved = voluntary_moves(draft) if it.policy.budget else 0
+    return (*_window(it), *([(record.written(it.now), moved)] if moved else []))
+
+
+def _emptiest_takers_first(it: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
+    """If only some may move, those come first that feed the members who own least."""
+    owns = Counter(holder.name for holder in it.owned.values())
+    return sorted(voluntary, key=lambda one: (owns[one.to.name] if one.to else 0, one.queue))
+
+
+def _shares(entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
+    """Give everybody his entry; who has ended keeps his only while nobody is there to take his queues over."""
+    queues: dict[str, list[Queue]] = {name: [] for name in entries}
+    uids = dict(entries)
+    for queue, holder in owned.items():
+        queues.setdefault(holder.name, []).append(queue)
+        uids[holder.name] = holder.uid
+    return {name: Share(uids[name], tuple(sorted(share))) for name, share in queues.items()}

@@ -1,0 +1,59 @@
+"""Whom to wake, and how often: the kubelet shows a changed document late unless the pod's annotation changes too."""
+
+from collections.abc import Mapping, Sequence
+
+from rota.documents import Assignment
+from rota.model import Holder, Queue
+from rota.planner.world import Plan, Pod, Poke
+
+SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
+
+
+def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str]) -> list[Pod]:
+    """Return the pods that the document tells something which they do not show yet."""
+    owed: dict[Holder, int] = {}
+    for release in document.releasing.values():
+        owed[release.holder] = max(owed.get(release.holder, 0), release.since)
+    return [
+        pod
+        for pod in pods
+        if not pod.ended
+        and pod.uid not in gone
+        and pod.generation < document.generation
+        and (pod.started or pod.ready)
+        and (pod.generation < max(owed.get(pod.holder, 0), document.barrier) or _shows(pod) != _given(pod, document))
+    ]
+
+
+def due(pods: Sequence[Pod], document: Assignment) -> dict[str, Poke]:
+    """Return the pokes that are due now; a terminating pod is shown no document any more."""
+    found = {}
+    for pod in pods:
+        if pod.terminating:
+            continue
+        if pod.poke.generation < document.generation:
+            found[pod.name] = Poke(document.generation, 1)
+        elif pod.poked >= _pause(pod.poke):
+            found[pod.name] = Poke(document.generation, pod.poke.times + 1)
+    return found
+
+
+def next_due(pods: Sequence[Pod], poked: Mapping[str, Poke]) -> float:
+    """Return the seconds until the next poke is due."""
+    left = [_pause(poked[pod.name]) if pod.name in poked else _pause(pod.poke) - pod.poked for pod in pods]
+    return min((seconds for seconds in left if seconds > 0), default=Plan().again)
+
+
+def _pause(poke: Poke) -> float:
+    return min(2.0 ** min(poke.times - 1, 10), SLOWEST)
+
+
+def _shows(pod: Pod) -> frozenset[Queue]:
+    return pod.heard.held if pod.heard else frozenset()
+
+
+def _given(pod: Pod, document: Assignment) -> frozenset[Queue]:
+    share = document.members.get(pod.name)
+    if share is None or share.uid != pod.uid:
+        return frozenset()
+    return frozenset(share.queues if document.everyone is None else document.everyone)

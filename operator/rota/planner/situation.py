@@ -1,0 +1,128 @@
+"""A snapshot, looked at: who counts, which queues there are, who owns them, what is known of the owners."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rota.documents import Assignment
+from rota.handover import Proof, Seen
+from rota.model import RETRY, Holder, Queue
+from rota.planner import record
+from rota.planner.members import Standing
+from rota.planner.world import Pod, Snapshot
+from rota.spec import PolicySpec
+
+# Brokers tell the name servers every 30 s that they are there: one that has just started knows only some of them.
+SHRINK_PATIENCE = 40.0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the decisions rest on; each thing is worked out once, and only if somebody asks."""
+
+    snapshot: Snapshot
+    standings: Mapping[str, Standing]
+    document: Assignment
+    now: float
+
+    @cached_property
+    def policy(self) -> PolicySpec:
+        """The policy, or the defaults where it cannot be understood."""
+        return self.snapshot.policy or PolicySpec()
+
+    @cached_property
+    def pods(self) -> dict[str, Pod]:
+        """The pods by name."""
+        return {pod.name: pod for pod in self.snapshot.pods}
+
+    @cached_property
+    def counted(self) -> list[str]:
+        """The names of those who share the queues."""
+        return [pod.name for pod in self.snapshot.pods if self.standings[pod.name].counts]
+
+    @cached_property
+    def owned(self) -> dict[Queue, Holder]:
+        """Who owns what."""
+        return record.owners(self.document)
+
+    @cached_property
+    def queues(self) -> list[Queue]:
+        """Every queue that shall be worked: those seen, and where too little is seen, those on record."""
+        return [queue for topic in self._topics for queue in self._queues_of(topic)]
+
+    @cached_property
+    def unseen(self) -> list[str]:
+        """What there is no view of, so that nothing may move; a retry topic may not exist yet."""
+        seen = {topic for topic, view in self.snapshot.views.items() if view and view.queues}
+        topics = [topic for topic in self._topics if topic not in seen and not topic.startswith(RETRY)]
+        return topics + ["the group's members at the broker"] * (self.snapshot.foreigners is None)
+
+    @cached_property
+    def on_record(self) -> dict[str, set[Queue]]:
+        """The queues that the record knows, by topic."""
+        found: dict[str, set[Queue]] = {}
+        for queue in [*self.owned, *self.document.releasing]:
+            found.setdefault(queue.topic, set()).add(queue)
+        return found
+
+    @property
+    def _topics(self) -> list[str]:
+        spec = self.snapshot.spec
+        if spec is None or spec.paused:
+            return []
+        retry = [topic for topic in self.snapshot.views if topic.startswith(RETRY)]
+        return [subscription.topic for subscription in spec.subscriptions] + retry
+
+    def _queues_of(self, topic: str) -> Sequence[Queue]:
+        view = self.snapshot.views.get(topic)
+        if view and view.queues and view.steady >= SHRINK_PATIENCE:
+            return view.queues
+        return sorted(self.on_record.get(topic, set()).union(view.queues if view else ()))
+
+    def seen(self, holder: Holder) -> Seen:
+        """Say what is known of a holder; one who is not among the pods is not ended by that."""
+        pod = self.pods.get(holder.name)
+        if holder.uid in self.snapshot.gone:
+            return Seen(ended=True)
+        return pod.seen if pod and pod.uid == holder.uid else Seen()
+
+    def counts(self, name: str) -> bool:
+        """Whether the member of this name shares the queues."""
+        return name in self.standings and self.standings[name].counts
+
+    def is_counted(self, holder: Holder) -> bool:
+        """Whether this holder, and not a namesake, shares the queues."""
+        pod = self.pods.get(holder.name)
+        return pod is not None and pod.uid == holder.uid and self.counts(holder.name)
+
+    @cached_property
+    def free_proof(self) -> Proof:
+        """What is known of queues that the record gives to nobody; foreigners may work them if we cannot see them."""
+        if self.snapshot.foreigners is None:
+            return Proof.NONE
+        return record.past_barrier(self.document, self.snapshot.pods, self.policy.handover.lost_after, self.now)
+
+    @cached_property
+    def strays(self) -> frozenset[Queue]:
+        """Queues that somebody still works or drains after the record was lost, though it may not name them."""
+        if not self.document.barrier:
+            return frozenset()
+        heard = [
+            pod.heard for pod in self.snapshot.pods if pod.heard and not pod.ended and pod.uid not in self.snapshot.gone
+        ]
+        return frozenset().union(*(it.working for it in heard if it.report.generation >= self.document.barrier))
+
+    def overcome(self, queue: Queue, forced: int) -> bool:
+        """Whether nobody can be working a queue any more that was forced from him by this generation."""
+        others = [pod for pod in self.snapshot.pods if pod.heard and queue in pod.heard.working]
+        return self._oldest >= forced and len(others) <= 1
+
+    @cached_property
+    def _oldest(self) -> int:
+        """The oldest generation that a member may still obey."""
+        pods = [pod for pod in self.snapshot.pods if not self.seen(pod.holder).ended]
+        there = {pod.holder for pod in pods}
+        on_record = (Holder(name, share.uid) for name, share in self.document.members.items())
+        if any(holder not in there and not self.seen(holder).ended for holder in on_record):
+            return 0
+        return min((pod.generation for pod in pods if pod.started), default=self.document.generation)

@@ -1,0 +1,302 @@
+"""What people are told: status and conditions, Events, journal records; all worded from one catalogue of reasons."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rota.documents import Assignment, journal_record, to_ranges
+from rota.handover import Act, State
+from rota.model import Holder, Queue, Reason, Verdict
+from rota.planner import record
+from rota.planner.members import Standing
+from rota.planner.moves import Decision, Draft
+from rota.planner.situation import Situation
+from rota.planner.world import Event
+
+MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
+HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
+_LEFT = {
+    Standing.ENDED: Reason.MEMBER_ENDED,
+    Standing.LOST: Reason.MEMBER_LOST,
+    Standing.LEAVING: Reason.MEMBER_LEFT,
+    Standing.OUT: Reason.MEMBER_UNREADY,
+    Standing.CUT_OFF: Reason.BROKER_UNREACHABLE,
+}
+_TOLD = {
+    Reason.MEMBER_ENDED: "{} ended",
+    Reason.MEMBER_LOST: "{} is not ready and cannot be heard",
+    Reason.MEMBER_LEFT: "{} is leaving",
+    Reason.MEMBER_UNREADY: "{} has not been ready for longer than its grace",
+    Reason.BROKER_UNREACHABLE: "{} cannot reach a broker that others reach",
+    Reason.MEMBER_JOINED: "{} joined",
+}
+
+
+def cause(it: Situation, draft: Draft) -> Verdict:
+    """Say why queues change hands now: the first thing that the record does not know yet."""
+    if it.snapshot.spec and it.snapshot.spec.paused:
+        return Verdict(Reason.GROUP_PAUSED, "The group is paused")
+    if not it.owned and not it.document.releasing:
+        resumed = it.document.generation > 1 and not it.document.barrier
+        told = (Reason.GROUP_RESUMED, "Nobody owned a queue") if resumed else (Reason.FIRST_ASSIGNMENT, "A new group")
+        return Verdict(*told)
+    return _of_leavers(it) or _of_queues(it) or _of_joiners(it) or _of_rules(it, draft)
+
+
+def _of_leavers(it: Situation) -> Verdict | None:
+    holders = {*it.owned.values(), *(release.holder for release in it.document.releasing.values())}
+    gone = {holder.name: _LEFT.get(_standing(it, holder)) for holder in holders if not it.is_counted(holder)}
+    for reason in _LEFT.values():
+        names = sorted(name for name, why in gone.items() if why is reason)
+        if names:
+            return Verdict(reason, _TOLD[reason].format(_names(names)))
+    return None
+
+
+def _standing(it: Situation, holder: Holder) -> Standing:
+    return Standing.ENDED if it.seen(holder).ended else it.standings.get(holder.name, Standing.ENDED)
+
+
+def _of_queues(it: Situation) -> Verdict | None:
+    known, wanted = {queue for topic in it.on_record.values() for queue in topic}, set(it.queues)
+    added, removed = wanted - known, known - wanted
+    if added and {queue.topic for queue in added} <= set(it.on_record):
+        return Verdict(Reason.QUEUES_ADDED, f"{_count(len(added))} more: {_some(added)}")
+    topics = {queue.topic for queue in wanted}
+    if removed and {queue.topic for queue in removed} <= topics:
+        return Verdict(Reason.QUEUES_REMOVED, f"{_count(len(removed))} less: {_some(removed)}")
+    if added or removed:
+        return Verdict(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {_names(sorted(topics))}")
+    return None
+
+
+def _of_joiners(it: Situation) -> Verdict | None:
+    working = set(it.owned.values())
+    names = [name for name in it.counted if it.pods[name].holder not in working]
+    return Verdict(Reason.MEMBER_JOINED, _TOLD[Reason.MEMBER_JOINED].format(_names(names))) if names else None
+
+
+def _of_rules(it: Situation, draft: Draft) -> Verdict:
+    if draft.strategy != it.document.strategy:
+        if it.snapshot.foreigners:
+            return Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners))
+        return Verdict(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
+    if any(one.act in MOVING for one in draft.decisions):
+        return Verdict(Reason.LOAD_SHIFTED, "What queues weigh, or who is where, has changed")
+    return Verdict(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
+
+
+def foreign(ids: Sequence[str]) -> str:
+    """Say who else is there."""
+    return f"{len(ids)} consumers that are not Rota's are in the group: {_names(ids)}; queues are shared as they do it"
+
+
+def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
+    """Return everything that is wrong, worst first."""
+    found = [*it.snapshot.problems, *([draft.problem] if draft.problem else [])]
+    if it.unseen:
+        told = f"The broker does not tell of {_names(it.unseen)}; what was assigned stays"
+        found.append(Verdict(Reason.NO_VIEW, told))
+    if it.queues and not it.counted:
+        found.append(Verdict(Reason.NO_MEMBERS, f"Nobody is there to work {_count(len(it.queues))}"))
+    elif unowned:
+        found.append(Verdict(Reason.QUEUES_UNOWNED, f"{_count(unowned)} without an owner"))
+    if it.snapshot.foreigners:
+        found.append(Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners)))
+    idle = len(it.counted) - len(it.queues)
+    if idle > 0 and it.queues:
+        told = f"{len(it.counted)} members share {_count(len(it.queues))}: at least {idle} of them are idle"
+        found.append(Verdict(Reason.IDLE_MEMBERS, told))
+    return found
+
+
+def status(it: Situation, draft: Draft, document: Assignment, moving: int, found: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the group's status; equal worlds give equal ones, so that it is written only when something changed."""
+    snapshot = it.snapshot
+    owned = record.owners(document) if document is not it.document else it.owned
+    owners = set(owned.values())
+    idle = sum(it.pods[name].holder not in owners for name in it.counted) if document.everyone is None else 0
+    under_way = sum(release.to is not None for release in document.releasing.values()) + moving
+    told = {
+        "observedGeneration": snapshot.observed,
+        "conditions": _conditions(it, found, _progress(draft, under_way)),
+        "replicas": sum(not pod.ended for pod in snapshot.pods),
+        "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
+        "members": len(it.counted),
+        "queues": len(it.queues),
+        "generation": document.generation,
+        "lag": snapshot.lag,
+        "lastRebalance": _last_rebalance(it, draft, settled=not under_way),
+        "idleMembers": idle,
+        "unownedQueues": unowned_queues(it, document),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def unowned_queues(it: Situation, document: Assignment) -> int:
+    """Count the queues that nobody works: neither granted, nor still with one who has not released it."""
+    if document.everyone is not None:
+        return 0
+    owned = it.owned if document is it.document else record.owners(document)
+    return sum(queue not in owned and queue not in document.releasing for queue in it.queues)
+
+
+def _progress(draft: Draft, under_way: int) -> tuple[bool, Verdict]:
+    if under_way:
+        return True, Verdict(Reason.HANDOVER_IN_FLIGHT, f"{under_way} queues or members are under way")
+    if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
+        frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW}
+        return not frozen, Verdict(draft.held.reason, draft.held.message)
+    return False, Verdict(Reason.SETTLED, "Every queue is where the policy wants it")
+
+
+def _ready(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict]:
+    if it.snapshot.spec is None:
+        return False, next(iter(found), Verdict(Reason.INVALID_SPEC, "The group cannot be understood"))
+    if it.snapshot.spec.paused:
+        return False, Verdict(Reason.GROUP_PAUSED, "spec.paused is set: nobody consumes")
+    stopping = {Reason.NO_MEMBERS, Reason.QUEUES_UNOWNED, Reason.RECORD_TOO_NEW, Reason.DOCUMENT_TOO_LARGE}
+    stopped = next((verdict for verdict in found if verdict.reason in stopping), None)
+    if stopped:
+        return False, stopped
+    if not it.queues:
+        return False, Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
+    return True, Verdict(Reason.SETTLED, f"{_count(len(it.queues))}, {len(it.counted)} members")
+
+
+def _conditions(it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict]) -> list[dict[str, Any]]:
+    harmful = [verdict for verdict in found if verdict.reason not in HARMLESS]
+    well = Verdict(Reason.SETTLED, "Nothing is wrong")
+    worst = Verdict(harmful[0].reason, "; ".join(verdict.message for verdict in harmful)) if harmful else well
+    now = [("Ready", *_ready(it, found)), ("Progressing", *progress), ("Degraded", bool(harmful), worst)]
+    first_of_each = {verdict.reason: verdict for verdict in reversed(found)}
+    now += [(str(reason), True, verdict) for reason, verdict in sorted(first_of_each.items())]
+    before = {condition["type"]: condition for condition in it.snapshot.status.get("conditions") or []}
+    return [_condition(before.get(kind, {}), kind, verdict, holds=holds, it=it) for kind, holds, verdict in now]
+
+
+def _condition(before: Mapping[str, Any], kind: str, verdict: Verdict, *, holds: bool, it: Situation) -> dict[str, Any]:
+    state = str(holds)
+    since = before["lastTransitionTime"] if before.get("status") == state else record.written(it.now)
+    return {
+        "type": kind,
+        "status": state,
+        "reason": str(verdict.reason),
+        "message": verdict.message,
+        "lastTransitionTime": since,
+        "observedGeneration": it.snapshot.observed,
+    }
+
+
+def _last_rebalance(it: Situation, draft: Draft, *, settled: bool) -> dict[str, Any] | None:
+    """Carry the last rebalance on: begun by a document, over when everybody obeys; then it has its `seconds`."""
+    last: dict[str, Any] | None = it.snapshot.status.get("lastRebalance")
+    moved = len(draft.of(Act.GRANT, Act.FORCE))
+    if draft.of(*MOVING):
+        if last and "seconds" not in last:
+            return {**last, "moved": last["moved"] + moved}
+        return {"reason": str(cause(it, draft).reason), "at": record.written(it.now), "moved": moved}
+    if last and "seconds" not in last and settled:
+        return {**last, "seconds": round(max(record.ago(last["at"], it.now), 0.0), 3)}
+    return last
+
+
+def events(it: Situation, draft: Draft, status_now: Mapping[str, Any], found: Sequence[Verdict]) -> list[Event]:
+    """Return what `kubectl describe` shows: few, each for something that was not so before."""
+    told = []
+    last, before = status_now.get("lastRebalance"), it.snapshot.status.get("lastRebalance")
+    if draft.of(*MOVING) and last and (not before or last["at"] != before["at"]):
+        why = cause(it, draft)
+        moving = len(draft.of(Act.REVOKE, Act.GRANT, Act.FORCE))
+        told.append(Event(why.reason, f"{why.message}; {_count(moving)} change hands"))
+    if last and before and "seconds" in last and "seconds" not in before:
+        told.append(Event(Reason.SETTLED, f"{last['reason']}: {_count(last['moved'])} moved in {last['seconds']:g} s"))
+    forced = draft.of(Act.FORCE)
+    if forced:
+        names = _names(sorted({one.holder.name for one in forced if one.holder}) or ["a member"])
+        told.append(Event(Reason.QUEUES_FORCED, f"{_count(len(forced))} taken from {names} unheard", warning=True))
+    known = {condition["type"] for condition in it.snapshot.status.get("conditions") or []}
+    fresh = {verdict.reason: verdict for verdict in found if str(verdict.reason) not in known}
+    told += [Event(*verdict, warning=verdict.reason not in HARMLESS) for verdict in fresh.values()]
+    return told
+
+
+def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str, object]]:
+    """Return the journal's lines about a document that is written now."""
+    group, at, generation = it.snapshot.group, record.written(it.now), document.generation
+    why = cause(it, draft)
+    members = {pod.name: {"uid": pod.uid, "standing": str(it.standings[pod.name])} for pod in it.snapshot.pods}
+    return [
+        journal_record("membership", group, at, generation=generation, members=members),
+        journal_record(
+            "plan",
+            group,
+            at,
+            generation=generation,
+            strategy=document.strategy,
+            reason=str(why.reason),
+            message=why.message,
+            members=len(it.counted),
+            queues=len(it.queues),
+            held=str(draft.held.reason) if draft.held else None,
+        ),
+        *(
+            journal_record(
+                "handover",
+                group,
+                at,
+                generation=generation,
+                act=str(some[0].act),
+                proof=str(some[0].known),
+                state=str(some[0].state),
+                **_party("from", some[0].holder),
+                **_party("to", some[0].to),
+                queues=to_ranges(one.queue for one in some),
+            )
+            for some in _alike(draft.of(*MOVING))
+        ),
+    ]
+
+
+def verdict_records(it: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Return the journal's lines about conditions whose state or reason is not what it was."""
+    before = {it["type"]: (it["status"], it["reason"]) for it in it.snapshot.status.get("conditions") or []}
+    return [
+        journal_record(
+            "verdict",
+            it.snapshot.group,
+            record.written(it.now),
+            condition=one["type"],
+            status=one["status"],
+            reason=one["reason"],
+            message=one["message"],
+        )
+        for one in status_now["conditions"]
+        if before.get(one["type"]) != (one["status"], one["reason"])
+    ]
+
+
+def _party(what: str, holder: Holder | None) -> dict[str, str]:
+    return {what: holder.name, f"{what}Uid": holder.uid} if holder else {}
+
+
+def _alike(decisions: Iterable[Decision]) -> list[list[Decision]]:
+    """Put together what differs only in the queue."""
+
+    def kind(one: Decision) -> tuple[str, str, State, Holder, Holder]:
+        nobody = Holder("", "")
+        return one.act, one.known, one.state, one.holder or nobody, one.to or nobody
+
+    return [list(some) for _, some in groupby(sorted(decisions, key=kind), key=kind)]
+
+
+def _count(queues: int) -> str:
+    return f"{queues} queue{'s' * (queues != 1)}"
+
+
+def _names(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _some(queues: Iterable[Queue]) -> str:
+    return _names([str(queue) for queue in sorted(queues)])

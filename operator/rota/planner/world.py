@@ -1,0 +1,148 @@
+"""What the planner is given and what it gives: the world as it was seen, and everything to do about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from rota.documents import Assignment, Report, from_ranges
+from rota.handover import Seen
+from rota.model import Holder, Queue, Reason, Verdict
+from rota.spec import GroupSpec, PolicySpec
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A member's report as it was read; its queues are spelled out once, however often they are asked for."""
+
+    report: Report
+
+    @cached_property
+    def held(self) -> frozenset[Queue]:
+        """Every queue that it works."""
+        return frozenset(from_ranges(self.report.held))
+
+    @cached_property
+    def working(self) -> frozenset[Queue]:
+        """Every queue that it may still deliver from or commit for."""
+        return self.held | frozenset(from_ranges(self.report.releasing))
+
+
+class Poke(NamedTuple):
+    """What a pod's annotation `rota.dev/generation` says: the generation, and how often the pod was poked for it."""
+
+    generation: int = 0
+    times: int = 0
+
+    def __str__(self) -> str:
+        """Spell it as the annotation does."""
+        return f"{self.generation}-{self.times}"
+
+
+NEVER = Poke()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod of the group. Durations are measured by whoever looks, on a clock that never jumps; they may start anew."""
+
+    name: str
+    uid: str
+    started: bool = True  # its sidecar has run
+    ready: bool = False
+    steady: float = 0.0  # seconds since `ready` last changed
+    age: float = 0.0  # seconds since it was first seen
+    terminating: bool = False
+    leaving: float = 0.0  # seconds since it was first seen terminating
+    ended: bool = False  # Succeeded or Failed
+    room: str | None = None
+    client_id: str = ""
+    heard: Heard | None = None  # its last report, if it speaks of this very pod
+    unheard: float = 0.0  # seconds since that was read, or since one was first asked for
+    cut_off: Mapping[str, float] = field(default_factory=dict)  # brokers it cannot reach, and for how many seconds
+    poke: Poke = NEVER
+    poked: float = 0.0  # seconds since the poke last changed
+
+    @property
+    def holder(self) -> Holder:
+        """The pod as an owner."""
+        return Holder(self.name, self.uid)
+
+    @property
+    def report(self) -> Report | None:
+        """Its last report."""
+        return self.heard.report if self.heard else None
+
+    @property
+    def generation(self) -> int:
+        """The generation that it says it obeys; 0: none, or it was not heard."""
+        return self.heard.report.generation if self.heard else 0
+
+    @property
+    def seen(self) -> Seen:
+        """What the handover's proofs rest on."""
+        return Seen(
+            ended=self.ended,
+            terminating=self.terminating,
+            ready=self.ready,
+            report=self.report,
+            working=self.heard.working if self.heard else frozenset(),
+            unheard=self.unheard,
+        )
+
+
+class View(NamedTuple):
+    """A positive answer of the broker: which queues a topic has, and for how many seconds it has said just that."""
+
+    queues: tuple[Queue, ...]
+    steady: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The world as it was seen for one group."""
+
+    group: str  # namespace/name
+    spec: GroupSpec | None  # None: it cannot be understood, `problems` says why
+    policy: PolicySpec | None = field(default_factory=PolicySpec)  # None: as above
+    document: Assignment | None = None  # None: there is none, or it is damaged
+    damage: str = ""  # why the record that is there cannot be believed
+    settings: str = ""  # group.json beside it
+    wanted_settings: str = ""  # what it should be
+    fresh: bool = False  # pods and reports were read anew after the record was found missing or damaged
+    pods: tuple[Pod, ...] = ()  # all of them: a consistent list once, watched since
+    gone: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
+    views: Mapping[str, View | None] = field(default_factory=dict)  # by topic, retry topics too; None: no answer
+    foreigners: tuple[str, ...] | None = ()  # client ids that are not Rota's; None: no answer
+    queue_weights: Mapping[Queue, float] | None = field(default_factory=dict)  # None: could not be measured
+    member_weights: Mapping[str, float] = field(default_factory=dict)
+    lag: int | None = None
+    problems: tuple[Verdict, ...] = ()  # found by those who read the world: a missing Secret, an unknown topic
+    status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the group
+    observed: int = 0  # metadata.generation
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something for `kubectl describe`."""
+
+    reason: Reason
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything to do now, decided in one pass. Order matters: the document first; if it meets a conflict, nothing."""
+
+    document: Assignment | None = None  # None: what is written stays
+    data: Mapping[str, str | bytes] = field(default_factory=dict)  # the document as the ConfigMap's entry
+    pokes: Mapping[str, Poke] = field(default_factory=dict)  # by pod
+    drains: tuple[Holder, ...] = ()  # terminating members to ask for their final drain
+    awaited: frozenset[str] = frozenset()  # members whose report something waits for
+    confirm: tuple[Holder, ...] = ()  # owners not among the pods: a consistent read must tell whether they ended
+    reread: bool = False  # the record is missing or damaged: read it, pods and reports anew, then plan again
+    status: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    records: tuple[Mapping[str, Any], ...] = ()  # for the journal
+    again: float = 20.0  # seconds until it is worth looking again, if nothing happens before

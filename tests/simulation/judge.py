@@ -1,0 +1,193 @@
+"""What must hold (DESIGN page, §9), looked at after every step of a run."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rota.documents import Assignment, read_assignment
+from rota.handover import GIVEN_UP
+from rota.model import Queue
+from simulation.server import Stored
+
+if TYPE_CHECKING:
+    from simulation.fleet import Sidecar
+    from simulation.world import World
+
+
+class Broken(AssertionError):  # noqa: N818 - what must hold does not
+    """An invariant does not hold."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A process at work on a queue, since when."""
+
+    sidecar: "Sidecar"
+    since: float
+
+
+class Judge:
+    """Watches a world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.workers: dict[Queue, list[Worker]] = {}
+        self.texts: dict[int, str | bytes] = {}
+        self.document: Assignment | None = None
+        self.forced: dict[Queue, tuple[float, int]] = {}
+        self.moves: list[tuple[float, int]] = []
+        self.granted = 0
+        self.written = 0
+        self.plans = 0
+        self.contested = 0
+        self.statuses = 0
+        world.api.on_record.append(self.recorded)
+
+    def planned(self) -> None:
+        """Count a plan."""
+        self.plans += 1
+
+    def status_written(self) -> None:
+        """Count a status."""
+        self.statuses += 1
+
+    def fetches(self, sidecar: "Sidecar", queue: Queue) -> None:
+        """See a process begin to work a queue."""
+        share = self._given(sidecar, queue)
+        if not share:
+            raise Broken(f"{sidecar.name} fetches {queue}, which generation {sidecar.member.obeyed} does not give it")
+        workers = self.workers.setdefault(queue, [])
+        workers[:] = [worker for worker in workers if worker.sidecar is not sidecar]
+        for other in workers:
+            self._meet(sidecar, other, queue)
+        workers.append(Worker(sidecar, self.world.clock.now))
+
+    def _given(self, sidecar: "Sidecar", queue: Queue) -> bool:
+        text = self.texts.get(sidecar.member.obeyed)
+        document = read_assignment(text) if text else None
+        if document is None:
+            return False
+        share = document.members.get(sidecar.pod.name)
+        if share is None or share.uid != sidecar.pod.uid:
+            return False
+        return queue in (share.queues if document.everyone is None else document.everyone)
+
+    def _meet(self, sidecar: "Sidecar", other: Worker, queue: Queue) -> None:
+        now, world = self.world.clock.now, self.world
+        if world.spec.message_model == "Broadcasting" or world.loose:
+            return
+        if world.orderly:
+            if not other.sidecar.frozen and other.sidecar.member.may_deliver(queue, now, 20.0):
+                if sidecar.member.may_deliver(queue, now, 20.0):
+                    raise Broken(f"{queue} is delivered in order by {other.sidecar.name} and by {sidecar.name}")
+            return
+        forced, generation = self.forced.get(queue, (-1.0, 0))
+        if forced >= other.since or min(sidecar.member.obeyed, other.sidecar.member.obeyed) < generation:
+            self.contested += 1
+            return
+        raise Broken(f"{queue} is worked by {other.sidecar.name} (since {other.since:.2f}) and by {sidecar.name}")
+
+    def ended(self, sidecar: "Sidecar", queue: Queue) -> None:
+        """See a process end its last delivery of a queue."""
+        workers = self.workers.get(queue, [])
+        workers[:] = [worker for worker in workers if worker.sidecar is not sidecar]
+
+    def died(self, sidecar: "Sidecar") -> None:
+        """See a process die, with everything it worked."""
+        for queue in self.workers:
+            self.ended(sidecar, queue)
+
+    def remembered(self, sidecar: "Sidecar", before: int, generation: int) -> None:
+        """See a member obey a generation."""
+        if generation < before:
+            raise Broken(f"{sidecar.name} steps back from generation {before} to {generation}")
+
+    def recorded(self, stored: Stored | None) -> None:
+        """See the record change."""
+        try:
+            document = read_assignment(stored.text) if stored else None
+        except ValueError:
+            document = None
+        if stored is None or document is None:
+            self.document = None
+            return
+        known = self.texts.setdefault(document.generation, stored.text)
+        if known != stored.text:
+            raise Broken(f"Generation {document.generation} has two texts")
+        if not self.world.by_hand:
+            self.written += 1
+            self._compare(self.document, document)
+        self.document = document
+
+    def _compare(self, before: Assignment | None, after: Assignment) -> None:
+        now = self.world.clock.now
+        owners = {queue: name for name, share in after.members.items() for queue in share.queues}
+        for queue in owners:
+            if queue in after.releasing:
+                raise Broken(f"{queue} is owned and under release at once in generation {after.generation}")
+        for queue, generation in after.forced.items():
+            if generation == after.generation:
+                self._force(queue, before)
+                self.forced[queue] = (now, generation)
+        if before is None or after.barrier == after.generation:
+            return
+        owned = {queue: (name, share.uid) for name, share in before.members.items() for queue in share.queues}
+        self.granted += sum(owned.get(queue, ("",))[0] != name for queue, name in owners.items())
+        taken = [queue for queue in owned if queue in after.releasing and after.releasing[queue].to]
+        self._spend(after, len(taken))
+        for queue in [*owned, *before.releasing]:
+            if queue not in owners and queue not in after.releasing:
+                self._dropped(queue, after)
+
+    def _force(self, queue: Queue, before: Assignment | None) -> None:
+        """Only who could not be heard is overruled."""
+        if before is None:
+            return
+        holders = [name for name, share in before.members.items() if queue in share.queues]
+        holders += [before.releasing[queue].holder.name] if queue in before.releasing else []
+        for name in holders:
+            kubelet = self.world.kubelets.get(name)
+            if kubelet and self.world.clock.now > kubelet.unwell_until + 5 and not self.world.deaf(GIVEN_UP):
+                raise Broken(f"{queue} was forced from {name}, who could be heard")
+
+    def _spend(self, after: Assignment, taken: int) -> None:
+        budget = self.world.policy.budget
+        if not taken:
+            return
+        at = self.world.clock.now
+        self.moves.append((at, taken))
+        if budget and not self.world.leapt and self.world.policy.handover.mode == "Cooperative":
+            inside = sum(count for moved, count in self.moves if at - moved < budget.per - 0.5)
+            if inside > budget.max_moves and at - self.world.policy_changed > budget.per:
+                raise Broken(f"{inside} queues moved within {budget.per:g} s in generation {after.generation}")
+
+    def _dropped(self, queue: Queue, after: Assignment) -> None:
+        """A queue leaves the record only if it has left the route or the subscription, or somebody wants it so."""
+        world = self.world
+        if world.spec.paused or world.broker.foreigners or world.clock.now - world.permissive < 60:
+            return
+        if queue.topic in world.topics and queue in world.broker.queues(queue.topic):
+            raise Broken(f"{queue} is there, but generation {after.generation} knows it no more")
+
+    def settled(self) -> None:
+        """See that everything has come to rest: each queue owned and worked by exactly one."""
+        world = self.world
+        document = self.document
+        if document is None:
+            raise Broken("There is no record in a quiet world")
+        wanted = {queue for topic in world.topics for queue in world.broker.queues(topic)}
+        if document.everyone is not None:
+            if set(document.everyone) != wanted:
+                raise Broken("Not everyone works every queue in a quiet world")
+            return
+        if document.releasing:
+            raise Broken(f"Still under way in a quiet world: {sorted(document.releasing)[:3]}")
+        owners = {queue: name for name, share in document.members.items() for queue in share.queues}
+        if set(owners) != wanted:
+            raise Broken(f"Unowned: {sorted(wanted - set(owners))[:3]}; too much: {sorted(set(owners) - wanted)[:3]}")
+        for queue, name in owners.items():
+            working = [worker.sidecar.pod.name for worker in self.workers.get(queue, [])]
+            if working != [name]:
+                raise Broken(f"{queue} is owned by {name} but worked by {working} in a quiet world")
+        conditions = {it["type"]: it for it in world.api.status.get("conditions", [])}  # type: ignore[attr-defined]
+        if conditions["Ready"]["status"] != "True" or conditions["Progressing"]["status"] != "False":
+            raise Broken(f"The status does not tell of a quiet world: {conditions}")

@@ -1,0 +1,491 @@
+"""The planner, case by case: a world in, everything to do about it out."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import (
+    LONG,
+    NOW,
+    a_document,
+    a_pod,
+    a_policy,
+    a_report,
+    a_snapshot,
+    a_spec,
+    a_view,
+    obeying,
+)
+from rota.documents import Assignment, read_assignment
+from rota.model import Queue, Reason, Verdict
+from rota.planner import Plan, Poke, Snapshot, plan
+
+Q = [Queue("orders", "a", number) for number in range(8)]
+
+
+def conditions(found: Plan) -> dict[str, tuple[str, str]]:
+    return {it["type"]: (it["status"], it["reason"]) for it in found.status["conditions"]}
+
+
+def owned(document: Assignment | None) -> dict[str, list[int]]:
+    assert document
+    return {name: [queue.id for queue in share.queues] for name, share in document.members.items()}
+
+
+def settled(**changed: Any) -> Snapshot:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
+    return a_snapshot(**({"document": document, "pods": obeying(document)} | changed))
+
+
+def test_a_new_group_gets_a_document_before_it_has_pods() -> None:
+    found = plan(a_snapshot(), NOW)
+    assert found.document
+    assert (found.document.generation, found.document.barrier) == (1, 0)
+    assert conditions(found)["Ready"] == ("False", "NoMembers")
+
+
+def test_the_first_members_get_all_queues_at_once() -> None:
+    pods = [a_pod(name, a_report(name, 0)) for name in ("m1", "m2")]
+    found = plan(a_snapshot(pods=tuple(pods)), NOW)
+    assert owned(found.document) == {"m1": [0, 2, 4], "m2": [1, 3, 5]}
+    assert found.pokes == {"m1": Poke(1, 1), "m2": Poke(1, 1)}
+    assert conditions(found)["Ready"] == ("True", "Settled")
+    assert conditions(found)["Progressing"] == ("True", "HandoverInFlight")
+    assert [event.reason for event in found.events] == [Reason.FIRST_ASSIGNMENT]
+    assert found.document
+    assert read_assignment(found.data["assignment.json"]) == found.document
+
+
+def test_a_settled_group_needs_nothing() -> None:
+    found = plan(settled(), NOW)
+    assert found.document is None
+    assert (found.pokes, found.drains, found.awaited, found.events) == ({}, (), frozenset(), ())
+    assert {kind: holds for kind, (holds, _) in conditions(found).items()} == {
+        "Ready": "True",
+        "Progressing": "False",
+        "Degraded": "False",
+    }
+    again = plan(settled(status=found.status), NOW + 7)
+    assert again.status == found.status, "an unchanged status is not written"
+    assert again.records == ()
+
+
+def test_a_joiner_gets_queues_in_two_steps() -> None:
+    before = settled()
+    joined = a_pod("m3", a_report("m3", 0))
+    first = plan(replace(before, pods=(*before.pods, joined)), NOW)
+    assert first.document
+    assert owned(first.document) == {"m1": [0, 1], "m2": [3, 4], "m3": []}
+    assert {queue.id: (it.holder.name, it.to) for queue, it in first.document.releasing.items()} == {
+        2: ("m1", "m3"),
+        5: ("m2", "m3"),
+    }
+    assert first.pokes == {"m1": Poke(6, 1), "m2": Poke(6, 1)}
+    assert first.awaited == {"m1", "m2"}
+    assert first.status["lastRebalance"] == {"reason": "MemberJoined", "at": first.document.issued_at, "moved": 0}
+
+    one_obeys = obeying(first.document, m2={"report": a_report("m2", 5, Q[3:6])})
+    second = plan(settled(document=first.document, pods=one_obeys, status=first.status), NOW + 1)
+    assert owned(second.document) == {"m1": [0, 1], "m2": [3, 4], "m3": [2]}
+    assert second.pokes == {"m2": Poke(7, 1), "m3": Poke(7, 1)}, "m1 has nothing new to see"
+
+    assert second.document
+    third = plan(settled(document=second.document, pods=obeying(second.document), status=second.status), NOW + 2)
+    assert owned(third.document)["m3"] == [2, 5]
+    assert third.document
+    last = plan(settled(document=third.document, pods=obeying(third.document), status=third.status), NOW + 3)
+    assert last.document is None
+    assert last.status["lastRebalance"] == {**first.status["lastRebalance"], "moved": 2, "seconds": 3.0}
+    assert [event.reason for event in last.events] == [Reason.SETTLED]
+
+
+def test_a_crashed_members_queues_are_granted_at_once_and_to_nobody_who_is_only_out_of_sight() -> None:
+    before = settled()
+    unseen = plan(replace(before, pods=before.pods[:1]), NOW)
+    assert [holder.name for holder in unseen.confirm] == ["m2"]
+    assert owned(unseen.document) == {"m1": [0, 1, 2], "m2": []}, "it may still work them"
+    assert set(unseen.document.releasing) == set(Q[3:6]) if unseen.document else False
+    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
+    assert ended.status["lastRebalance"]["reason"] == "MemberEnded"
+    phase = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ended=True, ready=False))), NOW)
+    assert owned(phase.document) == {"m1": [0, 1, 2, 3, 4, 5]}
+
+
+def test_a_leaving_member_is_asked_to_drain_and_its_queues_go_when_it_has() -> None:
+    before = settled()
+    leaving = replace(before.pods[1], terminating=True)
+    first = plan(replace(before, pods=(before.pods[0], leaving)), NOW)
+    assert [holder.name for holder in first.drains] == ["m2"]
+    assert first.document is None, "it is shown no document any more, so none is written"
+    assert conditions(first)["Progressing"] == ("True", "HandoverInFlight")
+    busy = a_pod("m2", a_report("m2", 5, draining=Q[3:6], state="draining", final=True), terminating=True)
+    still = plan(replace(before, pods=(before.pods[0], busy)), NOW)
+    assert (still.document, still.drains) == (None, ())
+    drained = a_pod("m2", a_report("m2", 5, state="drained", final=True), terminating=True)
+    second = plan(replace(before, pods=(before.pods[0], drained)), NOW + 1)
+    assert owned(second.document) == {"m1": [0, 1, 2, 3, 4, 5], "m2": []}, "the entry stays until the pod has ended"
+    assert second.status["lastRebalance"]["reason"] == "MemberLeft"
+
+
+def test_a_lost_members_queues_are_forced_and_marked() -> None:
+    before = settled()
+    silent = replace(before.pods[1], ready=False, steady=12.0, unheard=10.0)
+    found = plan(replace(before, pods=(before.pods[0], silent)), NOW)
+    assert found.document
+    assert owned(found.document) == {"m1": [0, 1, 2, 3, 4, 5], "m2": []}
+    assert found.document.forced == dict.fromkeys(Q[3:6], 6)
+    assert [event.reason for event in found.events if event.warning] == [Reason.QUEUES_FORCED]
+    assert found.status["lastRebalance"]["reason"] == "MemberLost"
+
+
+def test_within_its_grace_an_unready_member_keeps_its_queues_and_one_without_queues_does_not_come_in() -> None:
+    before = settled()
+    within = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, steady=9.0))), NOW)
+    assert within.document is None
+    assert within.again == pytest.approx(1.0)
+    beyond = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, steady=10.0))), NOW)
+    assert beyond.document
+    assert set(beyond.document.releasing) == set(Q[3:6])
+    idle = a_pod("m3", a_report("m3", 0), ready=False, steady=1.0)
+    assert plan(replace(before, pods=(*before.pods, idle)), NOW).document is None
+
+
+def test_where_nobody_is_left_everything_stays_on_record() -> None:
+    before = settled()
+    unready = tuple(replace(pod, ready=False, steady=60.0) for pod in before.pods)
+    found = plan(replace(before, pods=unready), NOW)
+    assert found.document is None
+    assert conditions(found)["Ready"] == ("False", "NoMembers")
+    gone = plan(replace(before, pods=(), gone=frozenset({"uid-m1", "uid-m2"})), NOW)
+    assert gone.document is None
+
+
+def test_more_queues_go_to_who_owns_least_and_fewer_are_believed_only_after_a_while() -> None:
+    before = settled()
+    more = plan(replace(before, views={"orders": a_view(8, steady=0)}), NOW)
+    assert owned(more.document) == {"m1": [0, 1, 2, 6], "m2": [3, 4, 5, 7]}
+    assert more.status["lastRebalance"]["reason"] == "QueuesAdded"
+    fewer = replace(before, views={"orders": a_view(4, steady=39)})
+    assert plan(fewer, NOW).document is None
+    assert plan(fewer, NOW).again == pytest.approx(1.0)
+    believed = plan(replace(before, views={"orders": a_view(4, steady=40)}), NOW)
+    assert believed.document
+    assert {queue: it.to for queue, it in believed.document.releasing.items()} == {Q[2]: "m2", Q[4]: None, Q[5]: None}
+
+
+@pytest.mark.parametrize("views", [{}, {"orders": None}, {"orders": a_view(0)}], ids=["unknown", "failed", "empty"])
+def test_what_is_not_seen_changes_nothing_but_orphans_are_granted(views: dict[str, Any]) -> None:
+    before = settled(views=views)
+    quiet = plan(before, NOW)
+    assert quiet.document is None
+    assert conditions(quiet)["Degraded"] == ("True", "NoView")
+    joined = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
+    assert owned(joined.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5], "m3": []}
+    assert conditions(joined)["Progressing"][1] == "NoView"
+    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
+
+
+def test_a_retry_topic_without_a_route_holds_nothing_back() -> None:
+    before = settled(views={"orders": a_view(), "%RETRY%orders": None})
+    joined = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
+    assert joined.document
+    assert joined.document.releasing
+
+
+def test_a_paused_group_releases_everything_and_takes_it_up_again() -> None:
+    paused = plan(settled(spec=a_spec(paused=True)), NOW)
+    assert paused.document
+    assert owned(paused.document) == {"m1": [], "m2": []}
+    assert conditions(paused)["Ready"] == ("False", "GroupPaused")
+    released = plan(settled(spec=a_spec(paused=True), document=paused.document, pods=obeying(paused.document)), NOW + 1)
+    assert released.document
+    assert not released.document.releasing
+    resumed = plan(settled(document=released.document, pods=obeying(released.document)), NOW + 60)
+    assert owned(resumed.document) == {"m1": [0, 2, 4], "m2": [1, 3, 5]}
+    assert resumed.status["lastRebalance"]["reason"] == "GroupResumed"
+
+
+def test_a_paused_policy_only_freezes() -> None:
+    before = settled(policy=a_policy(paused=True))
+    joined = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
+    assert joined.document
+    assert not joined.document.releasing
+    assert conditions(joined)["Progressing"] == ("False", "Paused")
+    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
+
+
+def test_a_budget_lets_only_so_many_move_and_more_when_its_window_is_over() -> None:
+    policy = a_policy(budget={"maxMoves": 1, "per": "1m"})
+    before = settled(policy=policy)
+    pods = (*before.pods, a_pod("m3", a_report("m3", 0)))
+    first = plan(replace(before, pods=pods), NOW)
+    assert first.document
+    assert list(first.document.releasing) == [Q[2]]
+    assert first.document.spent == ((first.document.issued_at, 1),)
+    granted = plan(settled(policy=policy, document=first.document, pods=obeying(first.document)), NOW + 1)
+    assert granted.document
+    inside = plan(settled(policy=policy, document=granted.document, pods=obeying(granted.document)), NOW + 59)
+    assert inside.document is None
+    assert conditions(inside)["Progressing"] == ("True", "BudgetSpent")
+    assert inside.again == pytest.approx(1.0)
+    over = plan(settled(policy=policy, document=granted.document, pods=obeying(granted.document)), NOW + 60)
+    assert over.document
+    assert list(over.document.releasing) == [Q[5]]
+    assert len(over.document.spent) == 1
+
+
+def test_immediate_moves_in_one_step_and_is_counted() -> None:
+    policy = a_policy(handover={"mode": "Immediate"}, budget={"maxMoves": 5})
+    before = settled(policy=policy)
+    found = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
+    assert owned(found.document) == {"m1": [0, 1], "m2": [3, 4], "m3": [2, 5]}
+    assert found.document
+    assert found.document.spent[0][1] == 2
+
+
+def test_a_young_document_holds_moves_back_for_the_debounce() -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:6]}, age=0.2)
+    pods = (*obeying(document), a_pod("m3", a_report("m3", 0)))
+    found = plan(settled(document=document, pods=pods), NOW)
+    assert found.document is None
+    assert conditions(found)["Progressing"][1] == "Debounce"
+    assert found.again == pytest.approx(0.3, abs=0.01)
+    ahead = a_document(members={"m1": Q[:3], "m2": Q[3:6]}, age=-300)
+    assert plan(settled(document=ahead, pods=pods), NOW).document, "told by a clock that was wrong"
+
+
+def test_a_rollout_moves_each_queue_once_because_the_new_pod_is_waited_for() -> None:
+    before = settled()
+    starting = a_pod("m3", ready=False, age=3.0, steady=3.0)
+    joined = replace(a_pod("m3", a_report("m3", 0)), age=4.0, steady=0.1)
+    for pod in (starting, joined):
+        found = plan(replace(before, pods=(*before.pods, pod)), NOW)
+        assert not found.document or not found.document.releasing
+    drained = a_pod("m2", a_report("m2", 5, state="drained", final=True), terminating=True)
+    swapped = plan(replace(before, pods=(before.pods[0], drained, joined)), NOW)
+    assert owned(swapped.document) == {"m1": [0, 1, 2], "m2": [], "m3": [3, 4, 5]}
+    stuck = replace(starting, age=21.0)
+    late = plan(replace(before, pods=(*before.pods, stuck, a_pod("m4", a_report("m4", 0)))), NOW)
+    assert late.document
+    assert late.document.releasing
+
+
+def test_while_queues_are_under_way_others_wait_but_not_for_ever() -> None:
+    taken = {Q[5]: ("m2", "m1")}
+    for age, moves in ((5.0, 0), (36.0, 1)):
+        document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken=taken, age=age)
+        slow = {"report": a_report("m2", 5, Q[3:5], draining=[Q[5]])}
+        pods = (*obeying(document, m2=slow), a_pod("m3", a_report("m3", 0)))
+        found = plan(settled(document=document, pods=pods), NOW)
+        started = set(found.document.releasing) - set(taken) if found.document else set()
+        assert len(started) == moves
+
+
+def test_pokes_back_off_and_stop_when_the_member_shows_what_it_was_given() -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
+    old = a_report("m2", 4, Q[3:5])
+    for poke, poked, expected in (
+        (Poke(4, 2), 0.0, {"m2": Poke(5, 1)}),
+        (Poke(5, 1), 0.5, {}),
+        (Poke(5, 1), 1.0, {"m2": Poke(5, 2)}),
+        (Poke(5, 4), 7.9, {}),
+        (Poke(5, 9), 30.0, {"m2": Poke(5, 10)}),
+    ):
+        pods = obeying(document, m2={"report": old, "poke": poke, "poked": poked})
+        assert plan(settled(document=document, pods=pods), NOW).pokes == expected
+    shown = obeying(document, m2={"report": a_report("m2", 4, Q[3:6])})
+    assert plan(settled(document=document, pods=shown), NOW).pokes == {}
+
+
+def test_a_lost_record_is_read_anew_and_then_written_above_everything_seen() -> None:
+    before = settled()
+    lost = replace(before, document=None, fresh=False)
+    assert plan(lost, NOW).reread
+    found = plan(replace(lost, fresh=True), NOW)
+    assert found.document
+    assert found.document.generation == found.document.barrier == int(NOW)
+    assert owned(found.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+    assert Reason.RECORD_LOST in [event.reason for event in found.events]
+    later = replace(lost, fresh=True, status={"generation": int(NOW) + 50})
+    recovered = plan(later, NOW).document
+    assert recovered
+    assert recovered.generation == int(NOW) + 51
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"damage": "The assignment was changed or torn: its sum does not match", "document": None},
+        {"document": a_document(3, members={"m1": Q[:3], "m2": Q[3:6]})},
+        {"document": a_document(9, group="shop/payments")},
+    ],
+    ids=["torn", "an old copy", "another group's"],
+)
+def test_a_record_that_cannot_be_believed_is_lost(wrong: dict[str, Any]) -> None:
+    before = settled()
+    found = plan(replace(before, **wrong), NOW).document
+    assert found
+    assert found.barrier == found.generation > 9
+
+
+def test_after_a_lost_record_a_queue_without_owner_waits_until_nobody_can_be_working_it() -> None:
+    document = a_document(members={"m1": Q[:3]}, barrier=5)
+    m1, m2 = obeying(document)[0], a_pod("m2", a_report("m2", 4, Q[3:5]))
+    behind = plan(settled(document=document, pods=(m1, m2)), NOW)
+    assert owned(behind.document) == {"m1": [0, 1, 2], "m2": []}, "its entry, and no queue yet"
+    assert behind.pokes == {"m2": Poke(6, 1)}
+    draining = a_pod("m2", a_report("m2", 5, draining=[Q[3]]))
+    some = plan(settled(document=document, pods=(m1, draining)), NOW)
+    assert owned(some.document) == {"m1": [0, 1, 2], "m2": [4, 5]}
+    assert some.document
+    assert some.document.barrier == 5
+    done = plan(settled(document=some.document, pods=obeying(some.document)), NOW)
+    assert owned(done.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+    assert done.document
+    assert done.document.barrier == 0
+
+
+def test_a_pod_that_never_ran_is_not_waited_for_and_a_lost_one_only_so_long() -> None:
+    document = a_document(members={"m1": Q[:3]}, barrier=5)
+    (m1,) = obeying(document)
+    pending = a_pod("m2", ready=False, started=False)
+    assert owned(plan(settled(document=document, pods=(m1, pending)), NOW).document) == {"m1": [0, 1, 2, 3, 4, 5]}
+    silent = a_pod("m2", ready=False, steady=LONG, unheard=11.0)
+    forced = plan(settled(document=document, pods=(m1, silent)), NOW).document
+    assert forced
+    assert forced.forced == dict.fromkeys(Q[3:6], 6)
+    assert forced.barrier == 5
+
+
+def test_beside_foreign_members_only_our_share_is_granted() -> None:
+    before = settled(foreigners=("10.0.0.9@old",))
+    found = plan(before, NOW)
+    assert found.document
+    assert found.document.strategy == "Averagely"
+    assert conditions(found)["ForeignMembers"] == ("True", "ForeignMembers")
+    assert conditions(found)["Degraded"][0] == "False"
+    assert {it.to for it in found.document.releasing.values()} <= {None, "m1", "m2"}
+    unknown = plan(settled(foreigners=None, views={"orders": a_view(8)}), NOW)
+    assert unknown.document is None, "free queues may be a foreigner's"
+    assert conditions(unknown)["Degraded"] == ("True", "NoView")
+
+
+def test_a_strategy_that_fails_leaves_everything_and_orphans_go_to_who_owns_least() -> None:
+    policy = a_policy(strategy="Custom", options={"custom": {"name": "nowhere"}})
+    before = settled(policy=policy, views={"orders": a_view(8)})
+    found = plan(before, NOW)
+    assert found.document is None
+    assert conditions(found)["Degraded"] == ("True", "StrategyFailed")
+    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
+    assert conditions(ended)["Ready"] == ("False", "QueuesUnowned")
+
+
+def test_a_group_that_cannot_be_understood_is_told_and_left_alone() -> None:
+    wrong = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
+    found = plan(settled(spec=None, problems=(wrong,)), NOW)
+    assert found.document is None
+    assert conditions(found)["Ready"] == ("False", "InvalidSpec")
+    assert conditions(found)["Degraded"] == ("True", "InvalidSpec")
+
+
+def test_a_policy_that_is_not_there_freezes_who_owns_what() -> None:
+    found = plan(settled(policy=None, views={"orders": a_view(6)}), NOW)
+    assert found.document is None
+
+
+def test_a_record_of_a_later_version_is_not_touched() -> None:
+    newer = Verdict(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
+    found = plan(settled(document=None, problems=(newer,)), NOW)
+    assert found.document is None
+    assert not found.reread
+    assert conditions(found)["Ready"] == ("False", "RecordTooNew")
+
+
+def test_a_document_that_does_not_fit_is_not_written() -> None:
+    names = [hashlib.sha256(f"m{number}".encode()).hexdigest() for number in range(20_000)]
+    queues = tuple(Queue("orders", hashlib.sha256(name.encode()).hexdigest(), 0) for name in names)
+    pods = tuple(a_pod(name, a_report(name, 0)) for name in names)
+    found = plan(a_snapshot(pods=pods, views={"orders": a_view()._replace(queues=queues)}), NOW)
+    assert found.document is None
+    assert conditions(found)["Ready"] == ("False", "DocumentTooLarge")
+
+
+def test_changed_settings_are_a_new_generation_with_the_same_owners() -> None:
+    before = settled(settings="{}", wanted_settings='{"model":"Clustering"}')
+    found = plan(before, NOW)
+    assert found.document
+    assert found.document.generation == 6
+    assert found.document.members == (before.document and before.document.members)
+    assert found.pokes == {}
+
+
+def test_broadcasting_gives_everybody_everything() -> None:
+    spec = a_spec(messageModel="Broadcasting")
+    pods = tuple(a_pod(name, a_report(name, 0)) for name in ("m1", "m2"))
+    found = plan(a_snapshot(spec=spec, pods=pods), NOW)
+    assert found.document
+    assert found.document.everyone == tuple(Q[:6])
+    assert owned(found.document) == {"m1": [], "m2": []}
+    obey = tuple(a_pod(name, a_report(name, 1, Q[:6])) for name in ("m1", "m2"))
+    quiet = plan(a_snapshot(spec=spec, pods=obey, document=found.document), NOW + 60)
+    assert quiet.document is None
+    assert conditions(quiet)["Ready"] == ("True", "Settled")
+    unseen = plan(a_snapshot(spec=spec, pods=obey, document=found.document, views={"orders": None}), NOW + 60)
+    assert unseen.document is None
+    back = plan(a_snapshot(pods=obey, document=found.document), NOW + 60)
+    assert back.document
+    assert back.document.everyone is None
+    assert back.document.barrier == back.document.generation
+
+
+def test_a_member_that_cannot_reach_a_broker_gives_way_to_those_who_can() -> None:
+    before = settled()
+    reach = [replace(pod, heard=None) for pod in before.pods]
+    document = before.document
+    assert document
+    m1 = a_pod("m1", a_report("m1", 5, Q[:3], brokers={"a": True}))
+    cut = a_pod("m2", a_report("m2", 5, Q[3:6], brokers={"a": False}), cut_off={"a": 10.0})
+    found = plan(replace(before, pods=(m1, cut)), NOW)
+    assert found.document
+    assert set(found.document.releasing) == set(Q[3:6])
+    assert found.status["lastRebalance"]["reason"] == "BrokerUnreachable"
+    nobody_reaches = replace(reach[0], heard=cut.heard and replace(cut.heard, report=a_report(brokers={"a": False})))
+    assert plan(replace(before, pods=(nobody_reaches, cut)), NOW).document is None
+
+
+def test_a_pod_made_anew_under_its_name_waits_until_the_old_one_is_known_to_have_ended() -> None:
+    before = settled()
+    anew = replace(a_pod("m2", a_report("m2", 0, uid="new")), uid="new")
+    waiting = plan(replace(before, pods=(before.pods[0], anew)), NOW)
+    assert [holder.uid for holder in waiting.confirm] == ["uid-m2"]
+    assert waiting.document
+    assert waiting.document.members["m2"].uid == "uid-m2"
+    known = plan(replace(before, pods=(before.pods[0], anew), gone=frozenset({"uid-m2"})), NOW)
+    assert known.document
+    assert known.document.members["m2"].uid == "new"
+    assert owned(known.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+
+
+def test_idle_members_are_told_of() -> None:
+    document = a_document(members={"m1": Q[:1], "m2": ()})
+    found = plan(settled(document=document, pods=obeying(document), views={"orders": a_view(1)}), NOW)
+    assert found.status["idleMembers"] == 1
+    assert conditions(found)["IdleMembers"][0] == "True"
+
+
+def test_the_journal_tells_who_gave_what_to_whom() -> None:
+    before = settled()
+    found = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
+    kinds = [line["kind"] for line in found.records]
+    assert kinds[:2] == ["membership", "plan"]
+    handovers = [line for line in found.records if line["kind"] == "handover"]
+    assert [(line["act"], line["from"], line["to"], line["queues"]) for line in handovers] == [
+        ("Revoke", "m1", "m3", {"orders": {"a": "2"}}),
+        ("Revoke", "m2", "m3", {"orders": {"a": "5"}}),
+    ]
