@@ -71,7 +71,7 @@ def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), 
 def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod:
     """Return a pod that has long been ready and is heard."""
     heard = Heard(report) if report else None
-    fields = {
+    fields: dict[str, Any] = {
         "uid": f"uid-{name}",
         "client_id": f"10.0.0.1@{name}",
         "ready": True,

@@ -5,7 +5,8 @@ import itertools
 import sys
 import time
 
-from simulation.run import failure, run
+from simulation.bugs import BUGS, planted
+from simulation.run import broken, failure, run
 
 
 def main() -> int:
@@ -13,6 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="show this one run again")
     parser.add_argument("--only", help="with these of its troubles: 0,3; none")
+    parser.add_argument("--bugs", action="store_true", help="find a seed for each planted bug")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--runs", type=int, help="how many (default: until interrupted)")
     asked = parser.parse_args()
@@ -21,7 +23,20 @@ def main() -> int:
         world = run(asked.seed, kept)
         print(f"seed {asked.seed} holds: {world.judge.plans} plans, {world.judge.written} documents")
         return 0
+    if asked.bugs:
+        return hunt(asked.runs or 1000)
     return soak(asked.first, asked.runs)
+
+
+def hunt(runs: int) -> int:
+    """Print, for each planted bug, the first seed that finds it."""
+    missed = 0
+    for bug in BUGS:
+        with planted(bug):
+            found = next((seed for seed in range(runs) if broken(seed)), None)
+        missed += found is None
+        print(f"    {bug.__name__}: {found},", flush=True)
+    return 1 if missed else 0
 
 
 def soak(first: int, runs: int | None) -> int:

@@ -1,6 +1,7 @@
 """An operator of a simulated world: it gathers what it can see, lets the real planner decide, and applies."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ class Operator(Process):
         self._alarm = 0
         self._deaf: dict[str, int] = {}
         world.api.watchers.append(self.hear)
-        self.relist()
+        self.relist(stale=True)
         self.ask_routes()
         self.wake()
 
@@ -61,10 +62,13 @@ class Operator(Process):
             late = self.chance.uniform(0.0, 5.0 if self.world.bad_watch else 0.02)
             self.after(late, lambda: self._see(name, pod, version))
 
-    def relist(self) -> None:
-        """List all pods anew, consistently; whoever was there and is not any more has ended."""
+    def relist(self, *, stale: bool = False) -> None:
+        """List all pods anew; whoever was there and is not any more has ended. The first list comes from a cache."""
         if not self.world.api.down:
             there = dict(self.world.api.pods)
+            for name in [name for name in there if stale and self.world.is_new(name) and self.chance.random() < 0.5]:
+                late = there.pop(name)
+                self.after(self.chance.uniform(1, 8), partial(self._see, late.name, late, late.version))
             for name in [name for name in self.known if name not in there]:
                 self._see(name, None, self.world.api.version)
             for name, pod in there.items():
@@ -134,7 +138,7 @@ class Operator(Process):
                 return
             if report is None:
                 known.failed_since = self.clock.now if known.failed_since is None else known.failed_since
-                self.after(1.0, lambda: name in self._awaited and self._read(name))
+                self.after(1.0, partial(self.reported, name))
             else:
                 changed = known.heard is None or known.heard.report != report.report or known.failed_since is not None
                 known.heard, known.failed_since = report, None
@@ -175,8 +179,11 @@ class Operator(Process):
         if self._woken:
             self.wake()
         self._alarm += 1
-        alarm = self._alarm
-        self.after(again, lambda: alarm == self._alarm and self.wake())
+        self.after(again, partial(self._ring, self._alarm))
+
+    def _ring(self, alarm: int) -> None:
+        if alarm == self._alarm:
+            self.wake()
 
     @property
     def time(self) -> float:
@@ -252,7 +259,7 @@ class Operator(Process):
             if name in world.kubelets:
                 world.kubelets[name].poked(poke)
         for holder in found.drains:
-            self.after(self.chance.uniform(0.0, 0.05), lambda holder=holder: world.asked_to_drain(holder))
+            self.after(self.chance.uniform(0.0, 0.05), partial(world.asked_to_drain, holder))
         if found.status != world.api.status:
             yield self.chance.uniform(0.0, 0.02)
             world.crash_point(self)
@@ -307,6 +314,3 @@ def restarted(operator: Operator) -> Operator:
     fresh = Operator(operator.world, f"operator-{operator.chance.random():.6f}")
     fresh.leap = operator.leap
     return fresh
-
-
-__all__ = ["Operator", "replace", "restarted"]

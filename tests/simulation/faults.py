@@ -1,6 +1,7 @@
 """What can go wrong in a run: each fault a function of the world and of chance."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from rota.documents import PLAIN
@@ -14,6 +15,16 @@ def _some(world: World, chance: Random) -> list[Kubelet]:
     """Return one pod that stands, or none."""
     there = [it for it in world.kubelets.values() if it.object and not it.object.terminating and not it.object.ended]
     return [chance.choice(there)] if there else []
+
+
+def _for_a_while(world: World, thing: object, trouble: str, seconds: float) -> None:
+    """Let a trouble be, and end."""
+
+    def end() -> None:
+        setattr(thing, trouble, False)
+
+    setattr(thing, trouble, True)
+    world.clock.after(seconds, end)
 
 
 def scale(world: World, chance: Random) -> None:
@@ -36,6 +47,29 @@ def crash_sidecar(world: World, chance: Random) -> None:
     """A container dies and comes back."""
     for kubelet in _some(world, chance):
         kubelet.crash(chance.choice([0.5, 3.0, 12.0, 40.0]))
+
+
+def crash_while_leaving(world: World, chance: Random) -> None:
+    """A container dies while its pod is taken down."""
+    for kubelet in _some(world, chance):
+        kubelet.delete()
+        world.clock.after(chance.uniform(0.5, 6), partial(kubelet.crash, 1000.0))
+
+
+def confuse_volume(world: World, chance: Random) -> None:
+    """A volume shows an old document for a moment, or half of one; perhaps the container starts anew meanwhile."""
+    texts = [text for text in world.judge.texts.values() if isinstance(text, str)]
+    for kubelet in _some(world, chance) if texts else ():
+        text = chance.choice(texts)
+        kubelet.confuse(text if chance.random() < 0.7 else text[: len(text) // 2], chance.uniform(0.5, 8))
+        if chance.random() < 0.5:
+            kubelet.crash(0.2)
+
+
+def blind_successor(world: World, chance: Random) -> None:
+    """Members join, the leader dies, and its successor begins with an old list of pods."""
+    world.scale(world.replicas + 2)
+    world.clock.after(chance.uniform(3, 9), world.crash_leader)
 
 
 def end_pod(world: World, chance: Random) -> None:
@@ -80,7 +114,7 @@ def slow_kubelets(world: World, chance: Random) -> None:
     """Half of the pods are shown documents late, though they are poked."""
     for kubelet in list(world.kubelets.values())[::2]:
         kubelet.slow = chance.choice([10.0, 180.0])
-    world.clock.after(90, lambda: [setattr(kubelet, "slow", 1.0) for kubelet in world.kubelets.values()])
+    world.clock.after(90, world.hurry)
 
 
 def crash_operator(world: World, chance: Random) -> None:
@@ -101,8 +135,7 @@ def two_leaders(world: World, chance: Random) -> None:
 
 def api_down(world: World, chance: Random) -> None:
     """The API server answers nobody."""
-    world.api.down = True
-    world.clock.after(chance.choice([2.0, 20.0, 60.0]), lambda: setattr(world.api, "down", False))
+    _for_a_while(world, world.api, "down", chance.choice([2.0, 20.0, 60.0]))
 
 
 def lost_replies(world: World, chance: Random) -> None:
@@ -112,14 +145,12 @@ def lost_replies(world: World, chance: Random) -> None:
 
 def bad_watch(world: World, chance: Random) -> None:
     """Watch events are lost, late, twice, out of order."""
-    world.bad_watch = True
-    world.clock.after(chance.choice([10.0, 40.0]), lambda: setattr(world, "bad_watch", False))
+    _for_a_while(world, world, "bad_watch", chance.choice([10.0, 40.0]))
 
 
 def silent_watch(world: World, chance: Random) -> None:
     """The watch says nothing, and does not end."""
-    world.silent_watch = True
-    world.clock.after(chance.choice([10.0, 40.0]), lambda: setattr(world, "silent_watch", False))
+    _for_a_while(world, world, "silent_watch", chance.choice([10.0, 40.0]))
 
 
 def _by_hand(world: World, text: str | bytes | None) -> None:
@@ -163,8 +194,7 @@ def fewer_queues(world: World, chance: Random) -> None:
 
 def no_routes(world: World, chance: Random) -> None:
     """The name server does not answer."""
-    world.broker.failing = True
-    world.clock.after(chance.choice([6.0, 60.0]), lambda: setattr(world.broker, "failing", False))
+    _for_a_while(world, world.broker, "failing", chance.choice([6.0, 60.0]))
 
 
 def partial_routes(world: World, chance: Random) -> None:
@@ -245,6 +275,9 @@ FAULTS: tuple[Fault, ...] = (
     delete_pod,
     crash_sidecar,
     crash_sidecar,
+    crash_while_leaving,
+    confuse_volume,
+    blind_successor,
     end_pod,
     hang,
     hang,

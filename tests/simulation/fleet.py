@@ -1,6 +1,7 @@
 """Pods of a simulated world: a kubelet that shows documents late, and sidecars that drive the real `Member`."""
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from simulation.server import PodObject
 
 if TYPE_CHECKING:
     from simulation.world import World
-
-PUSH_TIMEOUT = 20.0
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class Sidecar(Process):
 
     def drain(self, final: bool) -> None:  # noqa: FBT001 - as Member.drain
         """Hear a request to drain."""
-        if self.alive and not self.frozen:
+        if self.alive and not self.frozen and not (self.member.final and final):
             self._carry(self.member.drain(final, self.clock.now))
 
     def back(self) -> None:
@@ -147,7 +146,7 @@ class Sidecar(Process):
         return self.chance.choice([0.01, 0.1, 0.5, 2.0, 60.0 if self.chance.random() < 0.2 else 0.2])
 
     def _lucky(self) -> bool:
-        return self.world.calm or self.chance.random() > 0.03
+        return not self.pod.offline and (self.world.calm or self.chance.random() > 0.03)
 
 
 class Kubelet:
@@ -159,10 +158,13 @@ class Kubelet:
         self.chance = Random(f"{world.seed}/{name}/{uid}")
         self.disk = Disk()
         self.shown: str | bytes | None = None
+        self._shown_version = 0
         self.sidecar: Sidecar | None = None
         self.cut_off = False  # the operator cannot reach it
         self.lost = False  # neither can the API server
-        self.unwell_until = 0.0  # for the judge: when it could last not be heard
+        self.offline = False  # nor can it reach the broker
+        self.unwell_since = self.unwell_until = 0.0  # for the judge: when it could not be heard
+        self.born = world.clock.now
         self.slow = 1.0
         self._poked = Poke()
         self.gone = False
@@ -180,18 +182,37 @@ class Kubelet:
         """See the annotation change: the document is shown soon."""
         if poke != self._poked:
             self._poked = poke
-            self.clock.after(self.chance.uniform(0.05, 0.5) * self.slow, self.show)
+            self.show(self.chance.uniform(0.05, 0.5) * self.slow)
 
-    def show(self) -> None:
-        """Lay the newest document into the volume; never for a pod that is terminating."""
-        pod = self.object
-        if self.gone or self.lost or pod is None or pod.terminating:
-            return
+    def show(self, late: float = 0.0) -> None:
+        """Lay the document that is the newest now into the volume, a while later; never an older one than before."""
         record = self.world.api.record
-        if record and record.text != self.shown:  # a ConfigMap that is gone leaves what was shown
-            self.shown = record.text
-            if self.sidecar:
-                self.sidecar.after(self.chance.uniform(0.0, 0.05), self.sidecar.look)
+
+        def lay() -> None:
+            pod = self.object
+            if self.gone or self.lost or pod is None or pod.terminating:
+                return
+            if record and record.version > self._shown_version:  # one that is gone leaves what was shown
+                self._shown_version = record.version
+                self._lay(record.text)
+
+        self.clock.after(late, lay)
+
+    def confuse(self, text: str | bytes, seconds: float) -> None:
+        """Show something else for a while: an older document, or a torn one."""
+        right = self.shown
+        self._lay(text)
+
+        def mend() -> None:
+            if self.shown == text and right is not None:
+                self._lay(right)
+
+        self.clock.after(seconds, mend)
+
+    def _lay(self, text: str | bytes) -> None:
+        self.shown = text
+        if self.sidecar:
+            self.sidecar.after(self.chance.uniform(0.0, 0.05), self.sidecar.look)
 
     def crash(self, away: float) -> None:
         """Lose the container; it comes back with the same disk."""
@@ -207,14 +228,15 @@ class Kubelet:
             sidecar = self.sidecar
             self.unwell(seconds + 1)
             sidecar.freeze()
-            self.clock.after(self.chance.uniform(1, 6), lambda: sidecar.frozen and self._tell(ready=False))
+            self.clock.after(self.chance.uniform(1, 6), partial(self._noticed, sidecar))
             self.clock.after(seconds, lambda: self._wake(sidecar))
 
     def lose(self, seconds: float) -> None:
         """Lose the node for a while: the process goes on, nobody hears it, nothing new is shown."""
         self.lost = self.cut_off = True
+        self.offline = self.chance.random() < 0.5
         self.unwell(seconds + 1)
-        self.clock.after(min(40.0, seconds / 2), lambda: self.lost and self.world.api.patch(self.name, ready=False))
+        self.clock.after(min(40.0, seconds / 2), self._given_up)
         self.clock.after(seconds, self._found)
 
     def partition(self, seconds: float) -> None:
@@ -225,6 +247,8 @@ class Kubelet:
 
     def unwell(self, seconds: float) -> None:
         """Remember, for the judge, that it could not be heard."""
+        if self.clock.now > self.unwell_until:
+            self.unwell_since = self.clock.now
         self.unwell_until = max(self.unwell_until, self.clock.now + seconds)
 
     def delete(self) -> None:
@@ -248,7 +272,7 @@ class Kubelet:
             self.sidecar.kill()
         if self.object:
             self.world.api.patch(self.name, ended=True, ready=False)
-            self.clock.after(self.chance.uniform(5, 40), lambda: self.object and self.world.api.remove(self.name))
+            self.clock.after(self.chance.uniform(5, 40), self._removed)
 
     def flap(self) -> None:
         """Be unready for 3 s, as a readiness probe at its limit is."""
@@ -258,11 +282,11 @@ class Kubelet:
     def _start(self) -> None:
         if self.gone or self.object is None or (self.sidecar and self.sidecar.alive):
             return
-        self.show()
+        self.show(self.chance.choice([0.0, 0.0, 1.0]))
         self.world.api.patch(self.name, started=True)
         self.sidecar = Sidecar(self)
         sidecar = self.sidecar
-        self.clock.after(self.chance.uniform(0.2, 2.0), lambda: sidecar.alive and self._tell(ready=self._well()))
+        self.clock.after(self.chance.uniform(0.2, 2.0), partial(self._came_up, sidecar))
 
     def _well(self) -> bool:
         return self.sidecar is not None and self.sidecar.alive and not self.sidecar.frozen
@@ -270,6 +294,22 @@ class Kubelet:
     def _tell(self, *, ready: bool) -> None:
         if self.object and not self.lost and not self.gone:
             self.world.api.patch(self.name, ready=ready)
+
+    def _came_up(self, sidecar: Sidecar) -> None:
+        if sidecar.alive:
+            self._tell(ready=self._well())
+
+    def _noticed(self, sidecar: Sidecar) -> None:
+        if sidecar.frozen:
+            self._tell(ready=False)
+
+    def _given_up(self) -> None:
+        if self.lost:
+            self.world.api.patch(self.name, ready=False)
+
+    def _removed(self) -> None:
+        if self.object:
+            self.world.api.remove(self.name)
 
     def _wake(self, sidecar: Sidecar) -> None:
         sidecar.thaw()
@@ -280,7 +320,7 @@ class Kubelet:
         self.world.reported(self)
 
     def _found(self) -> None:
-        self.lost = False
+        self.lost = self.offline = False
         self._joined()
         self._tell(ready=self._well())
         self.show()
@@ -292,21 +332,24 @@ class Kubelet:
 
     def _take_down(self) -> Work:
         """PreStop drains for the app, then SIGTERM drains for good, until the grace is over."""
-        sidecar, policy = self.sidecar, self.world.policy
-        deadline = self.clock.now + policy.handover.drain_timeout + 15
+        deadline = self.clock.now + self.world.policy.handover.drain_timeout + 15
         while self.lost:
             yield 1.0
-        if sidecar and sidecar.alive:
-            sidecar.drain(final=False)
-            yield self.chance.uniform(0.0, 2.0)
-            while sidecar.alive and self.clock.now < deadline:
-                sidecar.drain(final=True)
-                if not sidecar.frozen and sidecar.member.state == "drained" and self.chance.random() < 0.5:
-                    break
-                yield 0.5
+        if self.sidecar:
+            self.sidecar.drain(final=False)
+        yield self.chance.uniform(0.0, 2.0)
+        restarts = 1
+        while self.clock.now < deadline and self.sidecar:
+            if not self.sidecar.alive and restarts:  # the kubelet starts a sidecar anew as long as the app is there
+                restarts -= 1
+                self.sidecar = Sidecar(self)
+            self.sidecar.drain(final=True)
+            drained = not self.sidecar.frozen and self.sidecar.member.state == "drained"
+            if not self.sidecar.alive or (drained and self.chance.random() < 0.5):
+                break
+            yield 0.5
         self.gone = True
-        if sidecar:
-            sidecar.kill()
+        if self.sidecar:
+            self.sidecar.kill()
         yield self.chance.uniform(0.05, 1.0)
-        if self.object:
-            self.world.api.remove(self.name)
+        self._removed()

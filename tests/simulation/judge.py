@@ -1,16 +1,19 @@
 """What must hold (DESIGN page, §9), looked at after every step of a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rota.documents import Assignment, read_assignment
-from rota.handover import GIVEN_UP
 from rota.model import Queue
 from simulation.server import Stored
 
 if TYPE_CHECKING:
     from simulation.fleet import Sidecar
     from simulation.world import World
+
+
+PUSH_TIMEOUT = 20.0  # seconds that a delivery may take in an Orderly group
 
 
 class Broken(AssertionError):  # noqa: N818 - what must hold does not
@@ -32,6 +35,8 @@ class Judge:
         self.world = world
         self.workers: dict[Queue, list[Worker]] = {}
         self.texts: dict[int, str | bytes] = {}
+        self.documents: dict[int, Assignment] = {}
+        self.obeyed: set[int] = set()
         self.document: Assignment | None = None
         self.forced: dict[Queue, tuple[float, int]] = {}
         self.moves: list[tuple[float, int]] = []
@@ -62,8 +67,7 @@ class Judge:
         workers.append(Worker(sidecar, self.world.clock.now))
 
     def _given(self, sidecar: "Sidecar", queue: Queue) -> bool:
-        text = self.texts.get(sidecar.member.obeyed)
-        document = read_assignment(text) if text else None
+        document = self.documents.get(sidecar.member.obeyed)
         if document is None:
             return False
         share = document.members.get(sidecar.pod.name)
@@ -76,9 +80,9 @@ class Judge:
         if world.spec.message_model == "Broadcasting" or world.loose:
             return
         if world.orderly:
-            if not other.sidecar.frozen and other.sidecar.member.may_deliver(queue, now, 20.0):
-                if sidecar.member.may_deliver(queue, now, 20.0):
-                    raise Broken(f"{queue} is delivered in order by {other.sidecar.name} and by {sidecar.name}")
+            both = all(it.member.may_deliver(queue, now, PUSH_TIMEOUT) for it in (sidecar, other.sidecar))
+            if both and not other.sidecar.frozen:
+                raise Broken(f"{queue} is delivered in order by {other.sidecar.name} and by {sidecar.name}")
             return
         forced, generation = self.forced.get(queue, (-1.0, 0))
         if forced >= other.since or min(sidecar.member.obeyed, other.sidecar.member.obeyed) < generation:
@@ -98,6 +102,7 @@ class Judge:
 
     def remembered(self, sidecar: "Sidecar", before: int, generation: int) -> None:
         """See a member obey a generation."""
+        self.obeyed.add(generation)
         if generation < before:
             raise Broken(f"{sidecar.name} steps back from generation {before} to {generation}")
 
@@ -110,9 +115,13 @@ class Judge:
         if stored is None or document is None:
             self.document = None
             return
+        # Who restores an old copy by hand before anybody has seen what followed it, wipes out every trace of that.
+        if self.world.by_hand and document.generation + 1 not in self.obeyed:
+            self.texts.pop(document.generation + 1, None)
         known = self.texts.setdefault(document.generation, stored.text)
         if known != stored.text:
             raise Broken(f"Generation {document.generation} has two texts")
+        self.documents[document.generation] = document
         if not self.world.by_hand:
             self.written += 1
             self._compare(self.document, document)
@@ -145,9 +154,11 @@ class Judge:
         holders = [name for name, share in before.members.items() if queue in share.queues]
         holders += [before.releasing[queue].holder.name] if queue in before.releasing else []
         for name in holders:
-            kubelet = self.world.kubelets.get(name)
-            if kubelet and self.world.clock.now > kubelet.unwell_until + 5 and not self.world.deaf(GIVEN_UP):
+            kubelet, now = self.world.kubelets.get(name), self.world.clock.now
+            if kubelet and now > kubelet.unwell_until + 5:
                 raise Broken(f"{queue} was forced from {name}, who could be heard")
+            if kubelet and now < kubelet.unwell_since + self.world.policy.handover.lost_after:
+                raise Broken(f"{queue} was forced from {name} too early")
 
     def _spend(self, after: Assignment, taken: int) -> None:
         budget = self.world.policy.budget
@@ -168,6 +179,11 @@ class Judge:
         if queue.topic in world.topics and queue in world.broker.queues(queue.topic):
             raise Broken(f"{queue} is there, but generation {after.generation} knows it no more")
 
+    def quiet(self, writes: int, statuses: int) -> None:
+        """See that nothing was written since there were so many writes and statuses."""
+        if len(self.world.api.writes) > writes or self.statuses > statuses:
+            raise Broken("Something is written in a quiet world")
+
     def settled(self) -> None:
         """See that everything has come to rest: each queue owned and worked by exactly one."""
         world = self.world
@@ -184,10 +200,13 @@ class Judge:
         owners = {queue: name for name, share in document.members.items() for queue in share.queues}
         if set(owners) != wanted:
             raise Broken(f"Unowned: {sorted(wanted - set(owners))[:3]}; too much: {sorted(set(owners) - wanted)[:3]}")
+        self._all_work(owners)
+        conditions = {it["type"]: it for it in world.api.status["conditions"]}
+        if conditions["Ready"]["status"] != "True" or conditions["Progressing"]["status"] != "False":
+            raise Broken(f"The status does not tell of a quiet world: {conditions}")
+
+    def _all_work(self, owners: Mapping[Queue, str]) -> None:
         for queue, name in owners.items():
             working = [worker.sidecar.pod.name for worker in self.workers.get(queue, [])]
             if working != [name]:
                 raise Broken(f"{queue} is owned by {name} but worked by {working} in a quiet world")
-        conditions = {it["type"]: it for it in world.api.status.get("conditions", [])}  # type: ignore[attr-defined]
-        if conditions["Ready"]["status"] != "True" or conditions["Progressing"]["status"] != "False":
-            raise Broken(f"The status does not tell of a quiet world: {conditions}")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from rota.documents import PACKED, PLAIN
 from rota.model import RETRY, Queue
@@ -59,7 +60,7 @@ class Api:
         self.version = 0
         self.record: Stored | None = None
         self.pods: dict[str, PodObject] = {}
-        self.status: Mapping[str, object] = {}
+        self.status: Mapping[str, Any] = {}
         self.down = False
         self.losing_replies = 0
         self.writes: list[float] = []

@@ -1,5 +1,6 @@
 """A whole simulated world: API server, broker, operators, pods; and the controller that keeps pods running."""
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,31 +22,34 @@ class World:
     group = "shop/orders"
     epoch = EPOCH
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        routes: dict[str, dict[str, int]] | None = None,
+        policy: PolicySpec | None = None,
+        replicas: int | None = None,
+    ) -> None:
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.clock = Clock()
         self.api = Api(self.clock, self.chance)
-        topics = ["orders", "payments"][: self.chance.choice([1, 1, 2])]
-        brokers = ["a", "b"][: self.chance.choice([1, 2])]
-        routes = {topic: {broker: self.chance.randint(1, 6) for broker in brokers} for topic in topics}
-        routes["%RETRY%orders"] = {"a": 1}
-        self.broker = Broker(self.clock, routes)
-        self.subscribed = topics
-        self.model = "Broadcasting" if self.chance.random() < 0.05 else "Clustering"
-        self.ordering = "Orderly" if self.chance.random() < 0.25 else "Concurrent"
+        routes = routes or self._some_routes()
+        self.subscribed = list(routes)
+        self.broker = Broker(self.clock, {**routes, "%RETRY%orders": {"a": 1}})
+        self.model = "Broadcasting" if policy is None and self.chance.random() < 0.05 else "Clustering"
+        self.ordering = "Orderly" if policy is None and self.chance.random() < 0.25 else "Concurrent"
         self.paused = False
         self.settings = "{}"
-        self.policy = self._some_policy()
+        self.policy = policy or self._some_policy()
         self.spec = self._spec()
         self.policy_changed = self.permissive = 0.0
         self.weights: dict[Queue, float] | None = {}
         self.calm = self.by_hand = self.leapt = False
         self.bad_watch = self.silent_watch = False
-        self._deaf_until = 0.0
         self.judge = Judge(self)
-        self.stable_names = self.chance.random() < 0.3
-        self.replicas = self.chance.randint(1, 5)
+        self.stable_names = self.chance.random() < 0.4
+        self.replicas = replicas or self.chance.choice([1, 2, 2, 3, 3, 4, 5])
         self._made = 0
         self.kubelets: dict[str, Kubelet] = {}
         self._crash_in = 0
@@ -73,6 +77,11 @@ class World:
         """Every topic of the group, that for retries included."""
         retry = ["%RETRY%orders"] if self.spec.message_model == "Clustering" else []
         return [subscription.topic for subscription in self.spec.subscriptions] + retry
+
+    def _some_routes(self) -> dict[str, dict[str, int]]:
+        topics = ["orders", "payments"][: self.chance.choice([1, 1, 2])]
+        brokers = ["a", "b"][: self.chance.choice([1, 2])]
+        return {topic: {broker: self.chance.randint(1, 6) for broker in brokers} for topic in topics}
 
     def _some_policy(self) -> PolicySpec:
         chance = self.chance
@@ -145,10 +154,14 @@ class World:
     def _make(self) -> None:
         self._made += 1
         taken = self.api.pods
-        names = (f"orders-{n}" if self.stable_names else f"orders-{self._made:03d}" for n in range(100))
+        names = (f"orders-{n}" if self.stable_names else f"orders-{self._made:03d}" for n in range(1000))
         name = next((name for name in names if name not in taken), None)
         if name:
             self.kubelets[name] = Kubelet(self, name, f"uid-{self._made}")
+
+    def is_new(self, name: str) -> bool:
+        """Whether a pod is so young that a cache may not know it."""
+        return name in self.kubelets and self.clock.now - self.kubelets[name].born < 20
 
     def roll(self) -> None:
         """Replace every pod, one after another, each after its successor is ready."""
@@ -176,7 +189,7 @@ class World:
     def reported(self, kubelet: Kubelet) -> None:
         """Answer the long polls that wait for this pod's report."""
         for operator in self.operators:
-            operator.after(0.0, lambda operator=operator: operator.reported(kubelet.name))
+            operator.after(0.0, partial(operator.reported, kubelet.name))
 
     def asked_to_drain(self, holder: Holder) -> None:
         """Carry the operator's request to a terminating member."""
@@ -202,12 +215,13 @@ class World:
                 self.crash(operator)
 
     def crash(self, operator: Operator) -> None:
-        """Lose an operator; it comes back, and meanwhile the other one leads."""
+        """Lose an operator; it comes back, and it or the other one leads."""
         place = self.operators.index(operator)
         self.operators[place] = restarted(operator)
         if operator is self.leader:
             self.leader = None
-            self.clock.after(self.chance.choice([0.5, 3.0, 15.0]), lambda: self._elect(self.operators[1 - place]))
+            successor = self.chance.choice([place, 1 - place])
+            self.clock.after(self.chance.choice([0.5, 3.0, 15.0]), partial(self._elect_at, successor))
 
     def freeze_leader(self, seconds: float) -> None:
         """Stop the leader; another one leads before it goes on, and it finishes what it had begun."""
@@ -218,14 +232,23 @@ class World:
             self.clock.after(15.0, lambda: self._elect(other))
             self.clock.after(seconds, leader.thaw)
 
+    def _elect_at(self, place: int) -> None:
+        self._elect(self.operators[place])
+
     def _elect(self, operator: Operator) -> None:
         alive = operator if operator.alive else self.operators[0]
         self.leader = alive
         alive.wake()
 
-    def deaf(self, margin: float) -> bool:
-        """Whether the operators themselves could hear nobody, now or lately."""
-        return self.clock.now < self._deaf_until + margin
+    def crash_leader(self) -> None:
+        """Lose whoever leads."""
+        if self.leader:
+            self.crash(self.leader)
+
+    def hurry(self) -> None:
+        """Let every kubelet be as quick as it is."""
+        for kubelet in self.kubelets.values():
+            kubelet.slow = 1.0
 
     def settle(self) -> None:
         """End every trouble."""
@@ -237,6 +260,5 @@ class World:
         self.replicas = max(self.replicas, 1)
         if self.weights is None:
             self.weights = {}
-        for kubelet in list(self.kubelets.values()):
-            kubelet.slow = 1.0
+        self.hurry()
         self.change(paused=False)

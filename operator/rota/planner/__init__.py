@@ -175,6 +175,7 @@ def _awaited(it: Situation, standing: Assignment, behind: Sequence[Pod]) -> froz
         pod
         for pod in it.snapshot.pods
         if pod.holder in holders
+        or pod.unheard  # asked again until it answers: a silence that nobody ends would count as one for ever
         or it.standings[pod.name] is not Standing.READY
         or (standing.barrier and pod.report and pod.report.releasing)
     ]
@@ -197,7 +198,7 @@ def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[fl
         yield draft.held.seconds
     if standing is it.document and (draft.of(Act.DROP) or _stale(it, draft.strategy)):
         yield _quiet_for(it)
-    limits = []
+    limits = [*it.motion.values()]
     for pod in it.snapshot.pods:
         if not pod.ended and not pod.ready:
             limits += [triggers.unready_grace - pod.steady, handover.lost_after - pod.unheard]

@@ -10,12 +10,14 @@ from rota.documents import Assignment, Release, Share
 from rota.handover import Act, Proof, State, Taken, Want, act, proof
 from rota.model import NOBODY, Holder, Queue, Reason, Roster, Verdict
 from rota.planner import record
-from rota.planner.members import in_motion
 from rota.planner.situation import Situation
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.strategies import STRATEGIES
 
 RELEASE_MARGIN = 5.0  # seconds over the drain's own time: to be shown the document, and to be heard
+
+# Strategies that say nothing about places, and move much when members come and go.
+RESTLESS = ("Averagely", "AveragelyByCircle")
 
 Targets = Mapping[Queue, Holder | None]
 
@@ -136,6 +138,9 @@ def _aim(it: Situation) -> Wanted:
             owners = beside_foreigners(roster, it.snapshot.foreigners, ids)
         elif it.snapshot.policy is None:
             return Wanted(_as_it_is(it, roster), it.document.strategy)
+        elif it.motion and chosen in RESTLESS and it.owned:
+            # In the middle of a rollout only what must move does: so each queue moves once, and once more after it.
+            return Wanted(_as_it_is(it, roster, free=True), it.document.strategy)
         else:
             owners = target(it.policy, roster, _measured(it))
     except ValueError as error:
@@ -146,12 +151,12 @@ def _aim(it: Situation) -> Wanted:
     return Wanted({queue: holders[owner] for queue, owner in zip(roster.queues, owners.tolist(), strict=True)}, chosen)
 
 
-def _as_it_is(it: Situation, roster: Roster) -> Targets:
-    """Without a strategy everybody keeps what he has, what somebody left goes to who owns least, the rest to nobody."""
+def _as_it_is(it: Situation, roster: Roster, *, free: bool = False) -> Targets:
+    """Let everybody keep what he has; what somebody left, and what is `free` if it shall, goes to who owns least."""
     spread = STRATEGIES["Sticky"](roster).tolist()
     found: dict[Queue, Holder | None] = {}
     for queue, owner, present in zip(roster.queues, spread, roster.owners, strict=True):
-        known = queue in it.owned or queue in it.document.releasing
+        known = free or queue in it.owned or queue in it.document.releasing
         chosen = present if present != NOBODY else owner
         found[queue] = it.pods[roster.members[chosen]].holder if known else None
     return found
@@ -204,7 +209,6 @@ def _want(holder: Holder, to: Holder | None) -> Want:
 
 
 def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts:
-    moving = in_motion(it.snapshot.pods, it.standings, it.policy)
     under_way = [
         it.document.releasing[one.queue]
         for one in found
@@ -219,8 +223,8 @@ def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts
         unseen=tuple(it.unseen),
         debounce=it.policy.triggers.debounce,
         written=written if written >= 0 else float("inf"),  # told by a clock that was ahead of ours
-        moving=tuple(moving),
-        patience=min(moving.values(), default=0.0),
+        moving=tuple(it.motion),
+        patience=min(it.motion.values(), default=0.0),
         releasing=len(under_way),
         release_time=it.policy.handover.drain_timeout + RELEASE_MARGIN - max(youngest, 0.0),
         budget=left,

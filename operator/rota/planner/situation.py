@@ -8,7 +8,7 @@ from rota.documents import Assignment
 from rota.handover import Proof, Seen
 from rota.model import RETRY, Holder, Queue
 from rota.planner import record
-from rota.planner.members import Standing
+from rota.planner.members import Standing, in_motion
 from rota.planner.world import Pod, Snapshot
 from rota.spec import PolicySpec
 
@@ -39,6 +39,11 @@ class Situation:
     def counted(self) -> list[str]:
         """The names of those who share the queues."""
         return [pod.name for pod in self.snapshot.pods if self.standings[pod.name].counts]
+
+    @cached_property
+    def motion(self) -> dict[str, float]:
+        """Who comes or goes at this moment, and for how many seconds it is worth waiting for."""
+        return in_motion(self.snapshot.pods, self.standings, self.policy)
 
     @cached_property
     def owned(self) -> dict[Queue, Holder]:

@@ -210,7 +210,7 @@ class Life:
             case Event.ORDERLY | Event.RENEW:
                 self.asked = now
             case Event.LOCKED:
-                if self.state is State.LOCKING and (self.wary or self._lapsed(sent)):
+                if self.wary or self._lapsed(sent):
                     self.not_before, self.wary = now + HOLD, False
                 self.locked = sent if self.locked is None else max(self.locked, sent)
             case Event.EARLY:

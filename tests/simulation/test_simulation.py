@@ -1,0 +1,116 @@
+"""Whole fleets in virtual time: a thousand runs with random troubles, and troubles that have a bound of their own."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from builders import a_policy
+from rota.documents import Assignment
+from simulation.faults import hang
+from simulation.run import QUIET, failures, troubles
+from simulation.world import World
+
+RUNS, CHUNK = 1000, 25
+ORDERS = {"orders": {"a": 8, "b": 8}}
+
+
+@pytest.mark.timeout(1800)  # no bound that anybody promises: it must end on the slowest machine
+def test_a_thousand_fleets_keep_what_must_hold() -> None:
+    # A fresh interpreter a worker: what other tests have started in this one is none of theirs.
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        chunks = [range(first, first + CHUNK) for first in range(0, RUNS, CHUNK)]
+        found = [it for chunk in pool.map(failures, chunks) for it in chunk]
+    assert not found, "\n".join(map(str, found))
+
+
+def test_a_run_is_the_same_every_time() -> None:
+    assert [(it.at, it.fault) for it in troubles(5)] == [(it.at, it.fault) for it in troubles(5)]
+    worlds = [_after(World(5), 100.0) for _ in range(2)]
+    assert worlds[0].judge.texts == worlds[1].judge.texts
+    assert worlds[0].judge.plans == worlds[1].judge.plans
+
+
+def _after(world: World, seconds: float) -> World:
+    world.clock.run(world.clock.now + seconds)
+    return world
+
+
+@pytest.mark.parametrize("points", range(1, 25))
+def test_the_operator_may_crash_before_and_after_every_write_of_a_rebalance(points: int) -> None:
+    world = _after(World(points, routes=ORDERS, policy=a_policy(), replicas=3), 20.0)
+    world.scale(5)
+    world.arm_crash(points)
+    _after(world, 120.0)
+    world.judge.settled()
+
+
+@pytest.mark.parametrize("strategy", ["Sticky", "Averagely"])
+def test_a_rolling_update_moves_each_queue_twice_at_most(strategy: str) -> None:
+    routes = {"orders": {"a": 40, "b": 40}}
+    world = _after(World(3, routes=routes, policy=a_policy(strategy=strategy), replicas=20), 60.0)
+    before = world.judge.granted
+    world.roll()
+    _after(world, 400.0)
+    world.judge.settled()
+    moved, queues = world.judge.granted - before, 81
+    assert moved <= 2 * queues
+    if strategy == "Sticky":
+        assert moved <= 1.2 * queues, "the new pod takes over what the old one leaves"
+
+
+def test_a_flapping_member_is_left_in_peace() -> None:
+    world = _after(World(4, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+    written = world.judge.written
+    for number in range(100):
+        world.clock.after(number * 6.0, next(iter(world.kubelets.values())).flap)
+    _after(world, 620.0)
+    assert world.judge.written == written
+
+
+def test_many_members_come_and_go_without_a_spiral() -> None:
+    world = _after(World(6, routes={"orders": {"a": 60, "b": 60}}, policy=a_policy(), replicas=3), 30.0)
+    before = world.judge.granted
+    world.scale(60)
+    _after(world, 60.0)
+    world.scale(3)
+    _after(world, 200.0)
+    world.judge.settled()
+    assert world.judge.granted - before <= 2 * 2 * 121
+
+
+def test_a_lost_zone_comes_back_to_a_fleet_that_went_on() -> None:
+    world = _after(World(8, routes=ORDERS, policy=a_policy(), replicas=6), 30.0)
+    for kubelet in list(world.kubelets.values())[:2]:
+        kubelet.lose(100.0)
+    _after(world, 70.0)
+    assert not _owned_by(world.judge.document, list(world.kubelets)[:2])
+    _after(world, 200.0)
+    world.judge.settled()
+
+
+def _owned_by(document: Assignment | None, names: list[str]) -> int:
+    assert document
+    return sum(len(document.members[name].queues) for name in names)
+
+
+def test_while_the_operator_is_down_nothing_stops() -> None:
+    world = _after(World(9, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+    world.leader = None
+    _after(world, 600.0)
+    world.judge.settled()
+
+
+def test_an_hour_without_troubles_writes_nothing() -> None:
+    world = _after(World(10, routes=ORDERS, policy=a_policy(), replicas=3), 60.0)
+    writes, statuses = len(world.api.writes), world.judge.statuses
+    _after(world, 3600.0)
+    assert (len(world.api.writes), world.judge.statuses) == (writes, statuses)
+
+
+def test_what_was_forced_from_a_hanging_member_is_counted_and_never_in_an_orderly_group() -> None:
+    world = _after(World(11, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+    hang(world, world.chance)
+    world.clock.run(QUIET)
+    world.judge.settled()
