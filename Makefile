@@ -78,6 +78,10 @@ ground-down: $(READY) ## Take the ground down
 bench: $(READY) ## Measure Rota and its peers on the same work, print ratios
 	@$(BIN)/python -m bench
 
+.PHONY: soak
+soak: $(READY) ## Run simulated fleets with random faults until Ctrl-C, or RUNS=20000 of them
+	@cd tests && ../$(BIN)/python -m simulation --first $(or $(FIRST),1000) $(if $(RUNS),--runs $(RUNS))
+
 .PHONY: clean
 clean: ## Remove what was made in this folder (what the ground built stays in its cache)
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

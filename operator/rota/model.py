@@ -149,7 +149,7 @@ class Roster:
 
 
 def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
-    listed = list(map(Queue._make, queues))
+    listed = [queue if type(queue) is Queue else Queue._make(queue) for queue in queues]
     if not listed:
         raise ValueError("There is nothing to assign: give at least one queue")
     plain = all(name.isascii() for name in {queue.topic for queue in listed} | {queue.broker for queue in listed})

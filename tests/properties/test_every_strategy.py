@@ -1,6 +1,7 @@
 """What holds for every strategy on every roster, and what each promises besides."""
 
 import itertools
+import re
 from collections import Counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from builders import BROKERS, TOPICS, a_roster, rosters
 from rota.model import NOBODY, RETRY, Roster
-from rota.strategies import STRATEGIES, allocate, prepared
+from rota.strategies import STRATEGIES, allocate, explain_all, prepared
 
 QUEUE_ROOMS = {broker: broker.partition("@")[0] for broker in BROKERS}
 MEMBER_ROOMS = {f"m{number}": f"room{number % 3}" for number in range(9)}
@@ -69,6 +70,17 @@ def test_its_own_answer_as_present_owners_changes_nothing(name: str, roster: Ros
     current = {queue: roster.members[owner] for queue, owner in zip(roster.queues, first, strict=True) if owner >= 0}
     again = prepared(name, OPTIONS[name])(Roster.of(roster.queues, roster.members, current))
     assert list(again) == list(first)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+@given(roster=rosters())
+def test_it_has_a_reason_for_every_queue_that_names_its_owner(name: str, roster: Roster) -> None:
+    owners = prepared(name, OPTIONS[name])(roster)
+    sentences = explain_all(name, roster, owners, roster.queues, OPTIONS[name])
+    for queue, was, now, sentence in zip(roster.queues, roster.owners, owners, sentences, strict=True):
+        whose = "nobody" if now == NOBODY else roster.members[now]
+        happens = rf"(from m\d )?to {whose}" if was != now else f"(stays with|belongs to) {whose}"
+        assert re.fullmatch(rf"{re.escape(str(queue))} (goes )?{happens}: \S.*", sentence)
 
 
 @pytest.mark.parametrize("name", ["Averagely", "AveragelyByCircle"])
@@ -133,6 +145,16 @@ def test_balanced_without_weights_spreads_counts_and_retry_queues_do_not_spoil_i
     assert max(others) - min(others) <= 1
 
 
+@given(roster=rosters(), capacity=st.one_of(st.sampled_from([0.7, 1.1, 3.3]), st.floats(0.01, 100)))
+def test_balanced_comes_to_an_end_where_rounding_makes_equal_placements_look_unequal(
+    roster: Roster, capacity: float
+) -> None:
+    owners = STRATEGIES["Balanced"](roster, memberWeights=dict.fromkeys(roster.members, capacity))
+    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY)
+    others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
+    assert max(others) - min(others) <= 1
+
+
 @given(roster=rosters(), data=st.data())
 def test_balanced_leaves_its_own_answer_alone_whatever_the_weights(roster: Roster, data: st.DataObject) -> None:
     options = {
@@ -145,6 +167,30 @@ def test_balanced_leaves_its_own_answer_alone_whatever_the_weights(roster: Roste
     current = {queue: roster.members[owner] for queue, owner in zip(roster.queues, first, strict=True)}
     again = STRATEGIES["Balanced"](Roster.of(roster.queues, roster.members, current), **options)
     assert list(again) == list(first)
+
+
+@given(weight=st.lists(st.floats(0.1, 10), min_size=2, max_size=20), budget=st.integers(0, 3), data=st.data())
+def test_balanceds_reasons_for_leaving_a_queue_alone_hold_when_they_are_reckoned_anew(
+    weight: list[float], budget: int, data: st.DataObject
+) -> None:
+    members = data.draw(st.integers(2, 6))
+    owned = {number: f"m{data.draw(st.integers(0, members - 1))}" for number in range(len(weight))}
+    roster = a_roster(len(weight), members, owned)
+    options = {"queueWeights": dict(zip(roster.queues, weight, strict=True)), "maxMoves": budget}
+    owners = STRATEGIES["Balanced"](roster, **options)
+    carried = np.bincount(owners, weights=weight, minlength=members)
+    fair = sum(weight) / members
+    for number, sentence in enumerate(explain_all("Balanced", roster, owners, roster.queues, options)):
+        for name, percent in re.findall(r"(m\d) (?:has )?(\d+)% of its share", sentence.partition("(")[2]):
+            assert abs(carried[int(name[1:])] / fair * 100 - int(percent)) < 1.5
+        found = re.search(r"(m\d), the emptiest of the others, ", sentence)
+        if found:
+            giver, taker = owners[number], int(found[1][1:])
+            gap = (carried[giver] - carried[taker]) / fair
+            gains = gap - weight[number] / fair > 0  # then carried² summed over members falls by the move
+            assert carried[taker] <= min(np.delete(carried, giver)) + 0.01 * fair
+            assert gains == ("more even" not in sentence) or abs(gap - weight[number] / fair) < 0.01
+            assert (gap < 0.03) or "too nearly as full" not in sentence
 
 
 @given(queues=st.integers(1, 30), members=st.integers(1, 9))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,14 +10,97 @@ from click.testing import CliRunner, Result
 
 from builders import a_roster
 from rota.cli import main
+from rota.documents import ids_of
 from rota.planner import beside_foreigners
 
-GROUP = str(Path(__file__).parents[2] / "docs" / "examples" / "group.yaml")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+GROUP, POLICIES = str(EXAMPLES / "group.yaml"), str(EXAMPLES / "policies.yaml")
 EIGHT = ["--queues", "orders=broker-a:8"]
 
 
 def rota(*arguments: str, feed: str | None = None) -> Result:
     return CliRunner().invoke(main, arguments, input=feed)
+
+
+def a_group(*topics: str, **policy: Any) -> str:
+    """Return a file with a group of these topics, and its policy if one is given."""
+    spec = {
+        "broker": {"rocketmq": {"nameServers": ["ns:9876"]}},
+        "subscriptions": [{"topic": topic} for topic in topics or ("orders",)],
+    }
+    group = {"kind": "ConsumerGroup", "spec": spec | ({"policyRef": {"name": "p"}} if policy else {})}
+    rules = {"kind": "RebalancePolicy", "metadata": {"name": "p"}, "spec": policy}
+    return yaml.safe_dump_all([group, rules] if policy else [group])
+
+
+def counts(*arguments: str, feed: str | None = None) -> list[int]:
+    """Return how many queues a plan gives each member."""
+    planned = rota("plan", *arguments, "-o", "json", feed=feed)
+    shares = json.loads(planned.output)["members"].values()
+    return [sum(len(ids_of(ids)) for brokers in share.values() for ids in brokers.values()) for share in shares]
+
+
+@pytest.mark.parametrize("policy", ["averagely", "circle", "sticky", "balanced"])
+@pytest.mark.parametrize(
+    ("queues", "shares"),
+    [
+        (16, [16]),
+        (16, [8, 8]),
+        (16, [6, 5, 5]),
+        (8, [4, 4]),
+        (7, [4, 3]),
+        (10, [4, 3, 3]),
+        (12, [3, 3, 2, 2, 2]),
+        (13, [3, 3, 3, 2, 2]),
+    ],
+)
+def test_plan_shows_the_figures_people_know_from_the_classic_client(
+    policy: str, queues: int, shares: list[int]
+) -> None:
+    world = ["-f", POLICIES, "--policy", policy, "--queues", f"orders=broker-a:{queues}"]
+    assert counts(*world, "--members", str(len(shares))) == shares
+
+
+@pytest.mark.parametrize("policy", ["averagely", "sticky", "balanced"])
+def test_plan_shows_five_queues_as_a_second_member_joins(policy: str, tmp_path: Path) -> None:
+    world = ["plan", "-f", POLICIES, "--policy", policy, "--queues", "orders=broker-a:5", "-o", "json"]
+    before = tmp_path / "before.json"
+    before.write_text(rota(*world, "--members", "1").output)
+    after = json.loads(rota(*world, "--members", "2", "--current", str(before)).output)
+    assert [(move["from"], move["to"]) for move in after["moves"]] == [("m0", "m1")] * 2
+    assert after["spread"] == {"least": 2, "most": 3}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shares"), [("Averagely", [2, 2, 0, 0]), ("Sticky", [1, 1, 1, 1]), ("Balanced", [1, 1, 1, 1])]
+)
+def test_plan_shows_whom_two_small_topics_leave_idle(strategy: str, shares: list[int]) -> None:
+    feed = a_group("one", "two", strategy=strategy)
+    world = ["-f", "-", "--members", "4", "--queues", "one=b:2", "--queues", "two=b:2"]
+    assert counts(*world, feed=feed) == shares
+    assert ("idle: m2, m3" in rota("plan", *world, feed=feed).output) == (strategy == "Averagely")
+
+
+ROOMS = [{"broker": f"{room}-b", "room": room} for room in ("east", "north", "west")]
+NEARBY = {
+    "strategy": "MachineRoomNearby",
+    "options": {"machineRoomNearby": {"roomLabel": "zone", "inner": "Averagely", "brokers": ROOMS}},
+}
+THREE_ROOMS = ["--queues", "orders=east-b:4,north-b:4,west-b:4", "--rooms", "m0=east,m1=west"]
+
+
+def test_plan_shows_three_rooms_of_which_one_has_no_members() -> None:
+    planned = rota("plan", "-f", "-", "--members", "2", *THREE_ROOMS, "-o", "json", feed=a_group(**NEARBY))
+    assert json.loads(planned.output)["members"] == {
+        "m0": {"orders": {"east-b": "0-3", "north-b": "0-1"}},
+        "m1": {"orders": {"north-b": "2-3", "west-b": "0-3"}},
+    }
+
+
+def test_plan_compares_the_policies_of_a_file() -> None:
+    world = ["plan", "-f", POLICIES, "--queues", "orders=east@broker-a:8"]
+    assert "Sticky: 2 to 3 queues a member" in rota(*world).output
+    assert "ByConfig: 0 to 8 queues a member" in rota(*world, "--policy", "by-config").output
 
 
 def test_plan_shows_who_would_own_what() -> None:
@@ -57,7 +141,21 @@ def test_plan_beside_foreign_consumers_grants_only_our_share_of_what_they_comput
     outlook = json.loads(planned.output)
     assert outlook["strategy"] == "Averagely"
     assert outlook["members"] == {"b": {"orders": {"broker-a": "2-3"}}, "d": {"orders": {"broker-a": "6-7"}}}
-    assert outlook["unowned"] == {"orders": {"broker-a": "0-1,4-5"}}
+    assert outlook["foreign"] == {"orders": {"broker-a": "0-1,4-5"}}
+    assert outlook["unowned"] == {}
+    assert (
+        "foreign: orders/broker-a/0-1,4-5"
+        in rota("plan", "-f", GROUP, "--members", "b,d", "--foreign", "a,c", *EIGHT).output
+    )
+
+
+def test_a_queue_that_moves_to_a_foreigner_is_not_called_nobodys(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    before.write_text(rota("plan", "-f", GROUP, "--members", "b", *EIGHT, "-o", "json").output)
+    arguments = ["plan", "-f", GROUP, "--members", "b", "--foreign", "a", *EIGHT, "--current", str(before)]
+    shown = rota(*arguments, "--diff").output
+    assert shown.count("a foreigner") == 4
+    assert "nobody" not in shown
 
 
 def test_beside_foreigners_the_ids_at_the_broker_count_not_the_pods_names() -> None:
@@ -82,6 +180,63 @@ def test_strategies_are_listed_with_the_names_people_know(output: str) -> None:
     assert all(name in shown.output for name in ("Averagely", "AVG", "Sticky", "Custom"))
 
 
+@pytest.fixture
+def before(tmp_path: Path) -> str:
+    """Write down who owns what while there are two members."""
+    path = tmp_path / "before.json"
+    path.write_text(rota("plan", "-f", GROUP, "--members", "2", *EIGHT, "-o", "json").output)
+    return str(path)
+
+
+def test_explain_says_why_one_queue_stays(before: str) -> None:
+    shown = rota("explain", "-f", GROUP, "--members", "3", *EIGHT, "--current", before, "orders/broker-a/0")
+    assert shown.exit_code == 0
+    assert shown.output == "orders/broker-a/0 stays with m0: m0 keeps 3 of its 4 queues (an even share is 2 or 3)\n"
+
+
+def test_explain_has_a_line_for_each_queue_that_moves(before: str) -> None:
+    shown = rota("explain", "-f", GROUP, "--members", "3", *EIGHT, "--current", before)
+    assert [line.partition(":")[0] for line in shown.output.splitlines()] == [
+        "orders/broker-a/6 goes from m0 to m2",
+        "orders/broker-a/7 goes from m1 to m2",
+    ]
+
+
+def test_explain_tells_also_of_queues_whose_member_is_gone(before: str) -> None:
+    shown = rota("explain", "-f", GROUP, "--members", "m0", *EIGHT, "--current", before)
+    assert shown.output.count("goes to m0: nobody owned it") == 4
+
+
+def test_explain_has_a_line_for_each_member_if_nothing_moves() -> None:
+    shown = rota("explain", "-f", GROUP, "--members", "3", "--queues", "orders=broker-a:2")
+    lines = shown.output.splitlines()
+    assert lines[0].startswith("m0 owns 1 of 2 queues; for example, orders/broker-a/0 goes to m0: ")
+    assert lines[2] == "m2 owns 0 of 2 queues"
+
+
+def test_explain_names_the_room_that_has_no_members() -> None:
+    world = ["-f", "-", "--members", "2", *THREE_ROOMS]
+    shown = rota("explain", *world, "orders/north-b/3", feed=a_group(**NEARBY))
+    assert "its room north has no member; among all m1 is member 2 of 2" in shown.output
+
+
+def test_explain_beside_foreign_consumers_tells_what_they_compute_too() -> None:
+    world = ["-f", GROUP, "--members", "b,d", "--foreign", "a,c", *EIGHT]
+    shown = rota("explain", *world, "orders/broker-a/0").output
+    assert shown.startswith("orders/broker-a/0 goes to a: a is member 1 of 4")
+    assert "as consumers that are not Rota's do: a, c" in shown
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_explain_is_readable_by_programs(output: str, before: str) -> None:
+    shown = rota("explain", "-f", GROUP, *EIGHT, "--current", before, "orders/broker-a/6", "-o", output)
+    told = yaml.safe_load(shown.output)  # JSON is YAML
+    assert told["strategy"] == "Sticky"
+    (row,) = told["queues"]
+    assert row.pop("why").startswith("orders/broker-a/6 goes from m0 to m2: ")
+    assert row == {"topic": "orders", "broker": "broker-a", "id": 6, "from": "m0", "to": "m2"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -93,13 +248,183 @@ def test_strategies_are_listed_with_the_names_people_know(output: str) -> None:
         (["-f", GROUP, *EIGHT, "--members", "0"], "There is nobody to assign to"),
         (["-f", GROUP, *EIGHT, "--rooms", "east"], "--rooms 'east' cannot be read"),
         (["-f", GROUP, *EIGHT, "--current", GROUP], "is no assignment"),
+        (["-f", GROUP, *EIGHT, "--members", ""], "A member's name is empty"),
+        (["-f", GROUP, *EIGHT, "--members", "1000000"], "--members 1000000 is more than 99999"),
+        (["-f", GROUP, "--queues", "orders=broker-a:0"], "There is nothing to assign"),
+        (["-f", GROUP, *EIGHT, *EIGHT], "Queue orders/broker-a/0 is listed twice"),
+        (["-f", GROUP, *EIGHT, "--rooms", "m0=east,m0=west"], "names a member twice"),
+        (["-f", POLICIES, *EIGHT, "--policy", "fast"], "The file holds 0 RebalancePolicies named fast, which --policy"),
+        (["-f", POLICIES, *EIGHT, "--policy", "nearby"], "Queue orders/broker-a/0 has no room"),
+        (["-f", POLICIES, "--queues", "orders=east@broker-a:1", "--policy", "nearby"], "Member m0 has no room"),
     ],
 )
-def test_a_users_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], sentence: str) -> None:
-    shown = rota("plan", *arguments, feed="")
+@pytest.mark.parametrize("command", ["plan", "explain"])
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(command: str, arguments: list[str], sentence: str) -> None:
+    refused(sentence, command, *arguments, feed="")
+
+
+def refused(sentence: str, *arguments: str, feed: str | None = None) -> None:
+    shown = rota(*arguments, feed=feed)
     assert shown.exit_code == 2
     assert sentence in shown.output
+    assert shown.output.startswith("rota: ")
     assert len(shown.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("queue", "sentence"),
+    [
+        ("orders/broker-a/8", "There is no queue orders/broker-a/8 among these 8"),
+        ("payments/broker-a/0", "There is no queue payments/broker-a/0"),
+        ("orders/0", "QUEUE 'orders/0' cannot be read: write it as TOPIC/BROKER/ID"),
+        ("orders/broker-a/x", "QUEUE 'orders/broker-a/x' cannot be read"),
+    ],
+)
+def test_a_queue_that_is_not_there_cannot_be_explained(queue: str, sentence: str) -> None:
+    refused(sentence, "explain", "-f", GROUP, *EIGHT, queue)
+
+
+TWICE = [
+    {"index": 0, "queues": [{"topic": "orders", "broker": "broker-a", "ids": "0-1"}]},
+    {"index": 1, "queues": [{"topic": "orders", "broker": "broker-a", "ids": "1"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ({"strategy": "Evenly"}, "spec.strategy: invalid enum value 'Evenly'"),
+        ({"strategy": None}, "spec.strategy: expected str, got null"),
+        ({"strategy": "Sticky", "options": {"ring": {}}}, "spec.options: object contains unknown field ring"),
+        (
+            {"strategy": "Sticky", "options": {"consistentHash": {"virtualNodes": 5}}},
+            "spec.options.consistentHash does not belong to strategy Sticky; remove it",
+        ),
+        (
+            {"strategy": "ConsistentHash", "options": {"consistentHash": {"virtualNodes": 0}}},
+            "spec.options.consistentHash.virtualNodes: expected int >= 1",
+        ),
+        ({"strategy": "ByMachineRoom"}, "spec.options.byMachineRoom is missing"),
+        (
+            {"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": []}}},
+            "spec.options.byMachineRoom.rooms: expected array of length >= 1",
+        ),
+        (
+            {"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": None}}},
+            "spec.options.byMachineRoom.rooms: expected array, got null",
+        ),
+        (
+            {"strategy": "ByConfig", "options": {"byConfig": {"members": TWICE}}},
+            "Queue orders/broker-a/1 is configured for m0 and for m1; leave it to one",
+        ),
+        (
+            {"strategy": "Custom", "options": {"custom": {"name": "mine"}}},
+            "There is no custom strategy mine: no installed package offers it",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_a_sentence(policy: dict[str, Any], sentence: str) -> None:
+    refused(sentence, "plan", "-f", "-", *EIGHT, feed=a_group(**policy))
+
+
+GROUPS = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}}
+POLICY = {"kind": "RebalancePolicy", "metadata": {"name": "p"}}
+NAMED: dict[str, Any] = {
+    "kind": "ConsumerGroup",
+    "spec": GROUPS | {"subscriptions": [{"topic": "orders"}], "policyRef": {"name": "p"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("documents", "sentence"),
+    [
+        ([NAMED, NAMED], "The file holds 2 ConsumerGroups; give it exactly one"),
+        ([NAMED], "The file holds 0 RebalancePolicies named p, which spec.policyRef asks for; give it one"),
+        ([NAMED, POLICY, POLICY], "The file holds 2 RebalancePolicies named p"),
+        ([NAMED, POLICY | {"metadata": "p"}], "The file holds 0 RebalancePolicies named p"),
+        ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": []}}], "spec.subscriptions: expected array of"),
+        ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": None}}], "spec.subscriptions: expected array,"),
+        (
+            [{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {"messageModel": "Broadcasting"}}, POLICY],
+            "The group is Broadcasting: every member reads every queue, so nobody owns one",
+        ),
+        ([{"kind": "ConsumerGroup", "spec": None}], "spec: object missing required field broker"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_a_sentence(documents: list[Any], sentence: str) -> None:
+    refused(sentence, "plan", "-f", "-", *EIGHT, feed=yaml.safe_dump_all(documents))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"\xff\xfe", "is no text in UTF-8"),
+        (b"[]", "is no assignment"),
+        (b'{"members": null}', "is no assignment"),
+        (b'{"members": {"m0": null}}', "is no assignment"),
+        (b'{"members": {"m0": {"orders": {"broker-a": 3}}}}', "is no assignment"),
+        (b'{"members": {"m0": {"orders": {"broker-a": "3-1"}}}}', "Queue ids '3-1' cannot be read"),
+        (
+            b'{"members": {"m0": {"orders": {"broker-a": "0-3"}}, "m1": {"orders": {"broker-a": "3"}}}}',
+            "gives queue orders/broker-a/3 to m0 and to m1; leave it to one",
+        ),
+    ],
+)
+def test_present_owners_that_cannot_be_are_a_sentence(text: bytes, sentence: str, tmp_path: Path) -> None:
+    current = tmp_path / "current.json"
+    current.write_bytes(text)
+    refused(sentence, "plan", "-f", GROUP, *EIGHT, "--current", str(current))
+
+
+def test_present_owners_and_queues_that_are_gone_do_not_count(tmp_path: Path) -> None:
+    current = tmp_path / "current.json"
+    shares = {"gone": {"orders": {"broker-a": "0-3"}}, "m0": {"orders": {"broker-a": "4-9", "gone": "0"}, "old": {}}}
+    current.write_text(json.dumps({"members": shares}))
+    planned = rota("plan", "-f", GROUP, "--members", "1", *EIGHT, "--current", str(current), "-o", "json")
+    outlook = json.loads(planned.output)
+    assert outlook["members"] == {"m0": {"orders": {"broker-a": "0-7"}}}
+    assert outlook["moves"] == []
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Leave a package that offers the strategy `mine` as pip would."""
+    module = f"strategies_of_{hash(folder) % 10**9}"  # each test its own: what was imported stays
+    (folder / f"{module}.py").write_text(source)
+    (folder / f"{module}-1.dist-info").mkdir()
+    (folder / f"{module}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+    (folder / f"{module}-1.dist-info" / "entry_points.txt").write_text(f"[rota.strategies]\nmine = {module}:mine\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+MINE = {"strategy": "Custom", "options": {"custom": {"name": "mine"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("raise KeyError('no idea')", "Custom strategy mine failed: KeyError: 'no idea'"),
+        ("raise ValueError('one\\ntwo')", "Custom strategy mine failed: ValueError: one two"),
+        ("return None", "Custom strategy mine must answer one member index for each of 8 queues"),
+        ("return [7] * 8", "Custom strategy mine gives queue orders/broker-a/0 to member number 7"),
+    ],
+)
+def test_a_custom_strategy_that_throws_or_answers_nonsense_is_a_sentence(
+    body: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, f"def mine(roster):\n    {body}\n")
+    refused(sentence, "plan", "-f", "-", *EIGHT, feed=a_group(**MINE))
+
+
+def test_a_custom_strategy_that_cannot_be_loaded_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "import nothing_of_the_kind\n")
+    refused("Custom strategy mine cannot be loaded", "plan", "-f", "-", *EIGHT, feed=a_group(**MINE))
+
+
+def test_a_custom_strategys_reason_is_that_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "def mine(roster):\n    return [1] * len(roster.queues)\n")
+    assert counts("-f", "-", "--members", "2", *EIGHT, feed=a_group(**MINE)) == [0, 8]
+    shown = rota("explain", "-f", "-", *EIGHT, "orders/broker-a/0", feed=a_group(**MINE))
+    assert shown.output == "orders/broker-a/0 goes to m1: the custom strategy mine answers so and gives no reason\n"
 
 
 def test_a_file_that_is_no_yaml_is_one_sentence() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from builders import a_roster
-from rota.model import Roster
-from rota.strategies import allocate, named, prepared
+from rota.model import Queue, Roster
+from rota.strategies import allocate, explain, explain_all, named, prepared
 from rota.strategies.balanced import trusted
 from rota.strategies.custom import checked
 
@@ -63,6 +63,8 @@ def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment
     [
         ("Averagely", [], ["a"], {}, "There is nothing to assign"),
         ("Averagely", ORDERS, [], {}, "There is nobody to assign to"),
+        ("Averagely", None, ["a"], {}, "There is nothing to assign"),
+        ("Averagely", ORDERS, None, {}, "There is nobody to assign to"),
         ("Averagely", ORDERS, ["a", "a"], {}, "Member a is listed twice"),
         ("Averagely", ORDERS, ["a", ""], {}, "A member's name is empty"),
         ("Averagely", [*ORDERS, ORDERS[3]], ["a"], {}, "Queue orders/broker-a/3 is listed twice"),
@@ -87,7 +89,7 @@ def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment
     ],
 )
 def test_bad_input_is_a_sentence(
-    strategy: str, queues: Any, members: list[str], options: dict[str, Any], sentence: str
+    strategy: str, queues: Any, members: Any, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         allocate(strategy, queues, members, options=options)
@@ -113,3 +115,188 @@ def test_weights_that_lie_are_replaced_by_ordinary_ones() -> None:
     assert trusted([1.0, 1.0, 1e12]) == [1.0, 1.0, 1000.0]
     assert trusted([0.0, 0.0], least=0.5) == [0.5, 0.5]
     assert trusted([None, None]) == [1.0, 1.0]
+
+
+def why(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
+    """Return the sentence for a queue of `a_roster`, without the queue."""
+    owners = prepared(strategy, options)(roster)
+    told = explain(strategy, roster, owners, roster.queues[queue], options)
+    assert told.startswith(f"{roster.queues[queue]} ")
+    return told.removeprefix(f"{roster.queues[queue]} ")
+
+
+ROOMS = {"queueRooms": {"broker-a": "east"}, "memberRooms": {"m0": "west", "m1": "east", "m2": "east"}}
+FIRST = Queue("orders", "broker-a", 0)
+RATES = {Queue("orders", "broker-a", number): rate for number, rate in enumerate([8.0, 1.0, 1.0, 1.0, 1.0])}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sentence"),
+    [
+        ("Averagely", {}, "goes to m1: m1 is member 2 of 3, whose block of orders is broker-a/3 to broker-a/5"),
+        (
+            "AveragelyByCircle",
+            {},
+            "goes to m0: m0 is member 1 of 3, and queue 4 of 8 of orders falls to that one when they are dealt around",
+        ),
+        ("ByConfig", {"members": {"m2": [ORDERS[3]]}}, "goes to m2: the policy names it for m2"),
+        (
+            "ByConfig",
+            {"members": {"x": [ORDERS[3]]}},
+            "belongs to nobody: the policy names it for x, which is not there",
+        ),
+        ("ByConfig", {"members": {}}, "belongs to nobody: the policy names it for no member that is there"),
+        (
+            "ByMachineRoom",
+            {"rooms": ["east"]},
+            "belongs to nobody: broker broker-a names no room (as room@broker would)",
+        ),
+        ("ConsistentHash", {}, "goes to m1: the next of the 30 places on the ring is one of the 10 of m1"),
+        ("ConsistentHash", {"virtualNodes": 0}, "belongs to nobody: with virtualNodes 0 nobody stands on the ring"),
+        ("Sticky", {}, "goes to m0: nobody owned it; m0 had 0 queues (an even share is 2 or 3)"),
+        (
+            "MachineRoomNearby",
+            ROOMS | {"inner": "AveragelyByCircle"},
+            "goes to m2: its room east has 2 of 3 members; among them m2 is member 2 of 2, and queue 4 of 8 of orders",
+        ),
+    ],
+)
+def test_each_strategy_says_why(strategy: str, options: dict[str, Any], sentence: str) -> None:
+    assert why(strategy, a_roster(8, 3), 3, **options).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("broker", "sentence"),
+    [
+        (
+            "east@b",
+            "goes to m0: room east is in the policy, and m0 is member 1 of the 2 that share its queues",
+        ),
+        ("west@b", "belongs to nobody: room west is not among the policy's rooms: east"),
+    ],
+)
+def test_by_machine_room_names_the_brokers_room(broker: str, sentence: str) -> None:
+    queue = Queue("orders", broker, 0)
+    roster = Roster.of([queue], ["m0", "m1"])
+    owners = prepared("ByMachineRoom", {"rooms": ["east"]})(roster)
+    assert explain("ByMachineRoom", roster, owners, queue, {"rooms": ["east"]}).startswith(f"{queue} {sentence}")
+
+
+def test_sticky_says_what_each_keeps_and_that_retry_queues_come_last() -> None:
+    roster = a_roster(6, 2, dict.fromkeys(range(6), "m0"))
+    assert why("Sticky", roster, 0) == "stays with m0: m0 keeps 3 of its 6 queues (an even share is 3)"
+    assert why("Sticky", roster, 5) == "goes from m0 to m1: m0 had 6 queues and keeps 3, m1 had 0 (an even share is 3)"
+    retry = Roster.of([*roster.queues, ("%RETRY%g", "broker-a", 0)], roster.members)
+    assert "retry queues are spread after the others" in why("Sticky", retry, 0)
+
+
+COUNTED = "; no weights are known, so queues are counted"
+OWNED = {0: "m0", 1: "m1", 2: "m1", 3: "m1", 4: "m2"}
+MORE_EVEN = "goes from m1 to m2: with m2 (25% of its share) the fleet is more even than with m1 (75% of its share)"
+
+
+@pytest.mark.parametrize(
+    ("owned", "queue", "options", "sentence"),
+    [
+        ({}, 0, {}, f"goes to m0: nobody owned it; m0 was the emptiest (0 queues){COUNTED}"),
+        ({}, 0, ROOMS, f"goes to m1: nobody owned it; m1 in its own room east had nothing yet{COUNTED}"),
+        ({}, 2, ROOMS, "goes to m0: nobody owned it; its room east was full, and m0 in room west was the emptiest"),
+        (OWNED, 0, {"maxMoves": 0}, "stays with m0: it is the only queue of m0, and nobody's last queue is taken"),
+        (OWNED, 1, {"queueWeights": RATES}, MORE_EVEN),
+        (OWNED, 1, {"queueWeights": dict.fromkeys(RATES), "maxMoves": 0}, f"(m1 has 3 queues, m0 1 queue){COUNTED}"),
+        (OWNED, 0, {"queueWeights": RATES | {FIRST: 1e9}}, "its weight cannot be 1e+09 and counts as 1000"),
+        (OWNED, 0, {"queueWeights": RATES | {FIRST: -5.0}}, "its weight cannot be -5 and counts as 1"),
+        (OWNED, 0, {"queueWeights": RATES | {FIRST: None}}, "its weight is unknown and counts as 1"),
+        (
+            OWNED,
+            0,
+            {"memberWeights": {"m0": float("nan"), "m1": 2.0}},
+            "the capacity of m0 cannot be nan and counts as 2",
+        ),
+        (OWNED, 0, {"memberWeights": {"m1": 2.0}}, "the capacity of m0 is unknown and counts as 2"),
+    ],
+)
+def test_balanced_says_why_with_its_numbers(
+    owned: dict[int, str], queue: int, options: dict[str, Any], sentence: str
+) -> None:
+    assert sentence in why("Balanced", a_roster(5, 3, owned), queue, **options)
+
+
+def test_balanced_tells_its_steps_as_it_took_them() -> None:
+    roster = a_roster(5, 3, dict.fromkeys(range(5), "m0"))
+    first, second = "m1 was idle, and m0 (5 queues) was", "m2 was idle, and m0 (4 queues) was"
+    assert f"goes from m0 to m1: {first} the fullest that could spare one" in why("Balanced", roster, 4)
+    assert f"goes from m0 to m2: {second} the fullest that could spare one" in why("Balanced", roster, 3)
+    third = "with m1 (1 queue) the fleet is more even than with m0 (3 queues)"
+    assert f"goes from m0 to m1: {third}" in why("Balanced", roster, 0)
+
+
+def test_balanced_says_what_would_be_better_if_its_moves_were_not_spent() -> None:
+    roster = a_roster(5, 3, dict.fromkeys(range(5), "m0"))
+    told = why("Balanced", roster, 0, maxMoves=1)
+    better = "it would be better with m2, the emptiest of the others, but maxMoves 1 allows no more moves"
+    assert f"stays with m0: {better} (m0 has 4 queues, m2 0 queues)" in told
+
+
+def test_balanced_says_that_members_are_too_nearly_alike() -> None:
+    owned = {number: f"m{number % 2}" for number in range(202)} | {201: "m0"}
+    told = why("Balanced", a_roster(202, 2, owned), 0, memberWeights={"m0": 1.0, "m1": 0.999})
+    assert "m1, the emptiest of the others, is too nearly as full for a move (m0 has 101% of its share" in told
+
+
+TWO_ROOMS = {
+    "queueRooms": {"east-b": "east", "north-b": "north", "west-b": "west"},
+    "memberRooms": {"m0": "east", "m1": "west"},
+}
+
+
+def in_two_rooms(east: int, west: int, strays: int = 0) -> list[str]:
+    """Explain every queue of two rooms with a member each, which owns them except for some strays on either side."""
+    queues = [("orders", "east-b", number) for number in range(east)]
+    queues += [("orders", "west-b", number) for number in range(west)]
+    home = {"east-b": ("m0", "m1"), "west-b": ("m1", "m0")}
+    roster = Roster.of(queues, ["m0", "m1"], {queue: home[queue[1]][queue[2] < strays] for queue in queues})
+    owners = prepared("Balanced", TWO_ROOMS)(roster)
+    return explain_all("Balanced", roster, owners, roster.queues, TWO_ROOMS)
+
+
+def test_balanced_says_that_a_queue_comes_home() -> None:
+    told = in_two_rooms(40, 40, strays=1)
+    assert "goes from m0 to m1: m1 in its own room west (40 queues) could take it home from m0 (40 queues)" in told[40]
+
+
+def test_balanced_says_that_evenness_is_not_worth_leaving_a_room() -> None:
+    told = in_two_rooms(42, 40)
+    better = "the fleet would be more even with m1, the emptiest of the others in room west"
+    assert f"stays with m0: {better}, but not by enough to leave room east (m0 has 42 queues, m1 40 queues)" in told[0]
+
+
+def test_balanced_says_that_a_room_has_no_member() -> None:
+    queues = [("orders", "east-b", 0), ("orders", "north-b", 0)]
+    roster = Roster.of(queues, ["m0", "m1"])
+    told = explain_all("Balanced", roster, prepared("Balanced", TWO_ROOMS)(roster), queues, TWO_ROOMS)
+    assert "nobody owned it; its room north has no member, and m1 in room west was the emptiest (0 queues)" in told[1]
+
+
+def test_what_a_strategy_did_not_answer_is_not_given_a_reason() -> None:
+    roster = a_roster(2, 2)
+    other = prepared("Averagely")(roster)[::-1]
+    assert explain("Averagely", roster, other, roster.queues[0]) == (
+        "orders/broker-a/0 goes to m1, which is not what Averagely answers"
+    )
+
+
+def test_a_queue_that_is_not_in_the_roster_cannot_be_explained() -> None:
+    roster = a_roster(2, 2)
+    with pytest.raises(ValueError, match=r"^There is no queue orders/broker-a/7 among these 2"):
+        explain("Averagely", roster, prepared("Averagely")(roster), ("orders", "broker-a", 7))
+
+
+@pytest.mark.parametrize(("queues", "members", "capacity"), [(5, 2, 0.7), (7, 2, 1.1), (7, 3, 3.3), (8, 3, 0.7)])
+def test_balanced_does_not_exchange_placements_of_equal_cost_for_ever(
+    queues: int, members: int, capacity: float
+) -> None:
+    owners = prepared("Balanced", {"memberWeights": {f"m{number}": capacity for number in range(members)}})(
+        a_roster(queues, members)
+    )
+    assert np.ptp(np.bincount(owners, minlength=members)) == 1

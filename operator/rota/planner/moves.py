@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from rota import gates
 from rota.documents import Assignment, Release, Share
 from rota.handover import Act, Proof, State, Taken, Want, act, proof
@@ -13,13 +15,12 @@ from rota.planner import record
 from rota.planner.situation import Situation
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.strategies import STRATEGIES
+from rota.strategies.arrays import Owners, nobody, present
 
 RELEASE_MARGIN = 5.0  # seconds over the drain's own time: to be shown the document, and to be heard
 
 # Strategies that say nothing about places, and move much when members come and go.
 RESTLESS = ("Averagely", "AveragelyByCircle")
-
-Targets = Mapping[Queue, Holder | None]
 
 
 class Decision(NamedTuple):
@@ -48,18 +49,19 @@ class Draft:
         return [decision for decision in self.decisions if decision.act in acts]
 
 
-class Wanted(NamedTuple):
+class Aim(NamedTuple):
     """Who shall own what, by which strategy, and what was wrong with it."""
 
-    targets: Targets
     strategy: str
+    roster: Roster | None = None  # None: nobody is there, or nothing to work; then nothing is wanted
+    owners: Owners = nobody(0)
     problem: Verdict | None = None
 
 
 def decide(it: Situation) -> Draft:
     """Decide on every queue that does not simply stay with its owner."""
     aim = _aim(it)
-    found = [_question(it, queue, aim.targets.get(queue)) for queue in _open(it, aim.targets)]
+    found = [_question(it, queue, to) for queue, to in _open(it, aim).items()]
     movable = [one for one in found if (one.state, one.known, one.want) == (State.OWNED, Proof.NONE, Want.MOVE)]
     # A terminating pod is shown no document any more: it is asked to drain, and until then it goes on.
     draining = {one.queue for one in movable if one.holder and it.seen(one.holder).terminating}
@@ -125,41 +127,37 @@ def voluntary_moves(draft: Draft) -> int:
     )
 
 
-def _aim(it: Situation) -> Wanted:
+def _aim(it: Situation) -> Aim:
     """Say who shall own each queue. Where nobody is there to take one over, nothing is wanted of it."""
     chosen = it.policy.strategy
     if not it.counted or not it.queues:
-        return Wanted({}, chosen)
+        return Aim(chosen)
     roster = Roster.of(it.queues, it.counted, _preferred(it))
     try:
         if it.snapshot.foreigners:
-            chosen = "Averagely"
             ids = {name: it.pods[name].client_id or name for name in it.counted}
-            owners = beside_foreigners(roster, it.snapshot.foreigners, ids)
-        elif it.snapshot.policy is None:
-            return Wanted(_as_it_is(it, roster), it.document.strategy)
-        elif it.motion and chosen in RESTLESS and it.owned:
+            return Aim("Averagely", roster, beside_foreigners(roster, it.snapshot.foreigners, ids))
+        if it.snapshot.policy is None:
+            return Aim(it.document.strategy, roster, _as_it_is(it, roster))
+        if it.motion and chosen in RESTLESS and it.owned:
             # In the middle of a rollout only what must move does: so each queue moves once, and once more after it.
-            return Wanted(_as_it_is(it, roster, free=True), it.document.strategy)
-        else:
-            owners = target(it.policy, roster, _measured(it))
+            return Aim(it.document.strategy, roster, _as_it_is(it, roster, free=True))
+        return Aim(chosen, roster, target(it.policy, roster, _measured(it)))
     except ValueError as error:
         told = Verdict(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
-        return Wanted(_as_it_is(it, roster), it.document.strategy, told)
-    holders: list[Holder | None] = [it.pods[name].holder for name in roster.members]
-    holders.append(None)  # an owner of -1 finds the last one
-    return Wanted({queue: holders[owner] for queue, owner in zip(roster.queues, owners.tolist(), strict=True)}, chosen)
+        return Aim(it.document.strategy, roster, _as_it_is(it, roster), told)
 
 
-def _as_it_is(it: Situation, roster: Roster, *, free: bool = False) -> Targets:
+def _as_it_is(it: Situation, roster: Roster, *, free: bool = False) -> Owners:
     """Let everybody keep what he has; what somebody left, and what is `free` if it shall, goes to who owns least."""
-    spread = STRATEGIES["Sticky"](roster).tolist()
-    found: dict[Queue, Holder | None] = {}
-    for queue, owner, present in zip(roster.queues, spread, roster.owners, strict=True):
-        known = free or queue in it.owned or queue in it.document.releasing
-        chosen = present if present != NOBODY else owner
-        found[queue] = it.pods[roster.members[chosen]].holder if known else None
-    return found
+    owners = STRATEGIES["Sticky"](roster).copy()
+    mine = present(roster)
+    owners[mine != NOBODY] = mine[mine != NOBODY]
+    for index in np.flatnonzero(mine == NOBODY).tolist() if not free else ():
+        queue = roster.queues[index]
+        if queue not in it.owned and queue not in it.document.releasing:
+            owners[index] = NOBODY
+    return owners
 
 
 def _measured(it: Situation) -> Measured:
@@ -179,15 +177,32 @@ def _preferred(it: Situation) -> dict[Queue, str]:
     return found
 
 
-def _open(it: Situation, targets: Targets) -> list[Queue]:
-    """Return the queues of which something must be decided."""
-    still = frozenset() if it.counted else frozenset(it.queues)
-    owned = [queue for queue, holder in it.owned.items() if targets.get(queue) != holder and queue not in still]
-    under_way = [queue for queue in it.document.releasing if queue not in still]
-    free = [
-        queue for queue, to in targets.items() if to and queue not in it.owned and queue not in it.document.releasing
-    ]
-    return [*owned, *under_way, *free]
+def _open(it: Situation, aim: Aim) -> dict[Queue, Holder | None]:
+    """Return the queues of which something must be decided, and who shall own them; the many that stay cost nothing."""
+    known = (it.owned, it.document.releasing)
+    if aim.roster is None:
+        still = frozenset() if it.counted else frozenset(it.queues)
+        return {queue: None for queues in known for queue in queues if queue not in still}
+    queues, mine = aim.roster.queues, present(aim.roster)
+    members: list[Holder | None] = [it.pods[name].holder for name in aim.roster.members]
+    members.append(None)  # an owner of -1 finds the last one
+    differing = np.flatnonzero((aim.owners != mine) | (mine == NOBODY)).tolist()
+    found = {queues[index]: members[aim.owners[index]] for index in differing}
+    if it.document.releasing:
+        places = {queue: index for index, queue in enumerate(queues)}
+        under_way = [queue for queue in it.document.releasing if queue in places]
+        found |= {queue: members[aim.owners[places[queue]]] for queue in under_way}
+    return {queue: to for queue, to in found.items() if to or any(queue in some for some in known)} | _outside(it, mine)
+
+
+def _outside(it: Situation, mine: Owners) -> dict[Queue, None]:
+    """Return the queues on record that shall not be worked any more."""
+    if not it.document.releasing and len(it.owned) == np.count_nonzero(mine != NOBODY):
+        return {}
+    wanted = set(it.queues)
+    return dict.fromkeys(
+        queue for queues in (it.owned, it.document.releasing) for queue in queues if queue not in wanted
+    )
 
 
 def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:

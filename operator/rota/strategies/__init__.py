@@ -1,24 +1,26 @@
-"""The strategy library: who shall own which queue.
+"""The strategy library: who shall own which queue, and why.
 
 A strategy is a total, deterministic function from a roster to owners. There are two ways in:
 `STRATEGIES[name](roster, **options)` answers an int32 array over `roster.queues` (-1: nobody); `allocate(...)` takes
-and gives plain names and tuples.
+and gives plain names and tuples. `explain(...)` says in a sentence why a queue's owner is its owner.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from rota.model import Present, Queue, Roster
-from rota.strategies.averagely import averagely, averagely_by_circle
-from rota.strategies.balanced import balanced
-from rota.strategies.by_config import by_config
-from rota.strategies.by_machine_room import by_machine_room
-from rota.strategies.consistent_hash import consistent_hash
-from rota.strategies.custom import Strategy, custom
-from rota.strategies.machine_room_nearby import machine_room_nearby, nearest_first
-from rota.strategies.sticky import sticky
+from rota.strategies.arrays import Owners
+from rota.strategies.averagely import averagely, averagely_by_circle, why_averagely, why_averagely_by_circle
+from rota.strategies.balanced import balanced, why_balanced
+from rota.strategies.by_config import by_config, why_by_config
+from rota.strategies.by_machine_room import by_machine_room, why_by_machine_room
+from rota.strategies.consistent_hash import consistent_hash, why_consistent_hash
+from rota.strategies.custom import Strategy, custom, why_custom
+from rota.strategies.machine_room_nearby import machine_room_nearby, nearest_first, why_machine_room_nearby
+from rota.strategies.sticky import sticky, why_sticky
+from rota.strategies.words import what_happens
 
 STRATEGIES: dict[str, Strategy] = {
     "Averagely": averagely,
@@ -30,6 +32,19 @@ STRATEGIES: dict[str, Strategy] = {
     "Sticky": sticky,
     "Balanced": balanced,
     "Custom": custom,
+}
+
+# Each takes roster, owners, queues (indices) and the strategy's options, and yields a reason for each queue.
+REASONS: dict[str, Callable[..., Iterator[str]]] = {
+    "Averagely": why_averagely,
+    "AveragelyByCircle": why_averagely_by_circle,
+    "ByConfig": why_by_config,
+    "ByMachineRoom": why_by_machine_room,
+    "MachineRoomNearby": why_machine_room_nearby,
+    "ConsistentHash": why_consistent_hash,
+    "Sticky": why_sticky,
+    "Balanced": why_balanced,
+    "Custom": why_custom,
 }
 
 REFERENCE_NAMES = {
@@ -70,8 +85,8 @@ def prepared(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
 
 def allocate(
     strategy: str,
-    queues: Iterable[tuple[str, str, int]],
-    members: Iterable[str],
+    queues: Iterable[tuple[str, str, int]] | None,
+    members: Iterable[str] | None,
     *,
     options: Mapping[str, Any] | None = None,
     current: Present | None = None,
@@ -81,7 +96,7 @@ def allocate(
     >>> allocate("AVG", [("orders", "broker-a", n) for n in range(3)], ["m1", "m2"])["m2"]
     [Queue(topic='orders', broker='broker-a', id=2)]
     """
-    roster = Roster.of(queues, members, current)
+    roster = Roster.of(() if queues is None else queues, () if members is None else members, current)
     given = dict(options or {})
     if named(strategy) == "ByConfig" and "queues" in given:
         return _one_list_for_all(roster, given)
@@ -90,6 +105,55 @@ def allocate(
         for member, share in shares.items():
             share.sort(key=partial(nearest_first, given["memberRooms"][member], given["queueRooms"]))
     return shares
+
+
+def explain(
+    strategy: str,
+    roster: Roster,
+    owners: Owners,
+    queue: tuple[str, str, int],
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the sentence that says why a queue's owner is its owner; `owners` is what the strategy answered.
+
+    >>> roster = Roster.of([("orders", "broker-a", n) for n in range(3)], ["m1", "m2"])
+    >>> explain("Averagely", roster, averagely(roster), ("orders", "broker-a", 2))
+    'orders/broker-a/2 goes to m2: m2 is member 2 of 2, whose block of orders is broker-a/2'
+    """
+    return explain_all(strategy, roster, owners, [queue], options)[0]
+
+
+def explain_all(
+    strategy: str,
+    roster: Roster,
+    owners: Owners,
+    queues: Iterable[tuple[str, str, int]],
+    options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return that sentence for each of these queues; the strategy runs once more, so that no reason is made up."""
+    places = {queue: number for number, queue in enumerate(roster.queues)}
+    wanted = [Queue(*queue) for queue in queues]
+    for queue in wanted:
+        if queue not in places:
+            raise ValueError(f"There is no queue {queue} among these {len(places)}")
+    asked = [places[queue] for queue in wanted]
+    answer = prepared(strategy, options)(roster)
+    reasons = _reasons(strategy, roster, answer, asked, options)
+    return [
+        f"{what_happens(roster, owners, number)}: {reason}"
+        if owners[number] == answer[number]
+        else f"{what_happens(roster, owners, number)}, which is not what {strategy} answers"
+        for number, reason in zip(asked, reasons, strict=True)
+    ]
+
+
+def _reasons(
+    strategy: str, roster: Roster, owners: Owners, queues: Sequence[int], options: Mapping[str, Any] | None
+) -> Iterator[str]:
+    given = dict(options or {})
+    if named(strategy) == "MachineRoomNearby":
+        given["inner"] = partial(_reasons, given.get("inner", "Averagely"), options=given.pop("innerOptions", None))
+    return REASONS[named(strategy)](roster, owners, queues, **given)
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:

@@ -3,6 +3,11 @@
 The reference's AVG and AVG_BY_CIRCLE.
 """
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
 from rota.model import Roster
 from rota.strategies.arrays import Owners, blocks, by_topic, circle
 
@@ -15,3 +20,27 @@ def averagely(roster: Roster) -> Owners:
 def averagely_by_circle(roster: Roster) -> Owners:
     """Deal each topic's queues out one by one, around and around."""
     return by_topic(roster, circle)
+
+
+def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
+    """Name the owner's block."""
+    topics = roster.topics
+    for queue in queues:
+        start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
+        block = start + np.flatnonzero(owners[start:stop] == owners[queue])
+        first, last = roster.queues[block[0]], roster.queues[block[-1]]
+        ends = f"{first.broker}/{first.id}" + (f" to {last.broker}/{last.id}" if last != first else "")
+        yield f"{_member(roster, owners, queue)}, whose block of {first.topic} is {ends}"
+
+
+def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
+    """Name the queue's place in the circle."""
+    topics = roster.topics
+    for queue in queues:
+        start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
+        place = f"queue {queue - start + 1} of {stop - start} of {roster.queues[queue].topic}"
+        yield f"{_member(roster, owners, queue)}, and {place} falls to that one when they are dealt around"
+
+
+def _member(roster: Roster, owners: Owners, queue: int) -> str:
+    return f"{roster.members[owners[queue]]} is member {owners[queue] + 1} of {len(roster.members)}"

@@ -12,30 +12,27 @@ steps:
 2. a member without any queue takes one from the fullest member that has two;
 3. single queues move wherever that lowers the cost, until none does. A member's last queue stays.
 
-Steps 2 and 3 end when `maxMoves` queues have been taken from somebody. The cost falls with every move of step 3, so
-it ends, and a second run on the result finds nothing to do.
+Steps 2 and 3 end when `maxMoves` queues have been taken from somebody. The cost falls with every move of step 3, by
+more than rounding, so it ends, and a second run on the result finds nothing to do.
+
+Reasons are read off the same scales (`rota.strategies.scales`) after the same decision, so they cannot differ from it.
 """
 
-import heapq
-import sys
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from statistics import median
+from typing import TypeGuard
 
 import numpy as np
 
 from rota.model import NOBODY, RETRY, Queue, Roster
 from rota.strategies.arrays import Owners, whole
+from rota.strategies.scales import Scales, Step
+from rota.strategies.words import queues as say_queues
 
 ABSURD = 1000.0  # no queue counts for more than so many ordinary ones
-CLEARLY = 0.02  # two members differ if their fullness does by this share of the mean
 COUNTS = 0.001  # queues that weigh nothing are spread too: each counts for this share of an ordinary one
 PRECISION = 2**40  # steps to a mean weight
-NEAR = 0.10  # a queue stays in its room while that costs at most this share of the mean fullness
-
-Room = str | None
-Weighed = tuple[float, int]  # a queue's weight, or what moving it changes, and its index: sorts as needed
 
 
 def balanced(
@@ -50,178 +47,199 @@ def balanced(
     """Spread weight over capacity, in the queue's room where that can be, taking at most `maxMoves` from anybody."""
     if maxMoves is not None and not whole(maxMoves):
         raise ValueError(f"Option maxMoves must be a whole number from 0 up, not {maxMoves!r}")
-    scales = _Scales(
-        _weights(roster, queueWeights or {}),
-        trusted([(memberWeights or {}).get(member) for member in roster.members], least=1 / ABSURD),
-        [(queueRooms or {}).get(queue.broker) for queue in roster.queues],
-        [(memberRooms or {}).get(member) for member in roster.members],
-    )
-    scales.put(roster.owners)
-    moves = scales.feed_the_idle(sys.maxsize if maxMoves is None else maxMoves)
-    scales.level(moves)
+    scales = _scales(roster, queueWeights, memberWeights, queueRooms, memberRooms)
+    scales.decide(roster.owners, maxMoves)
     return np.array(scales.owners, dtype=np.int32)
 
 
 def trusted(measured: Sequence[float | None], least: float = 0.0) -> list[float]:
     """Replace what cannot be true: no number, negative, or far from the ordinary. All unknown means all equal."""
-    known = [float(it) if it is not None and isfinite(it) and it >= 0 else None for it in measured]
+    known = [float(it) if _can_be(it) else None for it in measured]
     ordinary = median([it for it in known if it] or [1.0])
     return [ordinary if it is None else max(min(it, ordinary * ABSURD), ordinary * least) for it in known]
+
+
+def _can_be(measured: float | None) -> TypeGuard[float]:
+    return measured is not None and isfinite(measured) and measured >= 0
+
+
+def why_balanced(
+    roster: Roster,
+    _owners: Owners,
+    queues: Sequence[int],
+    *,
+    queueWeights: Mapping[Queue, float] | None = None,
+    memberWeights: Mapping[str, float] | None = None,
+    queueRooms: Mapping[str, str] | None = None,
+    memberRooms: Mapping[str, str] | None = None,
+    maxMoves: int | None = None,
+) -> Iterator[str]:
+    """Say what the scales showed when the queue found its owner, or why it stays, and which weights were replaced."""
+    scales = _scales(roster, queueWeights, memberWeights, queueRooms, memberRooms)
+    scales.decide(roster.owners, maxMoves)
+    reasons, doubts = _Reasons(roster, scales, maxMoves), _Doubts(roster, queueWeights or {}, memberWeights or {})
+    for queue in queues:
+        reason, members = reasons.of(queue)
+        yield "; ".join([reason, *doubts.about(queue, members)])
+
+
+def _scales(
+    roster: Roster,
+    queue_weights: Mapping[Queue, float] | None,
+    member_weights: Mapping[str, float] | None,
+    queue_rooms: Mapping[str, str] | None,
+    member_rooms: Mapping[str, str] | None,
+) -> Scales:
+    return Scales(
+        _weights(roster, queue_weights or {}),
+        _trusted_capacities(roster, member_weights or {}),
+        [(queue_rooms or {}).get(queue.broker) for queue in roster.queues],
+        [(member_rooms or {}).get(member) for member in roster.members],
+    )
+
+
+def _trusted_capacities(roster: Roster, measured: Mapping[str, float]) -> list[float]:
+    return trusted([measured.get(member) for member in roster.members], least=1 / ABSURD)
+
+
+def _believed(roster: Roster, measured: Mapping[Queue, float]) -> list[float]:
+    """Return what queues weigh; a retry queue nothing, whatever was measured."""
+    return trusted([0.0 if _retry(queue) else measured.get(queue) for queue in roster.queues])
 
 
 def _weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int]:
     """Return whole numbers, so that sums are exact in any order and a second run sees what the first one saw.
 
-    A retry queue counts for next to nothing, whatever was measured: it must not make the spread of the others uneven.
+    A retry queue counts for next to nothing: it must not make the spread of the others uneven.
     """
-    weights = trusted([0.0 if queue.topic.startswith(RETRY) else measured.get(queue) for queue in roster.queues])
+    weights = _believed(roster, measured)
     unit = sum(weights) / len(weights) / PRECISION or 1.0
     floor, next_to_nothing = int(PRECISION * COUNTS), int(PRECISION * COUNTS * COUNTS)
     return [
-        next_to_nothing if queue.topic.startswith(RETRY) else round(weight / unit) + floor
+        next_to_nothing if _retry(queue) else round(weight / unit) + floor
         for queue, weight in zip(roster.queues, weights, strict=True)
     ]
 
 
-class _Scales:
-    """Who carries what, while it is being decided."""
+def _retry(queue: Queue) -> bool:
+    return queue.topic.startswith(RETRY)
+
+
+class _Reasons:
+    """What the scales say about a queue, in words; with it, the members it speaks of."""
+
+    def __init__(self, roster: Roster, scales: Scales, most: int | None) -> None:
+        self._roster, self._scales, self._most = roster, scales, most
+        weights = {weight for queue, weight in zip(roster.queues, scales.weights, strict=True) if not _retry(queue)}
+        self._alike = len(weights) <= 1 and len(set(scales.capacities)) == 1
+
+    def of(self, queue: int) -> tuple[str, list[int]]:
+        """Return the reason for a queue's owner."""
+        was, now = self._roster.owners[queue], self._scales.owners[queue]
+        if was == now:
+            return self._why_it_stays(queue, now)
+        if was == NOBODY:
+            reason, members = self._why_it_moves(queue, now)
+            return f"nobody owned it; {reason}", members
+        return self._why_it_moves(queue, now)
+
+    def _why_it_moves(self, queue: int, owner: int) -> tuple[str, list[int]]:
+        step, giver, giver_carried, carried = self._scales.deeds[queue]
+        place, load = self._place(owner, queue), self._load(owner, carried)
+        if step is Step.HOME:
+            return f"{place} had {f'room for it ({load})' if carried else 'nothing yet'}", [owner]
+        if step is Step.EMPTIEST:
+            return f"{self._away(owner, queue)}{place} was the emptiest ({load})", [owner]
+        if step is Step.CHEAPEST:
+            return f"{self._away(owner, queue)}{place} ({load}) could best take it, evenness and rooms considered", [
+                owner
+            ]
+        name, other = self._roster.members[giver], self._load(giver, giver_carried)
+        told = {
+            Step.IDLE: f"{place} was idle, and {name} ({other}) was the fullest that could spare one",
+            Step.EVEN: f"with {place} ({load}) the fleet is more even than with {name} ({other})",
+            Step.HOMEWARD: f"{place} ({load}) could take it home from {name} ({other})",
+        }
+        return told[step], [owner, giver]
+
+    def _why_it_stays(self, queue: int, owner: int) -> tuple[str, list[int]]:
+        others, name = self._scales.candidates(but=owner), self._roster.members[owner]
+        if not others:
+            return "there is no other member", [owner]
+        if self._scales.counts[owner] == 1:
+            return f"it is the only queue of {name}, and nobody's last queue is taken", [owner]
+        taker, reason = self._why_nobody_takes_it(queue, others)
+        loads = f"{name} has {self._load(owner)}, {self._roster.members[taker]} {self._load(taker)}"
+        return f"{reason} ({loads})", [owner, taker]
+
+    def _why_nobody_takes_it(self, queue: int, others: Sequence[int]) -> tuple[int, str]:
+        """Return who would come first among the emptiest of each room, and what speaks against it."""
+        scales = self._scales
+        change, least = min((scales.change(queue, other), other) for other in others)
+        change_of_evenness, evenest = min((scales.change_of_evenness(queue, other), other) for other in others)
+        for other in others:
+            if scales.improves(scales.change(queue, other), queue, other):
+                told = f"but maxMoves {self._most} allows no more moves"
+                return other, f"it would be better with {self._emptiest(other)}, {told}"
+        if scales.lowers(change, queue):
+            return least, f"{self._emptiest(least)}, is too nearly as full for a move"
+        if scales.lowers(change_of_evenness, queue):
+            told = f"but not by enough to leave room {scales.queue_rooms[queue]}"
+            return evenest, f"the fleet would be more even with {self._emptiest(evenest)}, {told}"
+        return least, f"moving it to {self._emptiest(least)}, would not make the fleet more even"
+
+    def _emptiest(self, member: int) -> str:
+        room = self._scales.member_rooms[member]
+        return f"{self._roster.members[member]}, the emptiest of the others{f' in room {room}' if room else ''}"
+
+    def _place(self, member: int, queue: int) -> str:
+        """Name a member, and its room if that matters for the queue."""
+        room, home = self._scales.member_rooms[member], self._scales.queue_rooms[queue]
+        where = f" in {'its own ' if room == home else ''}room {room}" if room and home else ""
+        return f"{self._roster.members[member]}{where}"
+
+    def _away(self, member: int, queue: int) -> str:
+        if not self._scales.strange(member, queue):
+            return ""
+        home = self._scales.queue_rooms[queue]
+        return f"its room {home} {'was full' if home in self._scales.member_rooms else 'has no member'}, and "
+
+    def _load(self, member: int, carried: int | None = None) -> str:
+        """Say what a member carries: how many queues, if all count alike; retry queues then do not show."""
+        carries = self._scales.carried[member] if carried is None else carried
+        if self._alike:
+            return say_queues(round(carries / max(self._scales.weights)))
+        return f"{carries / self._scales.capacities[member] / self._scales.mean:.0%} of its share"
+
+
+class _Doubts:
+    """Which measurements were not used as they were measured."""
 
     def __init__(
-        self, weights: list[int], capacities: list[float], queue_rooms: list[Room], member_rooms: list[Room]
+        self, roster: Roster, queue_weights: Mapping[Queue, float], member_weights: Mapping[str, float]
     ) -> None:
-        self.owners = [NOBODY] * len(weights)
-        self._weights, self._capacities = weights, capacities
-        self._queue_rooms, self._member_rooms = queue_rooms, member_rooms
-        self._carried = [0] * len(capacities)
-        self._counts = [0] * len(capacities)
-        self._held: list[dict[Room, list[Weighed]]] = [{} for _ in capacities]
-        self._mean = sum(weights) / sum(capacities)
-        self._clearly, self._fine = self._mean * CLEARLY, 2 * self._mean * NEAR
-        self._emptiest: dict[Room, list[tuple[float, float, int]]] = {}  # a heap a room, with stale entries
-        for member in range(len(capacities)):
-            self._note(member)
+        self._roster, self._weights, self._capacities = roster, queue_weights, member_weights
+        self._used_weights = _believed(roster, queue_weights)
+        self._used_capacities = _trusted_capacities(roster, member_weights)
+        self._known = [queue for queue in roster.queues if _can_be(queue_weights.get(queue)) and not _retry(queue)]
 
-    def put(self, current: Sequence[int]) -> None:
-        """Take over the present owners, then give away what nobody owns, heaviest first."""
-        for queue, owner in enumerate(current):
-            if owner != NOBODY:
-                self._give(queue, owner)
-        orphans = [queue for queue, owner in enumerate(current) if owner == NOBODY]
-        orphans.sort(key=lambda queue: (-self._weights[queue], queue))
-        for queue in [queue for queue in orphans if not self._stays_home(queue)]:
-            costs = [(self._cost_of_taking(member, queue), member) for member in self._candidates()]
-            self._give(queue, min(costs)[1])
+    def about(self, queue: int, members: Sequence[int]) -> Iterator[str]:
+        """Yield a remark for each measurement behind a reason that was replaced."""
+        it = self._roster.queues[queue]
+        if _retry(it):
+            yield "a retry queue counts for next to nothing"
+        elif not self._known:
+            yield "no weights are known, so queues are counted"
+        else:
+            yield from _doubt("its weight", self._weights.get(it), self._used_weights[queue])
+        if self._capacities:
+            for member in members:
+                name = self._roster.members[member]
+                yield from _doubt(f"the capacity of {name}", self._capacities.get(name), self._used_capacities[member])
 
-    def _stays_home(self, queue: int) -> bool:
-        """Give a queue to a member of its own room, if one has room for it or nothing yet."""
-        home = self._queue_rooms[queue]
-        member = next((member for member in self._candidates() if self._member_rooms[member] == home), None)
-        if home is None or member is None:
-            return False
-        fullness = (self._carried[member] + self._weights[queue]) / self._capacities[member]
-        fits = not self._counts[member] or fullness <= self._mean * (1 + NEAR)
-        if fits:
-            self._give(queue, member)
-        return fits
 
-    def feed_the_idle(self, moves: int) -> int:
-        """Give each idle member a queue of one that has two; return how many moves are left."""
-        givers = [(-self._fullness(member), member) for member, count in enumerate(self._counts) if count > 1]
-        heapq.heapify(givers)
-        for idle in [member for member, count in enumerate(self._counts) if count == 0]:
-            if not moves or not givers:
-                break
-            _, giver = heapq.heappop(givers)
-            self._move(min(self._worth_moving(giver, idle))[1], idle)
-            moves -= 1
-            if self._counts[giver] > 1:
-                heapq.heappush(givers, (-self._fullness(giver), giver))
-        return moves
-
-    def level(self, moves: int) -> None:
-        """Move single queues while that lowers the cost, from the fullest member down, round after round."""
-        moved = True
-        while moved and moves:
-            moved = False
-            givers = [(-self._fullness(member), member) for member in range(len(self._capacities))]
-            heapq.heapify(givers)
-            while givers and moves:
-                _, giver = heapq.heappop(givers)
-                best = min(self._improvements(giver), default=None)
-                if best:
-                    self._move(best[1], best[2])
-                    moves, moved = moves - 1, True
-                    heapq.heappush(givers, (-self._fullness(giver), giver))
-
-    def _improvements(self, giver: int) -> Iterator[tuple[float, int, int]]:
-        """Yield what lowers the cost: (change, queue, taker)."""
-        if self._counts[giver] < 2:  # noqa: PLR2004 - the last one stays
-            return
-        for taker in self._candidates(but=giver):
-            unlike = self._fullness(giver) - self._fullness(taker) >= self._clearly
-            for change, queue in self._worth_moving(giver, taker):
-                homeward = self._strange(giver, queue) > self._strange(taker, queue)
-                if change < -1e-9 * self._carried[giver] and (unlike or homeward):
-                    yield change, queue, taker
-
-    def _worth_moving(self, giver: int, taker: int) -> Iterator[Weighed]:
-        """Yield (change of cost, queue) for the queues that weigh nearest to what is best, room by room."""
-        slope = 1 / self._capacities[giver] + 1 / self._capacities[taker]
-        gap = self._fullness(giver) - self._fullness(taker)
-        for held in self._held[giver].values():
-            stranger = self._strange(taker, held[0][1]) - self._strange(giver, held[0][1])
-            best = (gap - self._fine * stranger / 2) / slope
-            place = bisect_left(held, (best, -1))
-            for weight, queue in held[max(place - 1, 0) : place + 1]:
-                yield weight * weight * slope - 2 * weight * gap + self._fine * weight * stranger, queue
-
-    def _candidates(self, but: int = NOBODY) -> list[int]:
-        """Return the emptiest member of each room."""
-        found = []
-        for heap in self._emptiest.values():
-            aside = None
-            while heap and (self._stale(heap[0]) or heap[0][2] == but):
-                popped = heapq.heappop(heap)
-                aside = popped if popped[2] == but and not self._stale(popped) else aside
-            if heap:
-                found.append(heap[0][2])
-            if aside:
-                heapq.heappush(heap, aside)
-        return found
-
-    def _cost_of_taking(self, member: int, queue: int) -> float:
-        weight = self._weights[queue]
-        more = weight * (2 * self._carried[member] + weight) / self._capacities[member]
-        return more + self._fine * weight * self._strange(member, queue)
-
-    def _strange(self, member: int, queue: int) -> int:
-        here, home = self._member_rooms[member], self._queue_rooms[queue]
-        return int(here is not None and home is not None and here != home)
-
-    def _fullness(self, member: int) -> float:
-        return self._carried[member] / self._capacities[member]
-
-    def _move(self, queue: int, taker: int) -> None:
-        giver = self.owners[queue]
-        held = self._held[giver][self._queue_rooms[queue]]
-        del held[bisect_left(held, (self._weights[queue], queue))]
-        if not held:
-            del self._held[giver][self._queue_rooms[queue]]
-        self._counts[giver] -= 1
-        self._carried[giver] -= self._weights[queue]
-        self._note(giver)
-        self._give(queue, taker)
-
-    def _give(self, queue: int, taker: int) -> None:
-        self.owners[queue] = taker
-        insort(self._held[taker].setdefault(self._queue_rooms[queue], []), (self._weights[queue], queue))
-        self._counts[taker] += 1
-        self._carried[taker] += self._weights[queue]
-        self._note(taker)
-
-    def _note(self, member: int) -> None:
-        entry = (self._fullness(member), -self._capacities[member], member)
-        heapq.heappush(self._emptiest.setdefault(self._member_rooms[member], []), entry)
-
-    def _stale(self, entry: tuple[float, float, int]) -> bool:
-        return entry[0] != self._fullness(entry[2])
+def _doubt(what: str, measured: float | None, used: float) -> Iterator[str]:
+    if measured is None:
+        yield f"{what} is unknown and counts as {used:g}"
+    elif measured != used:
+        yield f"{what} cannot be {measured:g} and counts as {used:g}"

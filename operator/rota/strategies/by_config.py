@@ -3,9 +3,9 @@
 The reference's CONFIG gives one list to everybody, which is no assignment; `allocate` alone still answers so.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rota.model import Queue, Roster
+from rota.model import NOBODY, Queue, Roster
 from rota.strategies.arrays import Owners, nobody
 
 
@@ -25,3 +25,16 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
             if queue in where and member in places:
                 owners[where[queue]] = places[member]
     return owners
+
+
+def why_by_config(
+    roster: Roster, owners: Owners, queues: Sequence[int], *, members: Mapping[str, Iterable[tuple[str, str, int]]]
+) -> Iterator[str]:
+    """Say for whom the policy names the queue."""
+    named = {Queue(*queue): member for member, listed in members.items() for queue in listed}
+    for queue in queues:
+        member = named.get(roster.queues[queue])
+        absent = ", which is not there" if owners[queue] == NOBODY else ""
+        yield (
+            f"the policy names it for {member}{absent}" if member else "the policy names it for no member that is there"
+        )

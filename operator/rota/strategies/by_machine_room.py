@@ -1,10 +1,10 @@
 """ByMachineRoom: only queues of brokers named `room@broker` in the given rooms. The reference's MACHINE_ROOM."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from rota.model import Roster, Run
+from rota.model import NOBODY, Roster, Run
 from rota.strategies.arrays import Owners, blocks, nobody, of_runs
 
 
@@ -20,6 +20,22 @@ def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
     for kept in _by_topic([run for run in roster.runs if room_of(run.broker) in wanted]):
         owners[kept] = _tailed(len(kept), len(roster.members))
     return owners
+
+
+def why_by_machine_room(
+    roster: Roster, owners: Owners, queues: Sequence[int], *, rooms: Collection[str] = ()
+) -> Iterator[str]:
+    """Name the broker's room, and the owner's place among the members."""
+    for queue in queues:
+        broker, owner = roster.queues[queue].broker, owners[queue]
+        room = room_of(broker)
+        if room is None:
+            yield f"broker {broker} names no room (as room@broker would)"
+        elif owner == NOBODY:
+            yield f"room {room} is not among the policy's rooms: {', '.join(rooms) or 'none'}"
+        else:
+            place = f"{roster.members[owner]} is member {owner + 1} of the {len(roster.members)} that share its queues"
+            yield f"room {room} is in the policy, and {place} in blocks, topic by topic"
 
 
 def room_of(broker: str) -> str | None:

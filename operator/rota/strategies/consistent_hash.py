@@ -3,7 +3,7 @@
 The reference's CONSISTENT_HASH.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import md5
 
 import numpy as np
@@ -37,6 +37,19 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     keys = np.fromiter(map(hash, _keys(roster)), dtype=np.int64, count=len(roster.queues))
     owned: Owners = owners[np.searchsorted(nodes, keys) % len(nodes)]
     return owned
+
+
+def why_consistent_hash(
+    roster: Roster, owners: Owners, queues: Sequence[int], *, virtualNodes: int = 10, **_hash: Hash
+) -> Iterator[str]:
+    """Say whose place follows on the ring."""
+    places = len(roster.members) * virtualNodes
+    for queue in queues:
+        if not places:
+            yield "with virtualNodes 0 nobody stands on the ring"
+        else:
+            nearest = f"one of the {virtualNodes} of {roster.members[owners[queue]]}"
+            yield f"the next of the {places} places on the ring is {nearest}"
 
 
 def _keys(roster: Roster) -> list[str]:

@@ -1,6 +1,6 @@
 """Custom: a strategy of the user's own, found by entry point in an installed package; its answer is checked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -22,6 +22,12 @@ def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = Non
     except Exception as error:  # whatever a stranger's code throws, the assignment stays and the user hears why
         raise ValueError(f"Custom strategy {name} failed: {type(error).__name__}: {error}") from error
     return checked(name, answer, roster)
+
+
+def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
+    """Say who knows why."""
+    for _ in queues:
+        yield f"the custom strategy {name} answers so and gives no reason"
 
 
 def load(name: str) -> Strategy:

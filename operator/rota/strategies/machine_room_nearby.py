@@ -1,7 +1,7 @@
 """MachineRoomNearby: queues go to members in the same room first. The reference's MACHINE_ROOM_NEARBY."""
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -31,6 +31,29 @@ def machine_room_nearby(
         back = np.array([*members, NOBODY], dtype=np.int32)  # an owner of -1 finds the last one, which is -1
         owners[of_runs(runs)] = back[inner(_part(roster, runs, members))]
     return owners
+
+
+def why_machine_room_nearby(
+    roster: Roster,
+    owners: Owners,
+    queues: Sequence[int],
+    *,
+    inner: Callable[[Roster, Owners, Sequence[int]], Iterator[str]],
+    queueRooms: Mapping[str, str],
+    memberRooms: Mapping[str, str],
+) -> Iterator[str]:
+    """Name the room and who is in it; `inner` says the rest."""
+    at_home = _members_by_room(roster, memberRooms)
+    everybody = list(range(len(roster.members)))
+    reasons: dict[int, str] = {}
+    for room, runs in _runs_by_room(roster, queueRooms).items():
+        members, inside = at_home.get(room, everybody), of_runs(runs)
+        asked = np.flatnonzero(np.isin(inside, queues))
+        found = inner(_part(roster, runs, members), _places(roster, members)[owners[inside]], asked.tolist())
+        shared = f"has {len(members)} of {len(everybody)} members" if room in at_home else "has no member"
+        for queue, reason in zip(inside[asked].tolist(), found, strict=True):
+            reasons[queue] = f"its room {room} {shared}; among {'them' if room in at_home else 'all'} {reason}"
+    yield from (reasons[queue] for queue in queues)
 
 
 def nearest_first(home: str, rooms: Mapping[str, str], queue: Queue) -> tuple[bool, bytes]:
@@ -67,11 +90,16 @@ def _part(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster
     for run in runs:
         start = cut[-1].stop if cut else 0
         cut.append(run._replace(start=start, stop=start + run.stop - run.start))
-    inside = np.full(len(roster.members) + 1, NOBODY, dtype=np.int32)
-    inside[list(members)] = np.arange(len(members))
     return Roster(
         tuple(chain.from_iterable(roster.queues[run.start : run.stop] for run in runs)),
         tuple(roster.members[index] for index in members),
-        array("i", inside[present(roster)[of_runs(runs)]].tobytes()),
+        array("i", _places(roster, members)[present(roster)[of_runs(runs)]].tobytes()),
         tuple(cut),
     )
+
+
+def _places(roster: Roster, members: Sequence[int]) -> Owners:
+    """Return each member's index among these, -1 for who is not among them (an owner of -1 finds the last entry)."""
+    places = nobody(len(roster.members) + 1)
+    places[list(members)] = np.arange(len(members))
+    return places

@@ -11,10 +11,13 @@ Retry queues are spread after the others, onto members in the order in which the
 the others nor the whole becomes uneven by more than one.
 """
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from rota.model import NOBODY, RETRY, Roster
 from rota.strategies.arrays import Indices, Owners, of_runs, present, ranks
+from rota.strategies.words import queues as say_queues
 
 
 def sticky(roster: Roster) -> Owners:
@@ -30,6 +33,36 @@ def sticky(roster: Roster) -> Owners:
             owners[part] = _spread(owners[part], load)
             load += np.bincount(owners[part], minlength=len(load))
     return owners
+
+
+def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
+    """Say how many queues each keeps in the even spread."""
+    others = np.array([not queue.topic.startswith(RETRY) for queue in roster.queues])
+    had = _counted(roster, present(roster)[others])
+    keeps = _counted(roster, owners[others & (present(roster) == owners)])
+    even, even_with_retry = _even_share(roster, int(others.sum())), _even_share(roster, len(others))
+    for queue in queues:
+        was, now = roster.owners[queue], owners[queue]
+        name = roster.members[now]
+        if not others[queue]:
+            yield f"retry queues are spread after the others, to members that then own fewest ({even_with_retry})"
+        elif was == NOBODY:
+            yield f"nobody owned it; {name} had {say_queues(had[now])} ({even})"
+        elif was == now:
+            kept = "all" if keeps[now] == had[now] else keeps[now]
+            yield f"{name} keeps {kept} of its {say_queues(had[now])} ({even})"
+        else:
+            giver = f"{roster.members[was]} had {say_queues(had[was])} and keeps {keeps[was]}"
+            yield f"{giver}, {name} had {had[now]} ({even})"
+
+
+def _counted(roster: Roster, owners: Owners) -> list[int]:
+    return list(map(int, np.bincount(owners[owners != NOBODY], minlength=len(roster.members))))
+
+
+def _even_share(roster: Roster, queues: int) -> str:
+    each, more = divmod(queues, len(roster.members))
+    return f"an even share is {f'{each} or {each + 1}' if more else each}"
 
 
 def _spread(current: Owners, load: Indices) -> Owners:

@@ -1,0 +1,103 @@
+"""What docs/policies.md shows is so: its YAML is understood, its pictures and its table come out of `rota plan`."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from rota.cli import main
+from rota.documents import from_ranges
+from rota.spec import policy_spec
+from rota.strategies import STRATEGIES, allocate
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "policies.md").read_text()
+POLICIES = ROOT / "docs" / "examples" / "policies.yaml"
+NAMES = {
+    body["spec"]["strategy"]: body["metadata"]["name"]
+    for body in yaml.safe_load_all(POLICIES.read_text())
+    if body["kind"] == "RebalancePolicy"
+}
+ROOMS = "m0=east,m1=west,m2=east,m3=west"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def plan(policy: str, members: int, queues: int, current: Path | None = None) -> Any:
+    """Plan with so many queues on each of the page's two brokers."""
+    world = ["-f", str(POLICIES), "--policy", policy, "--members", str(members), "--rooms", ROOMS]
+    world += ["--queues", f"orders=east@broker-a:{queues},west@broker-b:{queues}"]
+    ran = CliRunner().invoke(main, ["plan", *world, *(["--current", str(current)] if current else []), "-o", "json"])
+    return json.loads(ran.output)
+
+
+def change(policy: str, members: tuple[int, int], queues: int, folder: Path) -> tuple[Any, Any]:
+    """Plan, and plan again on top of it with another number of members."""
+    before = plan(policy, members[0], queues)
+    (folder / "before.json").write_text(json.dumps(before))
+    return before, plan(policy, members[1], queues, folder / "before.json")
+
+
+def drawn(share: dict[str, dict[str, str]]) -> str:
+    return " ".join(f"{queue.broker[0]}{queue.id}" for queue in from_ranges(share)) or "-"
+
+
+def test_every_strategy_has_a_section_and_an_example() -> None:
+    assert re.findall(r"^### (\w+)$", PAGE, re.MULTILINE) == list(STRATEGIES)
+    assert list(NAMES) == [name for name in STRATEGIES if name != "Custom"]
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_the_policies_shown_are_understood(block: str) -> None:
+    shown = yaml.safe_load(block)
+    policy_spec(shown if "kind" in shown else {"spec": shown})
+
+
+@pytest.mark.parametrize("strategy", NAMES)
+def test_the_pictures_show_what_happens_as_a_member_joins(strategy: str, tmp_path: Path) -> None:
+    section = re.search(rf"^### {strategy}$(.*?)(?=^##)", PAGE, re.DOTALL | re.MULTILINE)
+    assert section
+    before, after = change(NAMES[strategy], (2, 3), 3, tmp_path)
+    assert re.findall(r"^    (m\d): (.*?) +-> +\1: (.*)$", section[1], re.MULTILINE) == [
+        (member, drawn(before["members"].get(member, {})), drawn(after["members"][member]))
+        for member in ("m0", "m1", "m2")
+    ]
+
+
+@pytest.mark.parametrize("strategy", NAMES)
+def test_the_table_says_what_moves(strategy: str, tmp_path: Path) -> None:
+    cells = [NAMES[strategy], strategy]
+    for members in ((3, 4), (4, 3)):
+        _, after = change(NAMES[strategy], members, 8, tmp_path)
+        cells += [str(len(after["moves"])), f"{after['spread']['least']} to {after['spread']['most']}"]
+    assert f"| {' | '.join(cells)} |" in PAGE
+
+
+@pytest.mark.parametrize("field", ["mode", "drainTimeout", "lostAfter", "debounce", "resync", "unreadyGrace"])
+def test_the_defaults_in_the_page_are_the_defaults(field: str) -> None:
+    row = re.search(rf"^\| `(\w+)\.{field}` \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert row
+    assert policy_spec({"spec": {row[1]: {field: row[2]}}}) == policy_spec({})
+
+
+def test_the_custom_strategy_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,), (project,) = blocks("python"), blocks("toml")
+    (points,) = tomllib.loads(project)["project"]["entry-points"].values()
+    ((name, place),) = points.items()
+    (tmp_path / f"{place.partition(':')[0]}.py").write_text(source)
+    info = tmp_path / "my_strategies-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-strategies\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[rota.strategies]\n{name} = {place}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (shown,) = [body for body in map(yaml.safe_load, blocks("yaml")) if body.get("strategy") == "Custom"]
+    queues = [("orders", "broker-a", number) for number in range(5)]
+    shares = allocate("Custom", queues, ["m0", "m1", "m2"], options=shown["options"]["custom"])
+    assert [len(share) for share in shares.values()] == [3, 2, 0]
