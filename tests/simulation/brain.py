@@ -41,7 +41,7 @@ class Operator(Process):
         self.unsure: tuple[Holder, ...] = ()
         self.fresh = False
         self.leap = 0.0
-        self._busy = self._woken = False
+        self._busy = self._woken = self._looked = False
         self._reading: set[str] = set()
         self._awaited: frozenset[str] = frozenset()
         self._read_as: tuple[str | bytes, Assignment | None, str] = ("", None, "")
@@ -161,8 +161,13 @@ class Operator(Process):
     def _round(self) -> Work:
         self._woken = False
         again = 5.0
-        if self.world.leads(self):
+        leads = self.world.leads(self)
+        self._looked &= leads
+        if leads:
             try:
+                if not self._looked:  # a leader that is new looks at everything before it writes anything
+                    yield from self._look()
+                    self._looked = True
                 yield from self._confirm()
                 self.world.api.answer()
                 record = self.world.api.record
@@ -200,8 +205,8 @@ class Operator(Process):
         too_new = (Verdict(Reason.RECORD_TOO_NEW, damage),) if "schema" in damage else ()
         return Snapshot(
             group=world.group,
-            spec=world.spec,
-            policy=world.policy,
+            spec=None if world.bad_spec else world.spec,
+            policy=None if world.bad_policy else world.policy,
             document=document if record else None,
             damage=damage if record and not too_new else "",
             settings=record.settings if record else "",
@@ -240,8 +245,8 @@ class Operator(Process):
 
     def _apply(self, found: Plan, record: Stored | None) -> Work:
         if found.reread:
-            yield from self._reread()
-            self._woken = True
+            yield from self._look()
+            self.fresh = self._woken = True
             return
         world = self.world
         if found.document:
@@ -283,9 +288,11 @@ class Operator(Process):
                 self._see(there.name, there, there.version)
         self.unsure = ()
 
-    def _reread(self) -> Work:
-        """Read pods and reports anew, then the record can be written anew."""
+    def _look(self) -> Work:
+        """Read all pods and reports."""
         self.world.api.answer()
+        for name in [name for name in self.known if name not in self.world.api.pods]:
+            self._see(name, None, self.world.api.version)
         for name, pod in self.world.api.pods.items():
             self._see(name, pod, pod.version)
         for name, known in self.known.items():
@@ -295,7 +302,6 @@ class Operator(Process):
             if report is None and known.failed_since is None:
                 known.failed_since = self.clock.now
         yield self.chance.uniform(0.01, 0.1)
-        self.fresh = True
 
 
 def _believed(text: str | bytes) -> tuple[Assignment | None, str]:

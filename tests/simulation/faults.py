@@ -226,6 +226,16 @@ def change_policy(world: World, _: Random) -> None:
     world.change_policy()
 
 
+def bad_policy(world: World, chance: Random) -> None:
+    """The policy cannot be understood for a while."""
+    _for_a_while(world, world, "bad_policy", chance.choice([5.0, 60.0]))
+
+
+def bad_spec(world: World, chance: Random) -> None:
+    """The group cannot be understood for a while."""
+    _for_a_while(world, world, "bad_spec", chance.choice([5.0, 40.0]))
+
+
 def change_settings(world: World, chance: Random) -> None:
     """The settings that sidecars need change."""
     world.settings = f'{{"changed":{chance.randint(1, 9)}}}'
@@ -306,6 +316,8 @@ FAULTS: tuple[Fault, ...] = (
     subscribe,
     change_policy,
     change_settings,
+    bad_policy,
+    bad_spec,
     foreigners,
     weights_lie,
     clock_leaps,

@@ -47,6 +47,7 @@ class World:
         self.weights: dict[Queue, float] | None = {}
         self.calm = self.by_hand = self.leapt = False
         self.bad_watch = self.silent_watch = False
+        self.bad_policy = self.bad_spec = False
         self.judge = Judge(self)
         self.stable_names = self.chance.random() < 0.4
         self.replicas = replicas or self.chance.choice([1, 2, 2, 3, 3, 4, 5])
@@ -94,7 +95,7 @@ class World:
             "triggers": {"debounce": chance.choice(["100ms", "500ms", "2s"])},
         }
         if chance.random() < 0.3:
-            spec["budget"] = {"maxMoves": chance.randint(1, 4), "per": "20s"}
+            spec["budget"] = {"maxMoves": chance.randint(1, 4), "per": "10s"}
         return policy_spec({"spec": spec})
 
     def _spec(self) -> GroupSpec:
@@ -254,6 +255,7 @@ class World:
         """End every trouble."""
         self.calm = True
         self.api.down = self.broker.failing = self.bad_watch = self.silent_watch = self.paused = False
+        self.bad_policy = self.bad_spec = False
         self.broker.hidden.clear()
         self.broker.foreigners = ()
         self._crash_in = 0

@@ -564,7 +564,7 @@ STEPS = {
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_order_of_events_makes_it_work_what_is_not_its(seed: int) -> None:
-    walk = Walk(Random(seed))  # noqa: S311 - chance, not secrets
+    walk = Walk(Random(seed))
     for step in walk.chance.choices(list(STEPS), list(STEPS.values()), k=250):
         step(walk)
         walk.it_works_what_it_reports_and_delivers_what_it_was_given()

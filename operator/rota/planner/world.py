@@ -110,7 +110,7 @@ class Snapshot:
     settings: str = ""  # group.json beside it
     wanted_settings: str = ""  # what it should be
     fresh: bool = False  # pods and reports were read anew after the record was found missing or damaged
-    pods: tuple[Pod, ...] = ()  # all of them: a consistent list once, watched since
+    pods: tuple[Pod, ...] = ()  # all: whoever begins to lead lists them and asks each for its report, then watches
     gone: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
     views: Mapping[str, View | None] = field(default_factory=dict)  # by topic, retry topics too; None: no answer
     foreigners: tuple[str, ...] | None = ()  # client ids that are not Rota's; None: no answer

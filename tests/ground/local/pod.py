@@ -174,7 +174,7 @@ class Pod:
         """Bring the volumes up to date about once a minute, and at once when the pod's metadata changes."""
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), self.site.sync_seconds * random.uniform(1, 1.5))  # noqa: S311 - spreads load
+                await asyncio.wait_for(self._poke.wait(), self.site.sync_seconds * random.uniform(1, 1.5))
             self._poke.clear()
             if self._stage.prepared:
                 try:
