@@ -21,6 +21,7 @@ from builders import (
 from rota.documents import Assignment, read_assignment
 from rota.model import Queue, Reason, Verdict
 from rota.planner import Plan, Poke, Snapshot, plan
+from rota.planner.record import written
 
 Q = [Queue("orders", "a", number) for number in range(8)]
 
@@ -397,6 +398,20 @@ def test_a_group_that_cannot_be_understood_is_told_and_left_alone() -> None:
 def test_a_policy_that_is_not_there_freezes_who_owns_what() -> None:
     found = plan(settled(policy=None, views={"orders": a_view(6)}), NOW)
     assert found.document is None
+
+
+def test_without_a_policy_to_follow_only_foreigners_get_their_share_and_the_budget_stays_as_spent() -> None:
+    spent = ((written(NOW - 5), 3),)
+    before = settled(policy=None, foreigners=("10.0.0.1@a",))
+    found = plan(replace(before, document=replace(before.document or a_document(), spent=spent)), NOW)
+    assert found.document
+    assert [it.to for it in found.document.releasing.values()] == [None, None]
+    assert found.document.spent == spent
+
+
+def test_a_group_that_cannot_be_understood_keeps_the_generation_that_its_status_tells() -> None:
+    found = plan(a_snapshot(spec=None, status={"generation": 7}), NOW)
+    assert found.status["generation"] == 7, "else nothing would tell that the record is lost"
 
 
 def test_a_record_of_a_later_version_is_not_touched() -> None:

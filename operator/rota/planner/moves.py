@@ -235,7 +235,7 @@ def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts
     return gates.Facts(
         wanted=wanted,
         paused=it.policy.paused,
-        unseen=tuple(it.unseen),
+        unseen=(*it.unseen, *(["a policy that can be followed"] if it.snapshot.policy is None else [])),
         debounce=it.policy.triggers.debounce,
         written=written if written >= 0 else float("inf"),  # told by a clock that was ahead of ours
         moving=tuple(it.motion),
@@ -265,6 +265,8 @@ def _window(it: Situation) -> list[tuple[str, int]]:
 
 
 def _spent(it: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
+    if it.snapshot.policy is None:  # whether it has a budget is not known
+        return it.document.spent
     moved = voluntary_moves(draft) if it.policy.budget else 0
     return (*_window(it), *([(record.written(it.now), moved)] if moved else []))
 

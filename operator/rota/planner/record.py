@@ -14,6 +14,8 @@ from rota.handover import Proof
 from rota.model import Holder, Queue
 from rota.planner.world import Pod, Snapshot
 
+EVERYTHING = 1_000_000  # moves: of a budget that nobody knows
+
 
 def written(now: float) -> str:
     """Write a time as documents do."""
@@ -51,7 +53,8 @@ def newest(snapshot: Snapshot) -> int:
 
 def recovered(snapshot: Snapshot, now: float) -> Assignment:
     """Return the recovery generation; what was spent of a budget is not known, so all of it is taken as spent."""
-    budget = snapshot.policy.budget if snapshot.policy else None
+    policy = snapshot.policy
+    all_of_it = policy.budget.max_moves if policy and policy.budget else 0 if policy else EVERYTHING
     known = snapshot.document.generation if snapshot.document else 0
     generation = max(newest(snapshot) + 1, known + 1, int(now))
     shares: dict[str, Share] = {}
@@ -68,7 +71,7 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
         issued_at=written(now),
         strategy=snapshot.policy.strategy if snapshot.policy else "",
         members=shares,
-        spent=((written(now), budget.max_moves),) if budget else (),
+        spent=((written(now), all_of_it),) if all_of_it else (),
         barrier=generation,
     )
 

@@ -124,7 +124,8 @@ def status(it: Situation, draft: Draft, document: Assignment, moving: int, found
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
         "members": len(it.counted),
         "queues": len(it.queues),
-        "generation": document.generation,
+        # Never lower than it was: this is what tells that a record was lost, also while there is none.
+        "generation": max(document.generation, int(snapshot.status.get("generation") or 0)),
         "lag": snapshot.lag,
         "lastRebalance": _last_rebalance(it, draft, settled=not under_way),
         "idleMembers": idle,
