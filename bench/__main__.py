@@ -3,11 +3,15 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import ground, strategies
+from bench import ground, planner, strategies
 from bench.measure import Row
 from ground.report import Missing, say
 
-BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {"ground": ground.rows, "strategies": strategies.rows}
+BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
+    "ground": ground.rows,
+    "strategies": strategies.rows,
+    "planner": planner.rows,
+}
 
 
 def main(names: list[str]) -> int:

@@ -1,54 +1,142 @@
-"""The strategy library on large fleets: owners array in, owners array out."""
+"""The strategy library on large fleets, beside the reference client and Kafka's assignors."""
 
 import random
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
+from bench import peers
 from bench.measure import Row, Sample, timed
-from rota.model import Queue, Roster
-from rota.strategies import prepared
+from rota.documents import Assignment, Share, write_assignment
+from rota.model import NOBODY, Queue, Roster
+from rota.strategies import REFERENCE_NAMES, prepared
 
 MEMBERS = [f"orders-7d9f-{number:05d}" for number in range(10_000)]
-QUEUES = [
-    Queue("orders", f"room{broker % 3}@b{broker:02d}", number) for broker in range(10) for number in range(10_000)
-]
-ROOMS = {queue.broker: queue.broker.partition("@")[0] for queue in QUEUES}
+ROOMS = ["room0", "room1", "room2"]
+MEMBER_ROOMS = {member: ROOMS[number % 3] for number, member in enumerate(MEMBERS)}
+BROKERS = {f"{ROOMS[number % 3]}@b{number:02d}": ROOMS[number % 3] for number in range(10)}
+QUEUES = [Queue("orders", broker, number) for broker in BROKERS for number in range(10_000)]
+NEARBY = {"queueRooms": BROKERS, "memberRooms": MEMBER_ROOMS}
+CHANGES = {"full": "full", "joins": "one joins", "leaves": "one leaves"}
+TARGETS = {"Averagely": "≤ 2 ms", "Sticky full": "≤ 15 ms", "Sticky joins": "≤ 5 ms", "Sticky leaves": "≤ 5 ms"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A cell of the grid of Kafka's own benchmark, in which everybody subscribes to all topics, and what happens."""
+
+    members: int
+    ratio: int
+    topics: int
+    change: str
+
+    @property
+    def large(self) -> bool:
+        """Whether the targets are about groups of this size."""
+        return (self.members, self.ratio) == (10_000, 10)
+
+    @property
+    def each(self) -> int:
+        """How many queues a topic has; one where Kafka's own benchmark would have none."""
+        return max(self.members * self.ratio // self.topics, 1)
+
+    def roster(self, name: str) -> Roster:
+        """Return the strategy's input: nobody owns anything, or one joins or leaves what it has assigned."""
+        topics = [f"topic{topic}" for topic in range(self.topics)]
+        queues = [Queue(topic, "b", number) for topic in topics for number in range(self.each)]
+        roster = Roster.of(queues, MEMBERS[: self.members])
+        if self.change == "full":
+            return roster
+        owned = zip(roster.queues, prepared(name)(roster).tolist(), strict=True)
+        after = [*roster.members, "orders-7d9f-new"] if self.change == "joins" else roster.members[:-1]
+        return Roster.of(roster.queues, after, {queue: roster.members[owner] for queue, owner in owned})
+
+    def __str__(self) -> str:
+        """Name its size."""
+        queues = f"{self.topics * self.each:,} queues in {self.topics:,} topics"
+        return f"{self.members:,} members, {queues}, {CHANGES[self.change]}"
 
 
 def rows() -> Iterator[Row]:
-    """Time each strategy on 10,000 members and 100,000 queues, and what the roster itself costs."""
-    roster = Roster.of(QUEUES, MEMBERS)
-    yield Row("Roster.of 10,000 members, 100,000 queues", timed(lambda: Roster.of(QUEUES, MEMBERS)))
-    nearby = {"queueRooms": ROOMS, "memberRooms": {name: f"room{index % 3}" for index, name in enumerate(MEMBERS)}}
-    for name, options, target in (
-        ("Averagely", {}, "2 ms"),
-        ("AveragelyByCircle", {}, "2 ms"),
-        ("ByMachineRoom", {"rooms": ["room0", "room1", "room2"]}, "2 ms"),
-        ("MachineRoomNearby", nearby, "20 ms"),
-        ("ConsistentHash", {}, "400 ms"),
-        ("Sticky", {}, "15 ms"),
-    ):
-        yield Row(f"{name}, full", run(name, roster, options), target=f"≤ {target}")
-    current = _owned(roster, "Sticky")
-    for what, members in (("one joins", [*MEMBERS, "orders-7d9f-new"]), ("one leaves", MEMBERS[:-1])):
-        yield Row(f"Sticky, {what}", run("Sticky", Roster.of(QUEUES, members, current), {}), target="≤ 5 ms")
-    yield from _balanced()
+    """Time each strategy beside its peers, and what the document costs on top."""
+    large = Roster.of(QUEUES, MEMBERS)
+    yield from _beside_the_reference(large, "Averagely", 10_000, "≤ 2 ms")
+    yield from _beside_the_reference(large, "AveragelyByCircle", 1000, "≤ 2 ms")
+    yield from _beside_the_reference(large, "ByMachineRoom", 20, "≤ 2 ms", rooms=ROOMS)
+    yield from _beside_the_reference(large, "MachineRoomNearby", 20, "≤ 20 ms", **NEARBY)
+    # The reference looks through the whole ring for each member that it adds: here one call takes over a minute.
+    yield from _beside_the_reference(large, "ConsistentHash", 0, "≤ 400 ms")
+    yield from _beside_the_reference(Roster.of(QUEUES[::10], MEMBERS[::10]), "ConsistentHash", 3, "")
+    yield _balanced()
+    yield from _on_top(large)
+    for members in (100, 1000, 10_000):
+        yield from _beside_kafka(members, "Sticky", "Uniform")
+        yield from _beside_kafka(members, "Averagely", "Range")
 
 
-def _balanced() -> Iterator[Row]:
+def _beside_the_reference(roster: Roster, name: str, calls: int, target: str, **options: Any) -> Iterator[Row]:
+    size = f"{len(roster.members):,} members, {len(roster.queues):,} queues"
+    peer = None
+    if calls:
+        reference = peers.Reference(roster, [MEMBER_ROOMS[member] for member in roster.members])
+        spelled = {ours: theirs for theirs, ours in REFERENCE_NAMES.items()}
+        peer = reference.measure(spelled[name], calls, prepared(name, options)(roster).tolist())
+    sampled = peer and calls < len(roster.members)
+    estimated = f"; peer estimated from {calls:,} of {len(roster.members):,} members" if sampled else ""
+    yield Row(f"{name}, {size}{estimated}", _timed(name, roster, options), peer, target)
+
+
+def _balanced() -> Row:
     chance = random.Random(7)
     queues = [Queue(f"topic{topic}", "b", number) for topic in range(10) for number in range(1000)]
     roster = Roster.of(queues, MEMBERS[:1000])
     options = {"queueWeights": {queue: chance.paretovariate(1.2) for queue in queues}}
-    yield Row("Balanced, 1,000 members, 10,000 queues", run("Balanced", roster, options), target="≤ 300 ms")
+    return Row("Balanced, 1,000 members, 10,000 queues", _timed("Balanced", roster, options), target="≤ 300 ms")
 
 
-def run(name: str, roster: Roster, options: dict[str, Any]) -> Sample:
-    """Time a strategy on a roster."""
-    strategy: Callable[[Roster], object] = prepared(name, options)
-    return timed(lambda: strategy(roster))
+def _on_top(roster: Roster) -> Iterator[Row]:
+    """Time what stands around a strategy on the way from the world to a document; no peer here does this."""
+    size = f"{len(roster.members):,} members, {len(roster.queues):,} queues"
+    yield Row(f"on top: Roster.of, {size}", timed(partial(Roster.of, QUEUES, MEMBERS)))
+    chance = random.Random(7)
+    uids = [str(uuid.UUID(int=chance.getrandbits(128))) for _ in roster.members]
+    for name in ("Averagely", "Sticky"):
+        shares = roster.assignment(prepared(name)(roster).tolist()).items()
+        members = {member: Share(uid, tuple(queues)) for uid, (member, queues) in zip(uids, shares, strict=True)}
+        document = Assignment(group="orders", generation=1, issued_at="", members=members)
+        (data,) = write_assignment(document).values()
+        written = timed(partial(write_assignment, document))
+        yield Row(f"on top: {name}'s document written ({len(data) / 1024:,.0f} KiB), {size}", written)
 
 
-def _owned(roster: Roster, name: str) -> dict[tuple[str, str, int], str]:
-    owners = prepared(name)(roster)
-    return {queue: roster.members[owner] for queue, owner in zip(roster.queues, owners, strict=True)}
+def _beside_kafka(members: int, name: str, assignor: str) -> Iterator[Row]:
+    works = [Work(members, *cell) for cell in product((5, 10, 50), (10, 100, 1000), CHANGES)]
+    works = [work for work in works if work.change != "leaves" or (name == "Sticky" and work.ratio == 10)]
+    spelled = [f"{work.members}:{work.topics}:{work.each}:{work.change}" for work in works]
+    for work, peer in zip(works, peers.kafka(assignor.lower(), spelled), strict=True):
+        roster = work.roster(name)
+        what = f"{name} / {assignor}, {work}"
+        if work.change != "full":
+            what += f": {_moved(name, roster):,} moves" + (f" / {peer.answer['moved']:,}" if peer else "")
+        sample = peer.sample if peer else None
+        target = TARGETS.get(name, TARGETS.get(f"{name} {work.change}", "")) if work.large else ""
+        yield Row(what, _timed(name, roster), sample, target)
+        if work.large and work.change == "full":
+            yield Row(f"{what}; ours as lists of queues", _as_lists(name, roster), sample)
+
+
+def _moved(name: str, roster: Roster) -> int:
+    owners = prepared(name)(roster).tolist()
+    return sum(owner not in (before, NOBODY) for before, owner in zip(roster.owners, owners, strict=True))
+
+
+def _as_lists(name: str, roster: Roster) -> Sample:
+    strategy = prepared(name)
+    return timed(lambda: roster.assignment(strategy(roster).tolist()))
+
+
+def _timed(name: str, roster: Roster, options: dict[str, Any] | None = None) -> Sample:
+    return timed(partial(prepared(name, options), roster))

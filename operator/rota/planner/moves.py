@@ -273,6 +273,8 @@ def _spent(it: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
 
 def _emptiest_takers_first(it: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
     """If only some may move, those come first that feed the members who own least."""
+    if not voluntary:
+        return []
     owns = Counter(holder.name for holder in it.owned.values())
     return sorted(voluntary, key=lambda one: (owns[one.to.name] if one.to else 0, one.queue))
 

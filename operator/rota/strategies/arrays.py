@@ -28,6 +28,7 @@ def present(roster: Roster) -> Owners:
 
 def blocks(queues: int, members: int) -> Owners:
     """Cut queues into contiguous blocks, one a member; the first ones get one more."""
+    members = max(min(queues, members), 1)  # the others get nothing
     share, more = divmod(queues, members)
     sizes = np.full(members, share)
     sizes[:more] += 1
@@ -41,10 +42,9 @@ def circle(queues: int, members: int) -> Owners:
 
 def by_topic(roster: Roster, one: Callable[[int, int], Owners]) -> Owners:
     """Assign each topic by itself, as the reference does: `one(queues, members)`."""
-    topics = roster.topics
-    return np.concatenate([one(stop - start, len(roster.members)) for start, stop in topics]).astype(
-        np.int32, copy=False
-    )
+    sizes = [stop - start for start, stop in roster.topics]
+    shares = {size: one(size, len(roster.members)) for size in set(sizes)}  # topics of one size are shared alike
+    return np.concatenate([shares[size] for size in sizes]).astype(np.int32, copy=False)
 
 
 def of_runs(runs: Iterable[Run]) -> Indices:

@@ -16,7 +16,7 @@ Hash = Callable[[str], int]
 
 def ring_position(key: str) -> int:
     """Return the reference's place of a key on the ring: the first four bytes of its MD5."""
-    return int.from_bytes(md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest()[:4], "big")
+    return int(_places([key], ring_position)[0])
 
 
 def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring_position) -> Owners:  # noqa: A002
@@ -29,13 +29,12 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     if virtualNodes == 0:
         return nobody(len(roster.queues))
     replicas = [f"-{number}" for number in range(virtualNodes)]
-    nodes = np.array([hash(member + replica) for member in roster.members for replica in replicas], dtype=np.int64)
+    nodes = _places([member + replica for member in roster.members for replica in replicas], hash)
     order = np.argsort(nodes, kind="stable")
     nodes = nodes[order]
     last = np.append(nodes[1:] != nodes[:-1], True)  # where two nodes meet, the later one has overwritten
     nodes, owners = nodes[last], (order[last] // virtualNodes).astype(np.int32)
-    keys = np.fromiter(map(hash, _keys(roster)), dtype=np.int64, count=len(roster.queues))
-    owned: Owners = owners[np.searchsorted(nodes, keys) % len(nodes)]
+    owned: Owners = owners[np.searchsorted(nodes, _places(_keys(roster), hash)) % len(nodes)]
     return owned
 
 
@@ -50,6 +49,14 @@ def why_consistent_hash(
         else:
             nearest = f"one of the {virtualNodes} of {roster.members[owners[queue]]}"
             yield f"the next of the {places} places on the ring is {nearest}"
+
+
+def _places(keys: Sequence[str], hash: Hash) -> np.ndarray[tuple[int], np.dtype[np.int64]]:  # noqa: A002
+    if hash is not ring_position:
+        return np.fromiter(map(hash, keys), dtype=np.int64, count=len(keys))
+    # The reference's: all sums are joined first and cut once, which takes two thirds of the time.
+    sums = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
+    return np.frombuffer(sums, ">u4")[::4].astype(np.int64)
 
 
 def _keys(roster: Roster) -> list[str]:

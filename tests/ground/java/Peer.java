@@ -1,7 +1,7 @@
 import java.util.HashMap;
 import java.util.Map;
 
-/** What producer and consumer share: arguments written name=value, and lines of JSON for whoever started them. */
+/** What all peers share: arguments written name=value, and lines of JSON for whoever started them. */
 final class Peer {
     private final Map<String, String> given = new HashMap<>();
 

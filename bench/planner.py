@@ -1,0 +1,72 @@
+"""The planner on large groups: what one look costs when nothing happens, and when a member joins."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from bench.measure import Row, Sample, timed
+from rota.documents import Assignment, Report, read_assignment, to_ranges, write_assignment
+from rota.model import Queue
+from rota.planner import Heard, Pod, Snapshot, View, plan
+from rota.spec import group_spec, policy_spec
+
+NOW = 1_763_712_000.0
+LATER = NOW + 60
+SPEC = group_spec(
+    {"spec": {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": "orders"}]}}
+)
+POLICY = policy_spec({"spec": {"strategy": "Sticky"}})
+SIZES = (100, 300, 1_000, 3_000, 10_000)
+TARGETS = {("plan, settled", 1_000): "≤ 50 ms"}
+
+
+def rows() -> Iterator[Row]:
+    """Time the planner and the document from 1,000 to 100,000 queues, ten to a member, and show how each grows."""
+    curves: dict[str, dict[int, Sample]] = {}
+    for members in SIZES:
+        for what, sample in _samples(members):
+            curves.setdefault(what, {})[members] = sample
+    for what, curve in curves.items():
+        for members, sample in curve.items():
+            size = f"{members:,} members, {10 * members:,} queues"
+            allowed = 1000 * curve[SIZES[0]].median * _n_log_n(members) / _n_log_n(SIZES[0])
+            grown = "" if members == SIZES[0] else f"n log n: ≤ {allowed:,.0f} ms"
+            target = ", ".join(filter(None, [TARGETS.get((what, members)), grown]))
+            yield Row(f"{what}: {size}", sample, target=target)
+
+
+def _samples(members: int) -> Iterator[tuple[str, Sample]]:
+    settled, document = _settled(members)
+    joined = replace(settled, pods=(*settled.pods, _pod("orders-7d9f-new", 0)))
+    (data,) = write_assignment(document).values()
+    for what, work in (
+        ("plan, settled", partial(plan, settled, LATER)),
+        ("plan, one joins, its document written", partial(plan, joined, LATER)),
+        ("on top: the document written", partial(write_assignment, document)),
+        ("on top: the document read", partial(read_assignment, data)),
+    ):
+        yield what, timed(work, seconds=1.0)
+
+
+def _n_log_n(members: int) -> float:
+    return 10 * members * math.log(10 * members)
+
+
+def _settled(members: int) -> tuple[Snapshot, Assignment]:
+    """Return a group at rest: every member obeys the document and works what it was given."""
+    queues = tuple(Queue("orders", f"broker-{broker}", number) for broker in range(10) for number in range(members))
+    pods = tuple(_pod(f"orders-7d9f-{number:05d}", 0) for number in range(members))
+    start = Snapshot(
+        group="shop/orders", spec=SPEC, policy=POLICY, fresh=True, pods=pods, views={"orders": View(queues, 1000.0)}
+    )
+    document = plan(start, NOW).document
+    if document is None:
+        raise RuntimeError("the first plan writes a document")
+    obeying = tuple(_pod(name, document.generation, share.queues) for name, share in document.members.items())
+    return replace(start, pods=obeying, document=document), document
+
+
+def _pod(name: str, generation: int, held: tuple[Queue, ...] = ()) -> Pod:
+    report = Report(member=name, uid=f"uid-{name}", generation=generation, held=to_ranges(held))
+    return Pod(name=name, uid=f"uid-{name}", ready=True, steady=1000.0, age=1000.0, heard=Heard(report))
