@@ -246,8 +246,8 @@ class Kubelet:
         self.clock.after(seconds, self._joined)
 
     def unwell(self, seconds: float) -> None:
-        """Remember, for the judge, that it could not be heard."""
-        if self.clock.now > self.unwell_until:
+        """Remember, for the judge, that it could not be heard; a moment between two silences nobody may notice."""
+        if self.clock.now > self.unwell_until + 4:
             self.unwell_since = self.clock.now
         self.unwell_until = max(self.unwell_until, self.clock.now + seconds)
 
