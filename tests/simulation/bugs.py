@@ -90,7 +90,7 @@ def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
 def barrier_ignored(patch: pytest.MonkeyPatch) -> None:
     """After the record was lost, what nobody is known to work is granted at once."""
     patch.setattr(record, "past_barrier", lambda *_: Proof.RELEASED)
-    patch.setattr(situations.Situation, "strays", frozenset())
+    patch.setattr(situations.Situation, "strays", {})
 
 
 def recovery_below_what_was_seen(patch: pytest.MonkeyPatch) -> None:

@@ -351,6 +351,18 @@ def test_after_a_lost_record_a_queue_without_owner_waits_until_nobody_can_be_wor
     assert done.document.barrier == 0
 
 
+def test_what_is_still_drained_after_a_lost_record_is_remembered_also_while_the_group_is_paused() -> None:
+    document = a_document(members={"m1": Q[:3]}, barrier=5)
+    pods = (obeying(document)[0], a_pod("m2", a_report("m2", 5, draining=[Q[3]])))
+    paused = plan(settled(document=document, pods=pods, spec=a_spec(paused=True)), NOW).document
+    assert paused
+    assert paused.barrier == 5
+    pods = (a_pod("m1", a_report("m1", 6)), a_pod("m2", a_report("m2", 6, draining=[Q[3]])))
+    resumed = plan(settled(document=paused, pods=pods), NOW + 10).document
+    assert resumed
+    assert Q[3] not in {queue for share in resumed.members.values() for queue in share.queues}
+
+
 def test_a_pod_that_never_ran_is_not_waited_for_and_a_lost_one_only_so_long() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     (m1,) = obeying(document)
@@ -361,6 +373,10 @@ def test_a_pod_that_never_ran_is_not_waited_for_and_a_lost_one_only_so_long() ->
     assert forced
     assert forced.forced == dict.fromkeys(Q[3:6], 6)
     assert forced.barrier == 5
+    drains = a_pod("m2", a_report("m2", 5, draining=[Q[3]]), ready=False, steady=LONG, unheard=11.0)
+    taken = plan(settled(document=document, pods=(m1, drains)), NOW).document
+    assert taken
+    assert taken.forced == {Q[3]: 6}, "it was past the loss when it was last heard: only what it drained is in doubt"
 
 
 def test_beside_foreign_members_only_our_share_is_granted() -> None:

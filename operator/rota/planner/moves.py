@@ -115,7 +115,8 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
         releasing=releasing,
         forced=forced,
         spent=_spent(it, draft),
-        barrier=before.barrier if waiting or it.free_proof is not Proof.RELEASED else 0,
+        # Also while nobody shall own it, a queue that is still drained is only remembered by the barrier.
+        barrier=before.barrier if waiting or it.strays or it.free_proof is not Proof.RELEASED else 0,
     )
 
 
@@ -215,8 +216,7 @@ def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
     if owner:
         known = proof(queue, owner, None, it.seen(owner), it.policy.handover.lost_after)
         return Decision(queue, State.OWNED, known, _want(owner, to), owner, to)
-    known = Proof.NONE if queue in it.strays else it.free_proof
-    return Decision(queue, State.FREE, known, Want.MOVE, None, to)
+    return Decision(queue, State.FREE, it.free(queue), Want.MOVE, None, to)
 
 
 def _want(holder: Holder, to: Holder | None) -> Want:

@@ -107,15 +107,23 @@ class Situation:
             return Proof.NONE
         return record.past_barrier(self.document, self.snapshot.pods, self.policy.handover.lost_after, self.now)
 
+    def free(self, queue: Queue) -> Proof:
+        """Say what is known of a queue that the record gives to nobody."""
+        return Proof.NONE if self.free_proof is Proof.NONE else self.strays.get(queue, self.free_proof)
+
     @cached_property
-    def strays(self) -> frozenset[Queue]:
-        """Queues that somebody still works or drains after the record was lost, though it may not name them."""
+    def strays(self) -> dict[Queue, Proof]:
+        """Queues that somebody still drains after the record was lost, and that it does not name."""
         if not self.document.barrier:
-            return frozenset()
-        heard = [
-            pod.heard for pod in self.snapshot.pods if pod.heard and not pod.ended and pod.uid not in self.snapshot.gone
-        ]
-        return frozenset().union(*(it.working for it in heard if it.report.generation >= self.document.barrier))
+            return {}
+        found: dict[Queue, Proof] = {}
+        named = {*self.owned, *self.document.releasing}
+        lost_after, since = self.policy.handover.lost_after, record.ago(self.document.issued_at, self.now)
+        for pod in self.snapshot.pods:
+            if pod.heard and pod.generation >= self.document.barrier and not self.seen(pod.holder).ended:
+                known = Proof.LOST if pod.seen.lost(lost_after, since) else Proof.NONE
+                found |= {queue: known for queue in pod.heard.working - named if found.get(queue) is not Proof.NONE}
+        return found
 
     def overcome(self, queue: Queue, forced: int) -> bool:
         """Whether nobody can be working a queue any more that was forced from him by this generation."""

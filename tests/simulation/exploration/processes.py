@@ -1,0 +1,199 @@
+"""Sidecar processes, of which there is one each: each step of the real `Member` is taken once, then looked up.
+
+A queue is worked from Fetch until Stop of that life is answered: until then a delivery may be open.
+"""
+
+from copy import copy
+from itertools import count
+from typing import Any
+
+from builders import LONG
+from rota.documents import Report
+from rota.model import Queue
+from rota.planner import Heard
+from rota.sidecar.machine import Act, Command, Event, Life, State
+from rota.sidecar.member import Member, Step
+from simulation.exploration.documents import Document, Numbering
+from simulation.judge import Broken
+
+
+class Told:
+    """A report that was read; what it says apart from the generation is its body."""
+
+    def __init__(self, report: Report, bodies: Numbering) -> None:
+        self.heard, self.number = Heard(report), report.generation
+        draining = self.heard.working - self.heard.held
+        self.body = bodies[report.uid, self.heard.held, draining, report.state, report.final]
+
+    def __str__(self) -> str:
+        """Tell it in a trace."""
+        it = self.heard.report
+        drains = " draining for good," if it.final else ""
+        return f"generation {it.generation},{drains} held {it.held}, releasing {it.releasing}"
+
+
+class Process:
+    """A sidecar's process: its member, the document it obeyed, unanswered commands, and the lives it works."""
+
+    told: Told  # its report; given with `body` and `working` once the process does not change any more
+    body: int
+    working: frozenset[Queue]
+
+    def __init__(self, member: Member, document: Document | None = None, now: float = 0.0) -> None:
+        self.member, self.document, self.now = member, document, now
+        self.waiting: dict[Queue, tuple[tuple[Command, float], ...]] = {}
+        self.worked: frozenset[tuple[Queue, int]] = frozenset()
+        self.after: dict[Any, tuple[Process, Step]] = {}
+
+    def twin(self) -> "Process":
+        """Copy it as it is, so that both can go on."""
+        member = copy(self.member)
+        member._numbers = count(next(self.member._numbers))
+        member.lives = {queue: copy(life) for queue, life in self.member.lives.items()}
+        for life in member.lives.values():
+            life.numbers = member._numbers
+        member._looks = list(self.member._looks)
+        twin = Process(member, self.document, self.now)
+        twin.waiting, twin.worked = dict(self.waiting), self.worked
+        return twin
+
+    def carry(self, step: Step) -> None:
+        """Take up what a step commands; Fetch begins at once, Cut is answered by what answers Stop."""
+        for command in step.commands:
+            if command.act is Act.FETCH:
+                self.worked |= {(command.queue, command.life)}
+            elif command.act is not Act.CUT:
+                self.waiting[command.queue] = (*self.waiting.get(command.queue, ()), (command, self.now))
+
+    def answered(self, queue: Queue) -> None:
+        """Forget the oldest command of a queue; if it was Stop, nothing is open of that life or an earlier one."""
+        (command, _), *left = self.waiting.pop(queue)
+        if left:
+            self.waiting[queue] = tuple(left)
+        if command.act is Act.STOP:
+            self.worked = frozenset(it for it in self.worked if it[0] != queue or it[1] > command.life)
+
+    def objection(self) -> str:
+        """Say what it works without leave, or does not tell of."""
+        member, document = self.member, self.document
+        share = document.assignment.members.get(member.name) if document else None
+        given = set(share.queues) if share and share.uid == member.uid and not member._drains else set()
+        for queue, life in member.lives.items():
+            if life.state is not State.DRAINING and queue not in given:
+                return f"{member.name} works {queue}, which the document that it obeys does not give it"
+        for queue, _ in self.worked:
+            if queue not in member.lives:
+                return f"{member.name} works {queue} and does not report it"
+        return ""
+
+    def sketch(self) -> tuple[Any, ...]:
+        """Return what matters of it apart from generations, and from how its lives are numbered."""
+        member, now = self.member, self.now
+        lives, waiting = sorted(member.lives.items()), sorted(self.waiting.items())
+        numbers = {life.number for _, life in lives} | {life for _, life in self.worked}
+        numbers |= {command.life for _, commands in waiting for command, _ in commands}
+        rank = {number: place for place, number in enumerate(sorted(numbers))}
+        return (
+            member.uid,
+            member._drains,
+            member.final,
+            member._looked,
+            self.document.part(member.name)[0] if self.document else None,
+            tuple((queue, rank[life.number], *_shown(life, now)) for queue, life in lives),
+            tuple(
+                (queue, tuple((it.act, rank[it.life], (sent - now) * member.orderly) for it, sent in commands))
+                for queue, commands in waiting
+            ),
+            tuple(sorted((queue, rank[number]) for queue, number in self.worked)),
+        )
+
+
+def _shown(life: Life, now: float) -> tuple[Any, ...]:
+    """Return what matters of a life; without locks it is no matter when things are due, as it may be any time."""
+    times: tuple[Any, ...] = ()
+    if life.orderly:
+        due = life.late if life.state is State.DRAINING else life.retry if life.state is State.STUCK else now
+        ages = (life.locked, life.asked if life.locked is not None else None, due, life.not_before or None)
+        times = tuple(None if at is None else max(at - now, -LONG) for at in ages)
+    return (life.state, life.back, life.again, life.wary, life.early, life.late is None, *times)
+
+
+class Processes:
+    """Every process that there was, and what became of it."""
+
+    def __init__(self, group: str, *, orderly: bool, drain_timeout: float, placed_at_once: bool) -> None:
+        self.group, self.orderly, self.drain_timeout = group, orderly, drain_timeout
+        self.placed_at_once = placed_at_once
+        self._known: dict[Any, Process] = {}
+        self._reports: dict[Any, Told] = {}
+        self._bodies = Numbering()
+
+    def start(self, name: str, uid: str, disk: tuple[int, bool]) -> Process:
+        """Start a process on a disk."""
+        obeyed, final = disk
+        timeout = self.drain_timeout
+        member = Member(
+            name, uid, group=self.group, orderly=self.orderly, drain_timeout=timeout, obeyed=obeyed, final=final
+        )
+        return self._one(Process(member))
+
+    def after(self, process: Process, *action: Any) -> tuple[Process, Step]:
+        """Return what becomes of a process by what its shell tells its member, and what the member wants done."""
+        found = process.after.get(action)
+        if found is None:
+            twin = process.twin()
+            step = _tell(twin, action)
+            twin.carry(step)
+            if self.placed_at_once:
+                _place(twin)
+            if wrong := twin.objection():
+                raise Broken(wrong)
+            found = process.after[action] = (self._one(twin), step)
+        return found
+
+    def _one(self, process: Process) -> Process:
+        sketch = process.sketch()
+        key = (process.member.obeyed, process.document, process.member.name, sketch)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = process
+            process.body = self._bodies[sketch]
+            process.working = frozenset(queue for queue, _ in process.worked)
+            process.told = self._report(process.member.report())
+        return found
+
+    def _report(self, report: Report) -> Told:
+        said = (report.uid, report.generation, str(report.held), str(report.releasing), report.state, report.final)
+        found = self._reports.get(said)
+        if found is None:
+            found = self._reports[said] = Told(report, self._bodies)
+        return found
+
+
+def _tell(process: Process, action: tuple[Any, ...]) -> Step:
+    member = process.member
+    match action:
+        case "read" | "wake" as kind, document:
+            if kind == "wake":
+                member.stood_still()
+            step = member.read(document.text if document else None, process.now)
+            if step.remember is not None:
+                process.document = document
+            return step
+        case "answer", event, queue:
+            command, sent = process.waiting[queue][0]
+            process.answered(queue)
+            return member.happened(event, queue, command.life, process.now, sent)
+        case "tick", at:
+            process.now = at
+            return member.tick(at)
+        case "drain" | "drain for good" as kind, *_:
+            return member.drain(kind == "drain for good", process.now)
+        case _:
+            return member.back(process.now)
+
+
+def _place(process: Process) -> None:
+    """Tell at once where to start."""
+    while found := [queue for queue, commands in process.waiting.items() if commands[0][0].act is Act.PLACE]:
+        process.carry(_tell(process, ("answer", Event.PLACED, found[0])))

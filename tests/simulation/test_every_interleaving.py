@@ -1,0 +1,70 @@
+"""Small worlds around a handover, in every order of what can happen; and the explorer, tested by planted bugs."""
+
+import os
+from functools import cache
+
+import pytest
+
+from simulation import bugs
+from simulation.bugs import Plant, planted
+from simulation.exploration import bugs as small_bugs
+from simulation.exploration.configurations import CONFIGURATIONS, DEEP
+from simulation.exploration.search import FAIR, HEALING, Exploration, Found
+from simulation.judge import Broken
+
+DEEPLY = os.environ.get("ROTA_EXPLORE") == "deep"
+EXPLORED = CONFIGURATIONS | (DEEP if DEEPLY else {})
+
+# What is not fair happens so often as a configuration says: faults, and what need not be.
+UNFAIR = {
+    *("restart", "restart amid a write", "failover", "failover amid a write", "blind"),
+    *("crash", "die", "phase", "make old", "hang", "lose", "terminate", "app", "fail", "late", "stale"),
+    *("route", "pause", "delete"),
+}
+
+# Where each bug is found within seconds; the others are in what these worlds lack: budgets, views, brokers' locks.
+FINDERS: dict[Plant, str] = {
+    bugs.grant_without_acknowledgement: "record-midway",
+    bugs.revoke_skipped: "record-midway",
+    bugs.draining_counts_as_released: "record-midway",
+    bugs.idle_counts_as_released: "record-midway",
+    bugs.any_generation_acknowledges: "record-midway",
+    bugs.unfinished_drain_is_enough: "leaving",
+    bugs.absence_is_an_end: "blind",
+    bugs.a_crash_is_an_end: "stale",
+    bugs.lost_at_once: "stale",
+    bugs.barrier_ignored: "record-midway",
+    bugs.recovery_below_what_was_seen: "record-midway",
+    bugs.lower_generations_obeyed: "stale",
+    bugs.final_drain_forgotten: "leaving-midway",
+    bugs.released_before_empty: "record-midway",
+    bugs.namesakes_are_one: "leaving-midway",
+    bugs.orphans_wait_for_gates: "late",
+    bugs.never_satisfied: "stale",
+    small_bugs.answers_of_an_earlier_life_accepted: "pause",
+    small_bugs.conflicts_ignored: "dying",
+    small_bugs.member_forgets: "three",
+}
+
+
+@cache
+def explored(name: str) -> Found:
+    return Exploration(EXPLORED[name]).run()
+
+
+@pytest.mark.timeout(3600)  # no bound that anybody promises: it must end on the slowest machine
+@pytest.mark.parametrize("name", EXPLORED)
+def test_what_must_hold_holds_in_every_order(name: str) -> None:
+    assert explored(name).states >= EXPLORED[name].floor
+
+
+@pytest.mark.timeout(3600)
+def test_everything_that_can_happen_does() -> None:
+    happened = {kind for name in EXPLORED for kind in explored(name).kinds}
+    assert {*HEALING, *FAIR, *UNFAIR} - happened == set()
+
+
+@pytest.mark.parametrize(("bug", "name"), FINDERS.items(), ids=lambda it: getattr(it, "__name__", it))
+def test_a_planted_bug_is_found(bug: Plant, name: str) -> None:
+    with planted(bug), pytest.raises(Broken):
+        Exploration(CONFIGURATIONS[name]).run()
