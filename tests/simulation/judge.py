@@ -22,10 +22,11 @@ class Broken(AssertionError):  # noqa: N818 - what must hold does not
 
 @dataclass(slots=True)
 class Worker:
-    """A process at work on a queue, since when."""
+    """A process at work on a queue: since when, and by which generation it began."""
 
     sidecar: "Sidecar"
     since: float
+    began_by: int
 
 
 class Judge:
@@ -38,7 +39,7 @@ class Judge:
         self.documents: dict[int, Assignment] = {}
         self.obeyed: set[int] = set()
         self.document: Assignment | None = None
-        self.forced: dict[Queue, tuple[float, int]] = {}
+        self.forced: dict[Queue, int] = {}  # and by which generation
         self.moves: list[tuple[float, int]] = []
         self.granted = 0
         self.written = 0
@@ -64,7 +65,7 @@ class Judge:
         workers[:] = [worker for worker in workers if worker.sidecar is not sidecar]
         for other in workers:
             self._meet(sidecar, other, queue)
-        workers.append(Worker(sidecar, self.world.clock.now))
+        workers.append(Worker(sidecar, self.world.clock.now, sidecar.member.obeyed))
 
     def _given(self, sidecar: "Sidecar", queue: Queue) -> bool:
         document = self.documents.get(sidecar.member.obeyed)
@@ -84,8 +85,7 @@ class Judge:
             if both and not other.sidecar.frozen:
                 raise Broken(f"{queue} is delivered in order by {other.sidecar.name} and by {sidecar.name}")
             return
-        forced, generation = self.forced.get(queue, (-1.0, 0))
-        if forced >= other.since or min(sidecar.member.obeyed, other.sidecar.member.obeyed) < generation:
+        if min(other.began_by, sidecar.member.obeyed) < self.forced.get(queue, 0):  # one began before it was forced
             self.contested += 1
             return
         raise Broken(f"{queue} is worked by {other.sidecar.name} (since {other.since:.2f}) and by {sidecar.name}")
@@ -128,7 +128,6 @@ class Judge:
         self.document = document
 
     def _compare(self, before: Assignment | None, after: Assignment) -> None:
-        now = self.world.clock.now
         owners = {queue: name for name, share in after.members.items() for queue in share.queues}
         for queue in owners:
             if queue in after.releasing:
@@ -136,7 +135,7 @@ class Judge:
         for queue, generation in after.forced.items():
             if generation == after.generation:
                 self._force(queue, before)
-                self.forced[queue] = (now, generation)
+                self.forced[queue] = generation
         if before is None or after.barrier == after.generation:
             return
         owned = {queue: (name, share.uid) for name, share in before.members.items() for queue in share.queues}
