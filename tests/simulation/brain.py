@@ -99,6 +99,11 @@ class Operator(Process):
 
     def ask_routes(self) -> None:
         """Ask the name server for every topic, and again in 5 s."""
+        self._ask_routes()
+        self.wake()
+        self.after(5, self.ask_routes)
+
+    def _ask_routes(self) -> None:
         for topic in self.world.topics:
             told = self.world.broker.told(topic)
             before = self.views.get(topic)
@@ -108,8 +113,6 @@ class Operator(Process):
                 self.views[topic] = (told, self.clock.now)
         for topic in set(self.views) - set(self.world.topics):
             del self.views[topic]
-        self.wake()
-        self.after(5, self.ask_routes)
 
     def reported(self, name: str) -> None:
         """Have a long poll answered."""
@@ -289,7 +292,8 @@ class Operator(Process):
         self.unsure = ()
 
     def _look(self) -> Work:
-        """Read all pods and reports."""
+        """Read all routes, pods and reports."""
+        self._ask_routes()
         self.world.api.answer()
         for name in [name for name in self.known if name not in self.world.api.pods]:
             self._see(name, None, self.world.api.version)

@@ -181,6 +181,7 @@ def record_restored(world: World, chance: Random) -> None:
 
 def more_queues(world: World, chance: Random) -> None:
     """An admin adds queues."""
+    world.grown = world.clock.now
     route = world.broker.routes[chance.choice(world.subscribed)]
     route[chance.choice(sorted(route))] += chance.randint(1, 4)
 

@@ -175,6 +175,8 @@ class Judge:
         world = self.world
         if world.spec.paused or world.broker.foreigners or world.clock.now - world.permissive < 60:
             return
+        if world.clock.now - world.grown < 6:  # routes are asked for every 5 s: it may just have come back
+            return
         if queue.topic in world.topics and queue in world.broker.queues(queue.topic):
             raise Broken(f"{queue} is there, but generation {after.generation} knows it no more")
 

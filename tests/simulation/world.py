@@ -43,7 +43,7 @@ class World:
         self.settings = "{}"
         self.policy = policy or self._some_policy()
         self.spec = self._spec()
-        self.policy_changed = self.permissive = 0.0
+        self.policy_changed = self.permissive = self.grown = 0.0
         self.weights: dict[Queue, float] | None = {}
         self.calm = self.by_hand = self.leapt = False
         self.bad_watch = self.silent_watch = False
