@@ -79,8 +79,14 @@ bench: $(READY) ## Measure Rota and its peers on the same work, print ratios
 	@$(BIN)/python -m bench
 
 .PHONY: soak
-soak: $(READY) ## Run simulated fleets with random faults until Ctrl-C, or RUNS=20000 of them
-	@cd tests && ../$(BIN)/python -m simulation --first $(or $(FIRST),1000) $(if $(RUNS),--runs $(RUNS))
+soak: $(READY) ## Feed the decoders nonsense, then simulate fleets until Ctrl-C, or RUNS=20000 of them
+	@cd tests
+	../$(BIN)/python -m fuzz --first $(or $(FIRST),2000) --seconds $(or $(FUZZ),60)
+	../$(BIN)/python -m simulation --first $(or $(FIRST),1000) $(if $(RUNS),--runs $(RUNS))
+
+.PHONY: mutants
+mutants: $(READY) ## Plant small bugs in the core, and see which tests notice; or in FILES="..."
+	@$(BIN)/python tests/mutants.py $(FILES)
 
 .PHONY: clean
 clean: ## Remove what was made in this folder (what the ground built stays in its cache)

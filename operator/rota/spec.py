@@ -327,6 +327,10 @@ def _group_rules(spec: GroupSpec) -> Sequence[tuple[bool, str]]:
             "spec.subscriptions names a topic twice; join the two expressions with ||",
         ),
         (
+            all(it.type != "Tag" or it.expression.replace("|", " ").strip() for it in spec.subscriptions),
+            "spec.subscriptions has an expression without a tag; write * for all messages",
+        ),
+        (
             not (spec.orderly and spec.delivery.mode == "Pull"),
             "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering",
         ),

@@ -1,0 +1,279 @@
+"""Bodies of requests and answers, with the protocol's own names for their fields."""
+
+from typing import Any
+
+import msgspec
+
+from rota.model import Queue
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What stands in a body; what is not named here is read over."""
+
+
+class MessageQueue(Body, frozen=True):
+    """A queue."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    @classmethod
+    def of(cls, queue: Queue) -> "MessageQueue":
+        """Write a queue."""
+        return cls(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)
+
+    @property
+    def queue(self) -> Queue:
+        """The queue that it names."""
+        return Queue(self.topic, self.broker_name, self.queue_id)
+
+
+# What name servers tell.
+
+
+class BrokerData(Body, frozen=True):
+    """A broker and its replicas; the master has id 0."""
+
+    broker_name: str
+    broker_addrs: dict[int, str]
+    cluster: str = ""
+
+
+class QueueData(Body, frozen=True):
+    """How many queues of a topic a broker has."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int = 0
+    perm: int = 6
+
+
+class TopicRoute(Body, frozen=True):
+    """Where a topic is."""
+
+    broker_datas: list[BrokerData] = []
+    queue_datas: list[QueueData] = []
+    topic_queue_mapping_by_broker: dict[str, Any] | None = None
+
+
+class ClusterInfo(Body, frozen=True):
+    """All brokers."""
+
+    broker_addr_table: dict[str, BrokerData] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+# What brokers are told about members, and tell.
+
+
+class SubscriptionData(Body, frozen=True):
+    """What a group reads of a topic."""
+
+    topic: str
+    sub_string: str
+    tags_set: list[str]
+    code_set: list[int]
+    sub_version: int
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+
+class ConsumerData(Body, frozen=True):
+    """A member's place in a group."""
+
+    group_name: str
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    subscription_data_set: list[SubscriptionData]
+    unit_mode: bool = False
+
+
+class HeartBeat(Body, frozen=True):
+    """A sign of life."""
+
+    client_id: str = msgspec.field(name="clientID")
+    consumer_data_set: list[ConsumerData]
+    producer_data_set: list[dict[str, str]] = []
+    heartbeat_fingerprint: int = 0
+    without_sub: bool = False
+
+
+class CheckClient(Body, frozen=True):
+    """A question: would you take this subscription."""
+
+    client_id: str
+    group: str
+    subscription_data: SubscriptionData
+    namespace: str = ""
+
+
+class Peer(Body, frozen=True):
+    """A connection of a group's member."""
+
+    client_id: str
+    client_addr: str = ""
+    language: str = ""
+    version: int = 0
+
+
+class ConsumerConnection(Body, frozen=True):
+    """Who is online in a group."""
+
+    connection_set: list[Peer] = []
+    consume_type: str | None = None
+    message_model: str | None = None
+
+
+class LockRequest(Body, frozen=True):
+    """Queues to lock or unlock."""
+
+    consumer_group: str
+    client_id: str
+    mq_set: list[MessageQueue]
+    only_this_broker: bool = False
+
+
+class Locked(Body, frozen=True):
+    """The queues that are locked now."""
+
+    lock_ok_mq_set: list[MessageQueue] = msgspec.field(name="lockOKMQSet", default=[])
+
+
+class RequestMode(Body, frozen=True):
+    """Whether a group's members pull a topic's queues or pop from them."""
+
+    topic: str
+    consumer_group: str
+    mode: str
+    pop_share_queue_num: int = 0
+
+
+class AssignmentRequest(Body, frozen=True):
+    """A question: which queues would you give me."""
+
+    topic: str
+    consumer_group: str
+    client_id: str
+    strategy_name: str
+    message_model: str
+
+
+class QueueAssignment(Body, frozen=True):
+    """A queue that a broker gives to a member."""
+
+    message_queue: MessageQueue
+    mode: str
+
+
+class Assignments(Body, frozen=True):
+    """What a broker gives to a member; None: no answer."""
+
+    message_queue_assignments: list[QueueAssignment] | None = None
+
+
+# Figures.
+
+
+class OffsetWrapper(Body, frozen=True):
+    """How far a group is with a queue."""
+
+    broker_offset: int
+    consumer_offset: int
+    pull_offset: int = 0
+    last_timestamp: int = 0
+
+
+class ConsumeStats(Body, frozen=True):
+    """How far a group is at a broker."""
+
+    offset_table: dict[str, OffsetWrapper] = {}
+    consume_tps: float = 0.0
+
+
+class TopicOffset(Body, frozen=True):
+    """Where a queue begins and ends."""
+
+    min_offset: int
+    max_offset: int
+    last_update_timestamp: int = 0
+
+
+class TopicStats(Body, frozen=True):
+    """Where a topic's queues begin and end at a broker."""
+
+    offset_table: dict[str, TopicOffset] = {}
+
+
+class Reset(Body, frozen=True):
+    """Where a group shall go on, by queue."""
+
+    offset_table: dict[str, int] = {}
+
+
+class TopicConfig(Body, frozen=True):
+    """A topic at a broker."""
+
+    topic_name: str
+    read_queue_nums: int = 0
+    write_queue_nums: int = 0
+    perm: int = 6
+    order: bool = False
+
+
+class GroupConfig(Body, frozen=True):
+    """A group at a broker; written as a whole, so what is read is kept with what is not known of it."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    notify_consumer_ids_changed_enable: bool = True
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+
+
+# What a member tells about itself.
+
+
+class QueueInfo(Body, frozen=True):
+    """A queue at a member."""
+
+    commit_offset: int = 0
+    cached_msg_min_offset: int = 0
+    cached_msg_max_offset: int = 0
+    cached_msg_count: int = 0
+    cached_msg_size_in_mi_b: int = msgspec.field(name="cachedMsgSizeInMiB", default=0)
+    transaction_msg_min_offset: int = 0
+    transaction_msg_max_offset: int = 0
+    transaction_msg_count: int = 0
+    locked: bool = False
+    try_unlock_times: int = 0
+    last_lock_timestamp: int = 0
+    droped: bool = False  # codespell:ignore droped - the protocol's spelling
+    last_pull_timestamp: int = 0
+    last_consume_timestamp: int = 0
+
+
+class RunningInfo(Body, frozen=True):
+    """What mqadmin and the dashboard show of a member."""
+
+    properties: dict[str, str]
+    subscription_set: list[SubscriptionData]
+    mq_table: msgspec.Raw
+    mq_pop_table: dict[str, dict[str, str]] = {}
+    status_table: dict[str, dict[str, float]] = {}
+    user_consumer_info: dict[str, str] = {}
+    jstack: str | None = None
+
+
+class ConsumerStatus(Body, frozen=True):
+    """Where a member is with its queues."""
+
+    message_queue_table: msgspec.Raw

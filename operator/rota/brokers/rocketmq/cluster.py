@@ -1,0 +1,144 @@
+"""A RocketMQ cluster as an operator sees it: `Brokers`, and what administrators do."""
+
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from secrets import choice
+from typing import Any
+
+from rota.brokers import Client as Online
+from rota.brokers import Ends, Progress, Refused, Settings, Unknown
+from rota.brokers.rocketmq import bodies, fastjson, requests
+from rota.brokers.rocketmq.client import Client, Site, body, refusal
+from rota.brokers.rocketmq.codes import STORED, Answer
+from rota.model import Queue
+
+PRODUCER = "rota"
+STATS_SECONDS = 10.0  # a broker works for this; who asks another one meanwhile does not wait
+
+
+class Cluster:
+    """A cluster, by connections of its own; no broker takes it for a member of a group."""
+
+    def __init__(self, site: Site) -> None:
+        """Connect when something is asked."""
+        self._client = Client(site, serve=lambda _: None)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    # What there is.
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        """Return the queues of a topic that can be read."""
+        return (await self._client.route(topic)).queues
+
+    async def brokers(self) -> tuple[str, ...]:
+        """Return the names of all brokers."""
+        return tuple(sorted(await self._client.brokers()))
+
+    async def clients(self, group: str, broker: str) -> tuple[Online, ...]:
+        """Return who is online in a group."""
+        try:
+            answer = await self._client.get(broker, requests.connections(group))
+        except Refused as refused:
+            if refused.code == Answer.CONSUMER_NOT_ONLINE:
+                return ()
+            raise
+        found = body(answer, bodies.ConsumerConnection).connection_set
+        return tuple(Online(peer.client_id, peer.client_addr, peer.language, str(peer.version)) for peer in found)
+
+    async def settings(self, group: str, broker: str) -> Settings:
+        """Return a group's settings."""
+        found = body(await self._client.get(broker, requests.group_config(group)), bodies.GroupConfig)
+        return Settings(
+            found.consume_enable, found.consume_broadcast_enable, found.retry_queue_nums, found.retry_max_times
+        )
+
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+        """Return how far a group is with the queues of a broker."""
+        answer = await self._client.get(broker, requests.consume_stats(group, topics), STATS_SECONDS)
+        return {
+            fastjson.queue(key): Progress(
+                it.broker_offset, it.consumer_offset, it.pull_offset, it.last_timestamp / 1000
+            )
+            for key, it in body(answer, bodies.ConsumeStats).offset_table.items()
+        }
+
+    async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
+        """Return where a topic's queues begin and end."""
+        answer = await self._client.get(broker, requests.topic_stats(topic), STATS_SECONDS)
+        return {
+            fastjson.queue(key): Ends(it.min_offset, it.max_offset, it.last_update_timestamp / 1000)
+            for key, it in body(answer, bodies.TopicStats).offset_table.items()
+        }
+
+    async def send(
+        self, topic: str, body: bytes, properties: Mapping[str, str] | None = None, queue: Queue | None = None
+    ) -> None:
+        """Send a message, to one queue or to any."""
+        queue = queue or choice(await self.queues(topic))
+        born = int(time.time() * 1000)
+        request = requests.send(PRODUCER, topic, body, properties or {}, broker=queue.broker, queue=queue.id, born=born)
+        answer = await self._client.ask(queue.broker, request)
+        if answer.code == Answer.INVALID_PARAMETER:
+            raise Unknown(f"There is no queue {queue}: {answer.remark}")
+        if answer.code not in STORED:
+            raise refusal(f"Sending to {queue}", answer)
+
+    # What administrators do.
+
+    async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
+        """Give locks back in the name of a member that has ended."""
+        for broker in sorted({queue.broker for queue in queues}):
+            mine = [queue for queue in queues if queue.broker == broker]
+            await self._client.get(broker, requests.unlock(group, client_id, mine))
+
+    async def create_topic(self, topic: str, broker: str, queues: int, *, perm: int = 6) -> None:
+        """Make a topic on a broker, or change it there."""
+        await self._client.get(broker, requests.create_topic(topic, queues, perm=perm))
+
+    async def topic(self, topic: str, broker: str) -> bodies.TopicConfig:
+        """Return how a topic is made on a broker."""
+        return body(await self._client.get(broker, requests.topic_config(topic)), bodies.TopicConfig)
+
+    async def update_group(self, group: str, broker: str, **changed: Any) -> None:
+        """Make a group on a broker, or change what is named of it; names are the protocol's."""
+        before: Mapping[str, Any] = {}
+        with suppress(Unknown):
+            before = await self.group(group, broker)
+        await self._client.get(broker, requests.update_group({**before, "groupName": group, **changed}))
+
+    async def group(self, group: str, broker: str) -> Mapping[str, Any]:
+        """Return all that a broker keeps of a group's settings."""
+        return body(await self._client.get(broker, requests.group_config(group)), dict[str, Any])
+
+    async def reset(self, group: str, topic: str, broker: str, *, seconds: float | None = None) -> dict[Queue, int]:
+        """Set a group's offsets to a time, or to the end; return them."""
+        when = -1 if seconds is None else round(seconds * 1000)
+        answer = await self._client.get(broker, requests.reset(group, topic, when))
+        return {fastjson.queue(key): offset for key, offset in body(answer, bodies.Reset).offset_table.items()}
+
+    async def consume_mode(self, topic: str, group: str, broker: str, mode: str, share: int = 0) -> None:
+        """Say whether a group's members PULL a topic's queues or POP from them."""
+        await self._client.get(broker, requests.request_mode(topic, group, mode, share))
+
+    async def assignment(
+        self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
+    ) -> tuple[Queue, ...] | None:
+        """Return which queues a broker would give to a member; None: it says nothing, so keep what you have."""
+        answer = await self._client.get(broker, requests.assignment(topic, group, client_id, strategy))
+        found = body(answer, bodies.Assignments).message_queue_assignments
+        return None if found is None else tuple(sorted(it.message_queue.queue for it in found))
+
+    async def running_info(self, group: str, client_id: str, broker: str) -> Mapping[str, Any]:
+        """Return what a member tells of itself, asked by its broker."""
+        answer = await self._client.get(broker, requests.running_info(group, client_id), STATS_SECONDS)
+        return body(answer, dict[str, Any])
+
+    async def broker_settings(self, broker: str) -> dict[str, str]:
+        """Return a broker's own settings."""
+        text = (await self._client.get(broker, requests.broker_config())).body.decode(errors="replace")
+        pairs = (line.partition("=") for line in text.splitlines())
+        return {name.strip(): value.strip() for name, separator, value in pairs if separator}

@@ -1,0 +1,278 @@
+"""One member's place in a group at RocketMQ's brokers: `Consumer`."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+import msgspec
+
+from rota.brokers import LATER, BrokerError, Garbled, Membership, Message, Moved, Pulled, Unknown, Unreachable, Working
+from rota.brokers.rocketmq import bodies, fastjson, requests
+from rota.brokers.rocketmq.client import Client, Site, body, number, refusal
+from rota.brokers.rocketmq.codes import Answer, Request
+from rota.brokers.rocketmq.frames import Frame, Malformed
+from rota.brokers.rocketmq.messages import decode
+from rota.model import RETRY, Queue
+from rota.spec import Subscription
+
+HEARTBEAT_SECONDS = 30.0
+PULL_MARGIN = 10.0  # a broker answers a held request at its next 5 s tick, so later than it was asked to
+MOST_BYTES = 256 * 1024  # a broker gives no more at once, whatever is asked
+CLIENT_VERSION = "V5_3_3"  # of which protocol; tools print it
+
+_PULLED = frozenset({Answer.SUCCESS, Answer.PULL_NOT_FOUND, Answer.PULL_RETRY_IMMEDIATELY, Answer.PULL_OFFSET_MOVED})
+_RESET = "OFFSET_RESET"
+
+_log = logging.getLogger(__name__)
+
+
+class RocketMQConsumer:
+    """A member, with connections of its own: by them brokers know who is online."""
+
+    def __init__(self, site: Site, member: Membership) -> None:
+        """Connect when `join` or something else is asked."""
+        self._member, self._name_servers = member, site.name_servers
+        self._client = Client(site, self._serve, self._opened)
+        self._began = int(time.time() * 1000)
+        every = [*member.subscriptions, *([] if member.broadcasting else [Subscription(topic=RETRY + member.group)])]
+        self._subscriptions = {it.topic: requests.subscription(it, self._began) for it in every}
+        self._tags = {it.topic: frozenset(requests.tags_of(it)) for it in every if it.type == "Tag"}
+        self._beating: asyncio.Task[None] | None = None
+        self._strange: set[str] = set()  # addresses whose broker does not know us by this connection yet
+        self._met = asyncio.Event()
+
+    # Membership.
+
+    async def check(self) -> None:
+        """Ask the brokers whether they take the subscriptions."""
+        await self._look()
+        for broker in self._client.hosts:
+            for data in self._subscriptions.values():
+                if data.expression_type != "TAG":
+                    request = requests.check_client(self._member.client_id, self._member.group, data)
+                    await self._client.get(broker, request)
+
+    async def join(self) -> None:
+        """Become known to every broker of the topics, and stay so; one that cannot be reached is told later."""
+        await self._look()
+        await self._beat(self._addresses())
+        for broker in self._client.hosts:  # a broker that makes no groups by itself takes the sign of life, and forgets
+            with suppress(Unreachable):
+                await self._client.get(broker, requests.group_config(self._member.group))
+        self._beating = asyncio.create_task(self._keep_beating())
+
+    async def leave(self) -> None:
+        """Tell the brokers that the member goes, and close all connections."""
+        if self._beating:
+            self._beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._beating
+        await self._tell(self._addresses(), requests.unregister(self._member.client_id, self._member.group))
+        self._client.close()
+
+    async def _look(self) -> None:
+        """Ask for the routes; a topic that is not there yet is found later, but some must be."""
+        await self._client.refresh(self._subscriptions)
+        if not self._client.hosts:
+            await self._client.route(next(iter(self._subscriptions)))  # says why
+
+    async def _keep_beating(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await self._met.wait()
+            if self._met.is_set():
+                await self._beat(self._strange)
+                continue
+            await self._client.refresh(self._subscriptions)
+            await self._beat(self._addresses())
+
+    async def _beat(self, addresses: Collection[str]) -> None:
+        member, addresses = self._member, list(addresses)
+        data = bodies.ConsumerData(
+            group_name=member.group,
+            consume_type="CONSUME_PASSIVELY" if member.pushed else "CONSUME_ACTIVELY",
+            message_model="BROADCASTING" if member.broadcasting else "CLUSTERING",
+            consume_from_where="CONSUME_FROM_LAST_OFFSET",
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+        await self._tell(addresses, requests.heartbeat(member.client_id, data))
+        self._strange -= {*addresses}
+        self._met.clear()
+
+    def _addresses(self) -> set[str]:
+        """Return every replica of every broker that is known."""
+        return {address for ids in self._client.hosts.values() for address in ids.values()}
+
+    async def _tell(self, addresses: Collection[str], request: Frame) -> None:
+        """Tell all side by side; who cannot be reached is told again next time."""
+        asked = [self._client.connections.ask(address, request) for address in addresses]
+        for address, found in zip(addresses, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(found, BrokerError):
+                _log.warning("%s was not told %s: %s", address, Request(request.code).name, found)
+            elif isinstance(found, BaseException):
+                raise found
+            elif found.code != Answer.SUCCESS:
+                _log.warning("%s", refusal(f"{Request(request.code).name} at {address}", found))
+
+    def _opened(self, address: str) -> None:
+        """Make ourselves known by a new connection at once; until then a broker takes us for gone."""
+        if self._beating and address in self._addresses():
+            self._strange.add(address)
+            self._met.set()
+
+    # Messages.
+
+    async def pull(self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0) -> Pulled:
+        """Ask for messages from an offset on; where there are none, the broker waits for some."""
+        data = self._subscriptions.get(queue.topic)
+        if data is None:
+            raise ValueError(f"{self._member.group} has not subscribed to {queue.topic}")
+        request = requests.pull(self._member.group, queue, offset, data, most=most, most_bytes=MOST_BYTES, wait=wait)
+        answer = await self._client.ask(queue.broker, request, wait + PULL_MARGIN)
+        if answer.code == Answer.INVALID_PARAMETER:
+            raise Unknown(f"There is no queue {queue}: {answer.remark}")
+        if answer.code not in _PULLED:
+            raise refusal(f"Pulling {queue}", answer)
+        following, first, last = (number(answer, it) for it in ("nextBeginOffset", "minOffset", "maxOffset"))
+        if answer.code == Answer.PULL_OFFSET_MOVED:
+            return Pulled((), following, first, last, Moved.RESET if answer.remark == _RESET else Moved.OUTSIDE)
+        try:
+            found = decode(answer.body, queue.broker)
+        except Malformed as error:
+            raise Garbled(f"What was pulled from {queue} cannot be read: {error}") from None
+        # A batch is one message to the broker; of its messages some may lie before the offset.
+        kept = tuple(it for it in found if it.offset >= offset and self._wanted(queue.topic, it))
+        return Pulled(kept, following, first, last)
+
+    def _wanted(self, topic: str, message: Message) -> bool:
+        """Look at the tag itself: the broker looked at its hash only."""
+        tags = self._tags.get(topic)
+        return not tags or message.tag in tags
+
+    async def give_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
+        """Have a message tried again later, or never."""
+        broker = message.queue.broker
+        request = requests.give_back(
+            self._member.group,
+            message.topic,
+            message.place,
+            level=level,
+            attempts=attempts,
+            identity=message.id,
+            broker=broker,
+        )
+        await self._client.get(broker, request)
+
+    # Offsets and locks.
+
+    async def committed(self, queue: Queue) -> int | None:
+        """Return where the group is, or None where it never was."""
+        await self._client.need(queue)
+        answer = await self._client.ask(queue.broker, requests.committed(self._member.group, queue))
+        if answer.code == Answer.QUERY_NOT_FOUND:
+            return None
+        if answer.code != Answer.SUCCESS:
+            raise refusal(f"The offset of {queue}", answer)
+        return number(answer, "offset")
+
+    async def commit(self, queue: Queue, offset: int) -> None:
+        """Say where the group is."""
+        await self._client.get(queue.broker, requests.commit(self._member.group, queue, offset))
+
+    async def first(self, queue: Queue) -> int:
+        """Return the offset of a queue's oldest message."""
+        return await self._offset(queue, requests.first(queue))
+
+    async def last(self, queue: Queue) -> int:
+        """Return the offset that a queue's next message will have."""
+        return await self._offset(queue, requests.last(queue))
+
+    async def at(self, queue: Queue, seconds: float) -> int:
+        """Return the offset of the first message that was stored at a time or later."""
+        return await self._offset(queue, requests.at(queue, round(seconds * 1000)))
+
+    async def _offset(self, queue: Queue, request: Frame) -> int:
+        await self._client.need(queue)
+        return number(await self._client.get(queue.broker, request), "offset")
+
+    async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
+        """Ask for queues of one broker to be locked; return those that are."""
+        request = requests.lock(self._member.group, self._member.client_id, queues)
+        found = body(await self._client.get(_one_broker(queues), request), bodies.Locked)
+        return frozenset(it.queue for it in found.lock_ok_mq_set)
+
+    async def unlock(self, queues: Collection[Queue]) -> None:
+        """Give locks on queues of one broker back."""
+        request = requests.unlock(self._member.group, self._member.client_id, queues)
+        await self._client.get(_one_broker(queues), request)
+
+    # What brokers ask.
+
+    def _serve(self, asked: Frame) -> Frame | None:
+        answers: Mapping[int, Callable[[Frame], Frame | None]] = {
+            Request.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
+            Request.RESET_CONSUMER_CLIENT_OFFSET: self._offsets_set,
+            Request.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            Request.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+        }
+        answer = answers.get(asked.code)
+        if answer is None:
+            return asked.reply(Answer.REQUEST_CODE_NOT_SUPPORTED, remark=f"Rota does not answer {asked.code}")
+        return answer(asked)
+
+    def _members_changed(self, asked: Frame) -> None:
+        if asked.fields.get("consumerGroup") == self._member.group:
+            self._member.on_members()
+
+    def _offsets_set(self, asked: Frame) -> None:
+        try:
+            found = fastjson.read(asked.body, bodies.Reset).offset_table
+            self._member.on_reset({fastjson.queue(key): offset for key, offset in found.items()})
+        except Malformed as error:
+            _log.warning("A broker set offsets, but to what cannot be read: %s", error)
+
+    def _running_info(self, asked: Frame) -> Frame:
+        if asked.fields.get("consumerGroup") != self._member.group:
+            told = f"This member is of {self._member.group}"
+            return asked.reply(Answer.SYSTEM_ERROR, remark=told)
+        info = bodies.RunningInfo(
+            properties={
+                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self._member.pushed else "CONSUME_ACTIVELY",
+                "PROP_CONSUMEORDERLY": str(self._member.orderly).lower(),
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._began),
+                "PROP_CLIENT_VERSION": CLIENT_VERSION,
+                "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),
+                "PROP_THREADPOOL_CORE_SIZE": "1",
+            },
+            subscription_set=list(self._subscriptions.values()),
+            mq_table=fastjson.table({queue: _info(it) for queue, it in self._member.queues().items()}),
+        )
+        return asked.reply(Answer.SUCCESS, msgspec.json.encode(info))
+
+    def _status(self, asked: Frame) -> Frame:
+        offsets = fastjson.table({queue: it.committed for queue, it in self._member.queues().items()})
+        return asked.reply(Answer.SUCCESS, msgspec.json.encode(bodies.ConsumerStatus(message_queue_table=offsets)))
+
+
+def _info(working: Working) -> bodies.QueueInfo:
+    return bodies.QueueInfo(
+        commit_offset=working.committed,
+        cached_msg_min_offset=working.first,
+        cached_msg_max_offset=working.last,
+        cached_msg_count=working.buffered,
+        cached_msg_size_in_mi_b=working.bytes // 2**20,
+        locked=working.locked,
+        last_lock_timestamp=int(working.locked_at * 1000),
+        last_pull_timestamp=int(working.pulled_at * 1000),
+        last_consume_timestamp=int(working.delivered_at * 1000),
+    )
+
+
+def _one_broker(queues: Collection[Queue]) -> str:
+    brokers = {queue.broker for queue in queues}
+    if len(brokers) != 1:
+        raise ValueError(f"Queues of one broker are locked at a time, not of {sorted(brokers)}")
+    return brokers.pop()

@@ -1,0 +1,698 @@
+"""What the port promises, asked of a real broker and of its twin in memory."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from rota.brokers import (
+    LATER,
+    NEVER,
+    BrokerError,
+    Consumer,
+    Membership,
+    Message,
+    Moved,
+    Progress,
+    Pulled,
+    Refused,
+    Settings,
+    SwitchedOff,
+    Unknown,
+    Unreachable,
+)
+from rota.brokers.memory import BROKER, NAME_SERVER, Memory, MemoryConsumer
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.model import Queue
+from rota.spec import Subscription
+
+LONG = 60.0  # a pull that is held so long was not woken
+A_SECOND = 1  # the level of the shortest delay
+
+_numbers = count(1)
+
+
+@dataclass
+class World:
+    """A cluster with one broker, and the members that a test has there; names are new for every test."""
+
+    cluster: Cluster | Memory
+    new: Callable[[Membership], Consumer]
+    enable: Callable[[str, int], Awaitable[None]]
+    broker: str
+    number: int = field(default_factory=lambda: next(_numbers))
+    members: list[Consumer] = field(default_factory=list)
+
+    @property
+    def group(self) -> str:
+        return f"group-{self.number}"
+
+    async def topic(self, queues: int = 1) -> list[Queue]:
+        topic = f"topic-{self.number}"
+        await self.cluster.create_topic(topic, self.broker, queues)
+        return list(await self.queues(topic))
+
+    async def queues(self, topic: str) -> Sequence[Queue]:
+        """Return the queues of a topic that is just being made."""
+
+        async def ask() -> Sequence[Queue]:
+            try:
+                return await self.cluster.queues(topic)
+            except Unknown:
+                return ()
+
+        return await soon(ask)
+
+    def member(self, *topics: str, name: str = "one", group: str = "", tags: str = "*", **more: Any) -> Consumer:
+        wanted = [Subscription(topic=topic, expression=tags) for topic in topics]
+        return self.known(Membership(group=group or self.group, client_id=name, subscriptions=wanted, **more))
+
+    def known(self, member: Membership) -> Consumer:
+        self.members.append(self.new(member))
+        return self.members[-1]
+
+    async def joined(self, *topics: str, **more: Any) -> Consumer:
+        member = self.member(*topics, **more)
+        await member.join()
+        return member
+
+    async def send(self, queue: Queue, *bodies: str, **properties: str) -> None:
+        """Send messages, and wait until they can be pulled: a broker has them before its queue has."""
+        last = await self.last([queue])
+        for body in bodies:
+            await self.cluster.send(queue.topic, body.encode(), properties, queue)
+        await self.until(last + len(bodies), [queue])
+
+    async def last(self, queues: Sequence[Queue]) -> int:
+        ends = await self.cluster.ends(queues[0].topic, self.broker)
+        return sum(ends[queue].last for queue in queues)
+
+    async def until(self, last: int, queues: Sequence[Queue]) -> None:
+        async def arrived() -> bool:
+            return await self.last(queues) == last
+
+        await soon(arrived)
+
+    async def leave(self) -> None:
+        for member in self.members:
+            await member.leave()
+        await self.cluster.close()
+
+
+@pytest.fixture(params=["memory", "rocketmq"])
+def site(request: pytest.FixtureRequest) -> Site | None:
+    """Start the real broker when the first test asks for it; None is the twin."""
+    if request.param == "memory":
+        return None
+    real: RocketMQ = request.getfixturevalue("rocketmq")
+    return Site([real.name_server])
+
+
+@pytest.fixture
+async def world(site: Site | None) -> AsyncIterator[World]:
+    made = in_memory(Memory()) if site is None else real(site)
+    yield made
+    await made.leave()
+
+
+def in_memory(memory: Memory) -> World:
+    async def enable(group: str, enabled: int) -> None:
+        await memory.update_group(group, BROKER, enabled=bool(enabled))
+
+    return World(memory, lambda member: MemoryConsumer(memory, member), enable, BROKER)
+
+
+def real(site: Site) -> World:
+    cluster = Cluster(site)
+
+    async def enable(group: str, enabled: int) -> None:
+        await cluster.update_group(group, "broker-0", consumeEnable=bool(enabled))
+
+    return World(cluster, lambda member: RocketMQConsumer(site, member), enable, "broker-0")
+
+
+def bodies(found: Pulled) -> list[str]:
+    return [message.body.decode() for message in found.messages]
+
+
+async def woken(member: Consumer, queue: Queue, offset: int, by: Callable[[], Awaitable[None]]) -> Pulled:
+    """Return what comes of a pull that is held when something happens; half of its time must do."""
+    pulling = asyncio.create_task(member.pull(queue, offset, wait=LONG))
+    async with asyncio.timeout(LONG / 2):
+        await asyncio.sleep(0)
+        await member.last(queue)  # a round trip on the same connection: by then the pull has been heard
+        await by()
+        return await pulling
+
+
+async def all_fail(error: type[BrokerError], *asked: Coroutine[Any, Any, object]) -> None:
+    for found in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(found, error), found
+
+
+async def true(ask: Callable[[], bool]) -> None:
+    async def asked() -> bool:
+        return ask()
+
+    assert await soon(asked)
+
+
+def no_queue(queue: Queue) -> Queue:
+    return queue._replace(id=40)
+
+
+def no_topic(queue: Queue) -> Queue:
+    return queue._replace(topic="nowhere")
+
+
+# Topics and messages.
+
+
+async def test_a_topic_has_its_queues(world: World) -> None:
+    queues = await world.topic(3)
+    assert queues == [Queue(queues[0].topic, world.broker, number) for number in range(3)]
+    assert await world.cluster.brokers() == (world.broker,)
+
+
+async def test_a_topic_that_is_not_there_is_unknown(world: World) -> None:
+    await all_fail(
+        Unknown,
+        world.cluster.queues("nowhere"),
+        world.cluster.ends("nowhere", world.broker),
+        world.cluster.send("nowhere", b"body"),
+    )
+
+
+async def test_what_is_sent_to_a_queue_is_pulled_from_it(world: World) -> None:
+    queue, other = await world.topic(2)
+    member = await world.joined(queue.topic)
+    await world.send(queue, "first", TAGS="t", KEYS="k l", colour="red")
+    await world.send(queue, "second")
+    found = await member.pull(queue, 0, wait=0)
+    assert bodies(found) == ["first", "second"]
+    assert found._replace(messages=()) == Pulled((), 2, 0, 2)
+    message = found.messages[0]
+    assert (message.queue, message.offset, message.attempt, message.damage) == (queue, 0, 0, "")
+    assert (message.topic, message.tag, message.keys) == (queue.topic, "t", "k l")
+    assert message.properties["colour"] == "red"
+    assert message.id == message.properties["UNIQ_KEY"] != found.messages[1].id
+    assert 0 < message.born <= message.stored <= found.messages[1].stored
+    assert bodies(await member.pull(other, 0, wait=0)) == []
+
+
+async def test_a_message_may_be_sent_to_any_queue(world: World) -> None:
+    queues = await world.topic(2)
+    for _ in range(3):
+        await world.cluster.send(queues[0].topic, b"to any")
+    await world.until(3, queues)
+
+
+async def test_a_queue_that_is_not_there_is_sent_nothing(world: World) -> None:
+    [queue] = await world.topic()
+    await all_fail(Unknown, world.cluster.send(queue.topic, b"body", queue=no_queue(queue)))
+
+
+async def test_a_broker_that_nobody_knows_cannot_be_reached(world: World) -> None:
+    [queue] = await world.topic()
+    await all_fail(
+        Unreachable,
+        world.cluster.ends(queue.topic, "no-broker"),
+        world.cluster.clients(world.group, "no-broker"),
+        world.cluster.settings(world.group, "no-broker"),
+    )
+
+
+async def test_a_message_without_a_body_is_refused(world: World) -> None:
+    [queue] = await world.topic()
+    await all_fail(Refused, world.cluster.send(queue.topic, b"", queue=queue))
+
+
+async def test_a_pull_brings_as_many_as_asked_for(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, *map(str, range(40)))
+    found = await member.pull(queue, 1, most=2, wait=0)
+    assert (bodies(found), found.next, found.last) == (["1", "2"], 3, 40)
+    assert len((await member.pull(queue, 0, most=100, wait=0)).messages) == 32
+
+
+async def test_a_pull_at_the_end_brings_nothing(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    assert await member.pull(queue, 0, wait=0) == Pulled((), 0, 0, 0)
+    await world.send(queue, "one")
+    assert await member.pull(queue, 1, wait=0) == Pulled((), 1, 0, 1)
+    assert await member.pull(queue, 1, wait=0.1) == Pulled((), 1, 0, 1)
+
+
+async def test_a_pull_outside_of_a_queue_says_where_it_begins_or_ends(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    assert await member.pull(queue, 5, wait=LONG) == Pulled((), 0, 0, 0, Moved.OUTSIDE)
+    await world.send(queue, "one", "two")
+    assert await member.pull(queue, 3, wait=LONG) == Pulled((), 2, 0, 2, Moved.OUTSIDE)
+    assert await member.pull(queue, -1, wait=LONG) == Pulled((), 0, 0, 2, Moved.OUTSIDE)
+
+
+async def test_a_held_pull_is_woken_by_a_message(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    found = await woken(member, queue, 0, lambda: world.send(queue, "at last"))
+    assert (bodies(found), found.next) == (["at last"], 1)
+
+
+async def test_a_held_pull_fails_when_its_connection_is_closed(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await all_fail(Unreachable, woken(member, queue, 0, member.leave))
+
+
+async def test_only_tags_that_are_subscribed_to_are_pulled(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic, tags="a || b")
+    for tag in ("a", "", "c", "b", "c"):
+        await world.send(queue, f"of {tag}", TAGS=tag)
+    found = await member.pull(queue, 0, wait=LONG)
+    assert (bodies(found), found.next) == (["of a", "of b"], 5)
+    assert await member.pull(queue, 4, wait=LONG) == Pulled((), 5, 0, 5)  # at once: something was passed over
+
+
+async def test_a_held_pull_sleeps_on_when_a_message_of_another_tag_comes(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic, tags="a")
+
+    async def send() -> None:
+        await world.send(queue, "unwanted", TAGS="b")
+        await world.send(queue, "wanted", TAGS="a")
+
+    found = await woken(member, queue, 0, send)
+    assert (bodies(found), found.next) == (["wanted"], 2)
+
+
+async def test_a_tag_with_the_hash_of_another_one_is_left_out(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic, tags="Aa")
+    found = await woken(member, queue, 0, lambda: world.send(queue, "twin", TAGS="BB"))
+    assert found == Pulled((), 1, 0, 1)
+
+
+@pytest.mark.parametrize("gone", [no_queue, no_topic])
+async def test_a_queue_that_is_not_there_is_unknown(world: World, gone: Callable[[Queue], Queue]) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic, "nowhere")
+    missing = gone(queue)
+    await all_fail(
+        Unknown,
+        member.pull(missing, 0, wait=LONG),
+        member.committed(missing),
+        member.first(missing),
+        member.last(missing),
+        member.at(missing, 0.0),
+    )
+
+
+# Offsets.
+
+
+async def test_a_group_is_nowhere_before_it_commits_and_then_where_it_committed_last(world: World) -> None:
+    queue, other = await world.topic(2)
+    member = await world.joined(queue.topic)
+    assert await member.committed(queue) is None
+    for offset in (3, 1, 7):  # also lower, also beyond the end: nobody checks
+        await member.commit(queue, offset)
+        assert await member.committed(queue) == offset
+    assert await member.committed(other) is None
+    assert await world.member(queue.topic, name="two").committed(queue) == 7
+    assert await world.member(queue.topic, group=f"{world.group}-b").committed(queue) is None
+
+
+async def test_a_negative_offset_is_not_committed(world: World) -> None:
+    [queue] = await world.topic()
+    with pytest.raises(ValueError, match="-1"):
+        await world.member(queue.topic).commit(queue, -1)
+
+
+async def test_a_commit_needs_its_group_and_its_topic(world: World) -> None:
+    [queue] = await world.topic()
+    await all_fail(Unknown, world.member(queue.topic).commit(queue, 1))
+    member = await world.joined(queue.topic)
+    await all_fail(Unknown, member.commit(no_topic(queue), 1))
+
+
+async def test_a_queue_begins_and_ends(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    assert (await member.first(queue), await member.last(queue), await member.at(queue, 0.0)) == (0, 0, 0)
+    assert await world.cluster.ends(queue.topic, world.broker) == {queue: (0, 0, 0.0)}
+    await world.send(queue, "one", "two")
+    assert (await member.first(queue), await member.last(queue)) == (0, 2)
+    stored = (await member.pull(queue, 1, wait=0)).messages[0].stored / 1000
+    assert await world.cluster.ends(queue.topic, world.broker) == {queue: (0, 2, stored)}
+
+
+async def test_an_offset_is_found_by_time(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one")
+    one = (await member.pull(queue, 0, wait=0)).messages[0]
+    await true(lambda: time.time() * 1000 > one.stored + 1)
+    await world.send(queue, "two")
+    assert await member.at(queue, one.stored / 1000 - 60) == 0
+    assert await member.at(queue, one.stored / 1000 + 0.001) == 1
+    assert await member.at(queue, one.stored / 1000 + 60) == 2
+
+
+async def test_progress_tells_how_far_a_group_is(world: World) -> None:
+    queue, other = await world.topic(2)
+    asked = [queue.topic]
+    assert await world.cluster.progress(world.group, world.broker) == {}
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one", "two", "three")
+    nowhere = Progress(last=0, committed=0, pulled=0)
+    found = await world.cluster.progress(world.group, world.broker, asked)
+    assert found == {queue: nowhere._replace(last=3), other: nowhere}
+    two = (await member.pull(queue, 0, most=2, wait=0)).messages[1]
+    await member.commit(queue, 2)
+    known = {queue: Progress(3, 2, 2, two.stored / 1000), other: nowhere}
+    assert await world.cluster.progress(world.group, world.broker, asked) == known
+    assert await world.cluster.progress(world.group, world.broker) == known
+    await member.leave()
+    assert await world.cluster.progress(world.group, world.broker, [*asked, "nowhere"]) == known
+
+
+async def test_a_group_that_was_reset_hears_of_it_at_its_next_pull(world: World) -> None:
+    queue, other = await world.topic(2)
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one", "two", "three")
+    await member.commit(queue, 1)
+    assert await world.cluster.reset(world.group, queue.topic, world.broker) == {queue: 3, other: 0}
+    await member.commit(queue, 2)  # of what was fetched before: void
+    assert await member.committed(queue) == 3
+    assert await member.pull(queue, 2, wait=LONG) == Pulled((), 3, 0, 3, Moved.RESET)
+    assert await member.committed(queue) == 3
+    assert await member.pull(queue, 3, wait=0) == Pulled((), 3, 0, 3)
+    await member.commit(queue, 2)
+    assert await member.committed(queue) == 2
+    assert await member.pull(other, 0, wait=0) == Pulled((), 0, 0, 0, Moved.RESET)  # each queue has its own mark
+
+
+async def test_a_group_may_be_reset_to_a_time_with_nobody_online(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one", "two")
+    await member.commit(queue, 2)
+    await member.leave()
+    assert await world.cluster.reset(world.group, queue.topic, world.broker, seconds=1.0) == {queue: 0}
+    assert await world.member(queue.topic).pull(queue, 2, wait=0) == Pulled((), 0, 0, 2, Moved.RESET)
+
+
+async def test_a_reset_needs_its_group_and_its_topic(world: World) -> None:
+    [queue] = await world.topic()
+    await all_fail(Unknown, world.cluster.reset(world.group, queue.topic, world.broker))
+    await world.joined(queue.topic)
+    await all_fail(Unknown, world.cluster.reset(world.group, "nowhere", world.broker))
+
+
+# Members.
+
+
+async def ids(world: World) -> list[str]:
+    return sorted(client.id for client in await world.cluster.clients(world.group, world.broker))
+
+
+async def test_members_are_online_from_joining_to_leaving_one_for_each_connection(world: World) -> None:
+    [queue] = await world.topic()
+    assert await ids(world) == []
+    one = await world.joined(queue.topic, name="one")
+    again = await world.joined(queue.topic, name="one")
+    await world.joined(queue.topic, name="two")
+    assert await ids(world) == ["one", "one", "two"]
+    await again.leave()
+    assert await ids(world) == ["one", "two"]
+    await one.leave()
+    assert await ids(world) == ["two"]
+
+
+async def test_members_hear_of_who_comes_and_goes_the_newcomer_too(world: World) -> None:
+    [queue] = await world.topic()
+    told: list[str] = []
+    await world.joined(queue.topic, name="one", on_members=lambda: told.append("one"))
+    await true(lambda: told == ["one"])
+    two = await world.joined(queue.topic, name="two", on_members=lambda: told.append("two"))
+    await true(lambda: sorted(told) == ["one", "one", "two"])
+    await two.leave()
+    await true(lambda: sorted(told) == ["one", "one", "one", "two"])
+
+
+async def test_broadcasting_members_hear_of_nobody(world: World) -> None:
+    [queue] = await world.topic()
+    told: list[str] = []
+    hear = {"broadcasting": True, "on_members": lambda: told.append("something")}
+    one = await world.joined(queue.topic, name="one", **hear)
+    two = await world.joined(queue.topic, name="two", **hear)
+    await two.leave()
+    await one.last(queue)  # a round trip on the connection where it would have been told
+    assert (told, await ids(world)) == ([], ["one"])
+
+
+async def test_a_group_gets_a_retry_topic_when_somebody_joins(world: World) -> None:
+    [queue] = await world.topic()
+    await world.joined(queue.topic)
+    assert await world.queues(f"%RETRY%{world.group}") == (Queue(f"%RETRY%{world.group}", world.broker, 0),)
+
+
+async def test_nobody_joins_for_a_topic_that_is_not_there(world: World) -> None:
+    member = world.member("nowhere")
+    await all_fail(Unknown, member.check(), member.join())
+
+
+async def test_an_sql92_filter_is_refused(world: World) -> None:
+    [queue] = await world.topic()
+    filtered = Subscription(topic=queue.topic, expression="a > 1", type="SQL92")
+    member = world.known(Membership(group=world.group, client_id="one", subscriptions=[filtered]))
+    await all_fail(Refused, member.check(), member.pull(queue, 0, wait=0))
+    await world.member(queue.topic, tags="a || b").check()
+
+
+async def test_a_group_that_is_switched_off_pulls_nothing(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one")
+    assert await world.cluster.settings(world.group, world.broker) == Settings()
+    await world.enable(world.group, 0)
+    assert await world.cluster.settings(world.group, world.broker) == Settings(enabled=False)
+    await all_fail(SwitchedOff, member.pull(queue, 0, wait=LONG))
+    await member.commit(queue, 0)
+    assert await member.committed(queue) == 0
+    await world.enable(world.group, 1)
+    assert bodies(await member.pull(queue, 0, wait=0)) == ["one"]
+
+
+# Locks.
+
+
+async def test_a_lock_is_renewed_by_its_owner_and_refused_to_others(world: World) -> None:
+    queues = await world.topic(3)
+    one = await world.joined(queues[0].topic, name="one")
+    two = await world.joined(queues[0].topic, name="two")
+    assert await one.lock(queues[:2]) == {*queues[:2]}
+    assert await one.lock(queues[:2]) == {*queues[:2]}
+    assert await two.lock(queues) == {queues[2]}
+    elsewhere = world.member(queues[0].topic, name="two", group=f"{world.group}-b")
+    assert await elsewhere.lock(queues) == {*queues}  # each group has its own locks
+
+
+async def test_a_lock_is_given_back_by_its_owner_or_in_its_name_only(world: World) -> None:
+    queues = await world.topic(2)
+    one = await world.joined(queues[0].topic, name="one")
+    two = await world.joined(queues[0].topic, name="two")
+    await one.lock(queues)
+    await two.unlock(queues)
+    assert await two.lock(queues) == frozenset()
+    await one.unlock(queues[:1])
+    assert await two.lock(queues) == {queues[0]}
+    await one.leave()  # its locks stay
+    assert await two.lock(queues) == {queues[0]}
+    await world.cluster.unlock(world.group, "one", queues)
+    assert await two.lock(queues) == {*queues}
+
+
+async def test_queues_of_no_broker_are_not_locked(world: World) -> None:
+    [queue] = await world.topic()
+    with pytest.raises(ValueError):  # noqa: PT011 - each in its own words
+        await world.member(queue.topic).lock([])
+
+
+# What comes again.
+
+
+async def test_a_message_given_back_comes_again_with_one_more_attempt(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic, tags="t")
+    await world.send(queue, "again", TAGS="t")
+    first = (await member.pull(queue, 0, wait=0)).messages[0]
+    [retry] = await world.queues(f"%RETRY%{world.group}")
+    await member.give_back(first, level=A_SECOND)
+    second = (await member.pull(retry, 0, wait=LONG)).messages[0]
+    assert (second.queue, second.offset, second.attempt, second.topic) == (retry, 0, 1, queue.topic)
+    assert (second.body, second.tag, second.id, second.born) == (b"again", "t", first.id, first.born)
+    assert second.stored > first.stored
+    await member.give_back(second, level=A_SECOND)
+    third = (await member.pull(retry, 1, wait=LONG)).messages[0]
+    assert (third.attempt, third.topic, third.id) == (2, queue.topic, first.id)
+    assert third.properties["ORIGIN_MESSAGE_ID"] == second.properties["ORIGIN_MESSAGE_ID"]
+    made = {"RETRY_TOPIC": queue.topic, "REAL_TOPIC": retry.topic, "REAL_QID": "0", "DELAY": "1", "WAIT": "false"}
+    assert made.items() <= third.properties.items()
+
+
+async def dead_letters(world: World) -> tuple[Message, ...]:
+    [queue] = await world.queues(f"%DLQ%{world.group}")
+    return (await world.member(queue.topic, group=f"{world.group}-dead").pull(queue, 0, wait=LONG)).messages
+
+
+async def test_a_message_given_back_for_ever_becomes_a_dead_letter(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "never")
+    await member.give_back((await member.pull(queue, 0, wait=0)).messages[0], level=NEVER)
+    [dead] = await dead_letters(world)
+    assert (dead.body, dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (b"never", queue.topic, "0")
+    assert dead.attempt == 1
+
+
+@pytest.mark.parametrize("attempts", [0, -1])
+async def test_a_message_with_no_attempts_left_becomes_a_dead_letter(world: World, attempts: int) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "tried")
+    tried = (await member.pull(queue, 0, wait=0)).messages[0]
+    await member.give_back(tried, level=LATER, attempts=attempts)
+    assert [dead.id for dead in await dead_letters(world)] == [tried.id]
+
+
+# What only the twin can do.
+
+
+class Clock:
+    """A clock that is turned by hand."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_the_twins_locks_live_a_minute() -> None:
+    clock = Clock()
+    world = in_memory(Memory(clock=clock))
+    queues = await world.topic(2)
+    one, two = world.member(queues[0].topic, name="one"), world.member(queues[0].topic, name="two")
+    await one.lock(queues)
+    clock.now += 60
+    assert await two.lock(queues) == frozenset()
+    await one.lock(queues[:1])
+    clock.now += 1
+    assert await two.lock(queues) == {queues[1]}
+
+
+@pytest.mark.parametrize(("level", "delays"), [(LATER, [10, 30, 60]), (2, [5, 5, 5]), (18, [7200, 7200, 7200])])
+async def test_the_twin_delays_by_its_clock(level: int, delays: list[int]) -> None:
+    clock = Clock()
+    world = in_memory(Memory(clock=clock))
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "again")
+    message = (await member.pull(queue, 0)).messages[0]
+    retry = Queue(f"%RETRY%{world.group}", BROKER, 0)
+    for offset, delay in enumerate(delays):
+        await member.give_back(message, level=level)
+        clock.now += delay - 0.001
+        assert (await member.pull(retry, offset, wait=0)).messages == ()
+        clock.now += 0.001
+        message = (await member.pull(retry, offset, wait=0)).messages[0]
+        assert message.stored == int(clock.now * 1000)
+
+
+@pytest.mark.parametrize("name", [BROKER, NAME_SERVER])
+async def test_what_is_down_in_the_twin_is_unreachable_until_it_is_up(name: str) -> None:
+    memory = Memory()
+    world = in_memory(memory)
+    [queue] = await world.topic()
+    told: list[str] = []
+    member = await world.joined(queue.topic, on_members=lambda: told.append("something"))
+    await true(lambda: len(told) == 1)
+    memory.down(name)
+    operator = memory.queues(queue.topic) if name == NAME_SERVER else memory.clients(world.group, name)
+    await all_fail(Unreachable, operator, member.join() if name == NAME_SERVER else member.commit(queue, 1))
+    memory.up(name)
+    await member.commit(queue, 1)
+    assert (await memory.queues(queue.topic), await ids(world)) == ((queue,), ["one"])
+    await true(lambda: len(told) == 2)
+
+
+async def test_a_pull_that_a_broker_of_the_twin_holds_fails_when_it_goes_down() -> None:
+    memory = Memory()
+    world = in_memory(memory)
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+
+    async def down() -> None:
+        memory.down(BROKER)
+
+    await all_fail(Unreachable, woken(member, queue, 0, down))
+
+
+async def test_a_broker_of_the_twin_that_was_restarted_has_forgotten_its_locks() -> None:
+    memory = Memory()
+    world = in_memory(memory)
+    [queue] = await world.topic()
+    one, two = world.member(queue.topic, name="one"), world.member(queue.topic, name="two")
+    await one.lock([queue])
+    memory.down(BROKER)
+    memory.up(BROKER)
+    assert await two.lock([queue]) == frozenset()
+    memory.up(BROKER, restarted=True)
+    assert await two.lock([queue]) == {queue}
+
+
+async def test_a_twin_that_makes_no_groups_knows_only_those_that_were_made() -> None:
+    memory = Memory()
+    memory.makes_groups = False
+    world = in_memory(memory)
+    [queue] = await world.topic()
+    member = world.member(queue.topic)
+    await all_fail(Unknown, member.join(), member.pull(queue, 0, wait=0), memory.settings(world.group, BROKER))
+    await memory.update_group(world.group, BROKER, attempts=3)
+    await member.join()
+    assert (await memory.settings(world.group, BROKER)).attempts == 3
+
+
+async def test_a_queue_of_the_twin_may_begin_later() -> None:
+    memory = Memory()
+    world = in_memory(memory)
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "old", "new")
+    memory.firsts[queue] = 1
+    assert (await member.first(queue), await member.at(queue, 0.0), await member.last(queue)) == (1, 1, 2)
+    assert await member.pull(queue, 0) == Pulled((), 1, 1, 2, Moved.OUTSIDE)
+    assert bodies(await member.pull(queue, 1)) == ["new"]
+
+
+async def test_members_of_the_twin_are_known_at_a_broker_that_their_topic_comes_to() -> None:
+    memory = Memory(("a", "b"))
+    world = in_memory(memory)
+    await memory.create_topic("orders", "a", 1)
+    await world.joined("orders")
+    assert await memory.clients(world.group, "b") == ()
+    await memory.create_topic("orders", "b", 1)
+    assert [client.id for client in await memory.clients(world.group, "b")] == ["one"]
+    assert [queue.broker for queue in await memory.queues(f"%RETRY%{world.group}")] == ["a", "b"]

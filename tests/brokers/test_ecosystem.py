@@ -1,0 +1,137 @@
+"""A Python member among Java ones, and as RocketMQ's own admin tool sees it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
+
+import pytest
+
+from ground import java
+from ground.fixtures import skip_what_is_missing
+from ground.peers import Peer, push_consumer
+from ground.poll import eventually, soon
+from ground.rocketmq import RocketMQ
+from rota.brokers import Membership, Working
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.model import Queue
+from rota.spec import Subscription
+from rota.strategies import allocate
+
+TOPIC, GROUP, CLIENT, BROKER = "mixed", "mixers", "10.0.0.1@python-1#abc", "broker-0"
+
+
+class Sharing:
+    """A member that finds its share as the reference does: by itself, of all it sees, whenever others come or go."""
+
+    def __init__(self, rocketmq: RocketMQ, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._changed = asyncio.Event()
+        self.numbers: list[int] = []
+        self.offsets: dict[Queue, int] = {}
+        wanted = Membership(
+            group=GROUP,
+            client_id=CLIENT,
+            subscriptions=[Subscription(topic=TOPIC)],
+            on_members=self._changed.set,
+            queues=lambda: {queue: Working(committed=offset) for queue, offset in self.offsets.items()},
+        )
+        self.member = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+
+    async def run(self) -> None:
+        """Take over and give up queues, and pull from those in between."""
+        await self.member.join()
+        pulling: dict[Queue, asyncio.Task[None]] = {}
+        while True:
+            for queue in await self._share():
+                if queue not in pulling:
+                    self.offsets[queue] = await self.member.committed(queue) or 0
+                    pulling[queue] = asyncio.create_task(self._pull(queue))
+            for queue in pulling.keys() - await self._share():
+                pulling.pop(queue).cancel()
+                await self.member.commit(queue, self.offsets.pop(queue))
+            await self._changed.wait()
+            self._changed.clear()
+
+    async def _share(self) -> set[Queue]:
+        ids = [it.id for it in await self._cluster.clients(GROUP, BROKER)]
+        found = allocate("AVG", await self._cluster.queues(TOPIC), ids)
+        return {Queue(*queue) for queue in found[CLIENT]}
+
+    async def _pull(self, queue: Queue) -> None:
+        while True:
+            found = await self.member.pull(queue, self.offsets[queue], wait=1)
+            self.numbers += [int(it.body.split()[0]) for it in found.messages]
+            self.offsets[queue] = found.next
+            await self.member.commit(queue, found.next)
+
+
+@pytest.fixture(scope="module")
+def java_member(rocketmq: RocketMQ) -> Iterator[Peer]:
+    """Start a Java push consumer of the group."""
+    with nullcontext() if java.javac() else skip_what_is_missing():
+        java.classes()
+    rocketmq.create_topic(TOPIC, 5)
+    peer = push_consumer(rocketmq, GROUP, TOPIC, instance="java-1", poll=500)
+    eventually(lambda: len(peer.lines("rebalance")) > 0, 60)
+    yield peer
+    peer.stop()
+
+
+@pytest.fixture
+async def cluster(rocketmq: RocketMQ) -> AsyncIterator[Cluster]:
+    opened = Cluster(Site([rocketmq.name_server]))
+    yield opened
+    await opened.close()
+
+
+def queues_of(peer: Peer) -> list[int]:
+    told = [line["queues"] for line in peer.lines("rebalance") if line["topic"] == TOPIC][-1]
+    return [int(queue.partition(":")[2]) for queue in told.split()]
+
+
+async def test_a_java_consumer_and_a_python_one_share_a_group_by_the_clients_own_rules(
+    rocketmq: RocketMQ, java_member: Peer, cluster: Cluster
+) -> None:
+    eventually(lambda: queues_of(java_member) == [0, 1, 2, 3, 4], 60)
+    ours = Sharing(rocketmq, cluster)
+    running = asyncio.create_task(ours.run())
+
+    async def shared() -> bool:
+        assert not running.done()
+        mine = [queue.id for queue in ours.offsets]
+        return len(mine) in {2, 3} and sorted([*queues_of(java_member), *mine]) == [0, 1, 2, 3, 4]
+
+    await soon(shared, 60)
+    for number in range(200):
+        await cluster.send(TOPIC, b"%d" % number)
+
+    async def arrived() -> bool:
+        assert not running.done()
+        return {*java_member.numbers(), *ours.numbers} == set(range(200))
+
+    await soon(arrived, 60)
+    assert sorted([*java_member.numbers(), *ours.numbers]) == list(range(200)), "each was read once"
+    assert java_member.numbers()
+    assert ours.numbers
+
+    printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerConnection", "-g", GROUP)
+    rows = {line.split()[0]: line.split() for line in printed.splitlines() if "@" in line}
+    assert rows[CLIENT][2] == "PYTHON"
+    assert {row[2] for row in rows.values()} == {"PYTHON", "JAVA"}
+    printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerProgress", "-g", GROUP, "-s", "true")
+    shown = {int(line.split()[2]): line.split() for line in printed.splitlines() if line.startswith(f"{TOPIC} ")}
+    assert {number for number, row in shown.items() if "10.0.0.1" in row} == {queue.id for queue in ours.offsets}
+    assert "Consume Diff Total: 0" in printed
+    printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerStatus", "-g", GROUP)
+    assert CLIENT in printed
+    assert "java-1" in printed
+    assert "Same subscription in the same group of consumer" in printed
+    printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerStatus", "-g", GROUP, "-i", CLIENT)
+    assert "PROP_CONSUMER_START_TIMESTAMP" in printed
+    assert printed.count(TOPIC) > len(ours.offsets)
+
+    running.cancel()
+    await ours.member.leave()
+    eventually(lambda: queues_of(java_member) == [0, 1, 2, 3, 4], 60)

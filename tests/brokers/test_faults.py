@@ -1,0 +1,157 @@
+"""Real brokers and name servers that are killed, frozen, moved and gone, and what a member makes of it."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from typing import TypeVar
+
+import pytest
+
+from ground.instance import temporary
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from rota.brokers import Membership, Unknown, Unreachable
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.connections import CALL_SECONDS
+from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.model import Queue
+from rota.spec import Subscription
+
+TOPIC, GROUP, CLIENT = "orders", "shop", "10.0.0.1@orders-1#1"
+Q = [Queue(TOPIC, f"broker-{number}", 0) for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RocketMQ]:
+    """Start a name server and two brokers that may be hurt; one that does not know a group makes none."""
+    with temporary("faults") as instance:
+        brokers = RocketMQ(instance, brokers=2, settings={"autoCreateSubscriptionGroup": False})
+        brokers.up()
+        brokers.create_topic(TOPIC, 1)
+        yield brokers
+        brokers.down()
+
+
+@pytest.fixture
+async def cluster(pair: RocketMQ) -> AsyncIterator[Cluster]:
+    opened = Cluster(Site([pair.name_server]))
+    for broker in await opened.brokers():
+        await opened.update_group(GROUP, broker)
+    yield opened
+    await opened.close()
+
+
+@asynccontextmanager
+async def a_member(*name_servers: str, group: str = GROUP) -> AsyncIterator[RocketMQConsumer]:
+    wanted = Membership(group=group, client_id=CLIENT, subscriptions=[Subscription(topic=TOPIC)])
+    member = RocketMQConsumer(Site(name_servers), wanted)
+    try:
+        await member.join()
+        yield member
+    finally:
+        await member.leave()
+
+
+T = TypeVar("T")
+
+
+async def eventually(call: Callable[[], Awaitable[T]], seconds: float = 60) -> T:
+    """Ask until it is answered; until then nothing but `Unreachable` may come of it."""
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                return await call()
+            except Unreachable:
+                await asyncio.sleep(0.1)
+
+
+def a_free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_broker_that_is_killed_fails_its_pulls_at_once_and_is_found_where_it_comes_back(
+    pair: RocketMQ, cluster: Cluster
+) -> None:
+    async with a_member(pair.name_server) as member:
+        end = await member.last(Q[0])
+        held = asyncio.create_task(member.pull(Q[0], end, wait=60))
+        await member.commit(Q[0], end)  # on the same connection, so the pull is there before it
+        pair.kill_broker(0)
+        with pytest.raises(Unreachable, match="closed the connection"):
+            await asyncio.wait_for(held, 30)
+        with pytest.raises(Unreachable):  # and never: there is no offset
+            await member.committed(Q[0])
+        assert await member.last(Q[1]) == 0, "the other one goes on"
+        await asyncio.to_thread(pair.start_broker, 0, a_free_port(pair.address))
+        assert (await eventually(lambda: member.pull(Q[0], end, wait=0))).next == end
+        online = await soon(lambda: eventually(lambda: cluster.clients(GROUP, "broker-0")))
+        assert [it.id for it in online] == [CLIENT], "it is known by its new connection at once"
+
+
+async def test_a_broker_that_stands_still_delays_no_other_and_keeps_its_connections(
+    pair: RocketMQ, cluster: Cluster
+) -> None:
+    async with a_member(pair.name_server) as member:
+        first = await member.first(Q[0])
+        before = await cluster.clients(GROUP, "broker-0")
+        pair.stop_broker(0)
+        try:
+            frozen = asyncio.create_task(member.committed(Q[0]))
+            assert await member.last(Q[1]) == 0
+            assert not frozen.done()
+            with pytest.raises(Unreachable, match="did not answer within 3 s"):
+                await frozen
+        finally:
+            pair.continue_broker(0)
+        assert await eventually(lambda: member.first(Q[0])) == first
+        assert await cluster.clients(GROUP, "broker-0") == before
+
+
+async def test_without_a_name_server_what_is_known_goes_on_and_an_empty_one_is_not_believed(
+    pair: RocketMQ, cluster: Cluster
+) -> None:
+    async with a_member(pair.name_server) as member:
+        end = await member.last(Q[0])
+        pair.stop_name_server()
+        with pytest.raises(Unreachable, match="No name server answers"):
+            await cluster.queues(TOPIC)
+        assert (await member.pull(Q[0], end, wait=0)).messages == ()
+        await member.commit(Q[0], end)
+        await asyncio.to_thread(pair.start_name_server)
+        found = await eventually(lambda: cluster.queues(TOPIC))  # it begins empty; that is never taken for no topic
+        assert {queue.topic for queue in found} == {TOPIC}
+        with pytest.raises(Unknown, match="There is no topic nope"):
+            await cluster.queues("nope")
+        await asyncio.to_thread(pair.up)  # until both brokers are known again
+
+
+async def test_name_servers_that_are_gone_slow_or_something_else_are_passed_over(pair: RocketMQ) -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    other = await asyncio.start_server(talk, "127.0.0.1", 0)
+    with closing(socket.create_server(("127.0.0.1", 0))) as slow:  # it takes connections, and says nothing
+        gone = f"127.0.0.1:{a_free_port('127.0.0.1')}"
+        addresses = [gone, *(f"127.0.0.1:{it.getsockname()[1]}" for it in (other.sockets[0], slow))]
+        async with a_member(*addresses, pair.name_server) as member:
+            assert await member.last(Q[1]) == 0
+            began = time.monotonic()
+            await member.check()
+            assert time.monotonic() - began < CALL_SECONDS, "the one that answered is asked first from then on"
+    other.close()
+
+
+async def test_a_group_that_a_broker_does_not_know_is_said_though_it_answers_well(pair: RocketMQ) -> None:
+    with pytest.raises(Unknown, match="nobody"):
+        async with a_member(pair.name_server, group="nobody"):
+            pass
+    async with a_member(pair.name_server) as member:
+        assert await member.committed(Q[1]) is None
+        await member.commit(Q[1], 0)
+        assert await member.committed(Q[1]) == 0

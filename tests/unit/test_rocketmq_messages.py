@@ -1,0 +1,409 @@
+"""Messages by their bytes: both layouts, every address, packed bodies, batches, and what is damaged."""
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.brokers import Message
+from rota.brokers.rocketmq.frames import Malformed
+from rota.brokers.rocketmq.messages import (
+    LARGEST_BATCH,
+    LARGEST_BODY,
+    decode,
+    java_hash,
+    read_properties,
+    unpacked,
+    write_properties,
+)
+from rota.model import Queue
+
+QUEUE = Queue("orders", "broker-a", 2)
+
+V1 = (
+    b"\x00\x00\x00\x6f\xda\xa3\x20\xa7\x36\x10\xa6\x86"  # length 111, layout, checksum of "hello"
+    b"\x00\x00\x00\x02\x00\x00\x00\x00"  # queue 2, no flag
+    b"\x00\x00\x00\x00\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x10\x00"  # offset 7, place 4096
+    b"\x00\x00\x00\x00"  # system flag
+    b"\x00\x00\x01\x9a\xa5\x6d\x60\x00\x7f\x00\x00\x01\x00\x00\x1f\x90"  # born 1763712000000, 127.0.0.1:8080
+    b"\x00\x00\x01\x9a\xa5\x6d\x60\x05\x7f\x00\x00\x01\x00\x00\x2a\x9f"  # stored 5 ms later, 127.0.0.1:10911
+    b"\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00"  # tried once, no transaction
+    b"\x00\x00\x00\x05hello"
+    b"\x06orders"
+    b"\x00\x09TAGS\x01red\x02"
+)
+V2 = (
+    b"\x00\x00\x00\x70\xda\xa3\x20\xab"
+    + V1[8:88]
+    + b"\x00\x00\x00\x05hello"[4:]
+    + b"\x00\x06orders"  # here the length of a topic's name has 16 bits
+    + b"\x00\x09TAGS\x01red\x02"
+)
+HELLO = Message(QUEUE, 7, b"hello", {"TAGS": "red"}, 1, 1_763_712_000_000, 1_763_712_000_005, 4096)
+
+
+def checksum(body: bytes) -> int:
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def written(
+    body: bytes = b"hello",
+    properties: bytes = b"TAGS\x01red\x02",
+    *,
+    topic: bytes = b"orders",
+    queue: int = 2,
+    offset: int = 7,
+    flags: int = 0,
+    attempt: int = 1,
+    v2: bool = False,
+) -> bytes:
+    """Write a message as a broker does."""
+    rest = [
+        struct.pack(">IIiqqi", checksum(body), queue, 0, offset, 4096, flags),
+        struct.pack(">q", 1_763_712_000_000) + bytes(16 if flags & 0x10 else 4) + struct.pack(">i", 8080),
+        struct.pack(">q", 1_763_712_000_005) + bytes(16 if flags & 0x20 else 4) + struct.pack(">i", 10911),
+        struct.pack(">iqi", attempt, 0, len(body)) + body,
+        len(topic).to_bytes(2 if v2 else 1, "big") + topic,
+        struct.pack(">h", len(properties)) + properties,
+    ]
+    data = (b"\xda\xa3\x20\xab" if v2 else b"\xda\xa3\x20\xa7") + b"".join(rest)
+    return struct.pack(">i", 4 + len(data)) + data
+
+
+def item(body: bytes, properties: bytes = b"") -> bytes:
+    """Write a message of a batch."""
+    data = struct.pack(">iiii", 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
+    return struct.pack(">i", 4 + len(data)) + data
+
+
+def read(data: bytes) -> list[Message]:
+    return decode(data, "broker-a")
+
+
+def one(data: bytes) -> Message:
+    (found,) = read(data)
+    return found
+
+
+# Layouts.
+
+
+@pytest.mark.parametrize("data", [V1, V2], ids=["a topic's length in 8 bits", "in 16 bits"])
+def test_a_message_is_read(data: bytes) -> None:
+    assert read(data) == [HELLO]
+
+
+def test_the_writer_of_these_tests_writes_the_same_bytes() -> None:
+    zeros = V1.replace(b"\x7f\x00\x00\x01", bytes(4))
+    assert written() == zeros
+    assert written(v2=True) == V2.replace(b"\x7f\x00\x00\x01", bytes(4))
+
+
+@pytest.mark.parametrize("flags", [0, 0x10, 0x20, 0x30], ids=["4 and 4", "6 and 4", "4 and 6", "6 and 6"])
+@pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
+def test_addresses_of_both_hosts_have_4_or_16_bytes(flags: int, v2: bool) -> None:  # noqa: FBT001 - a case
+    assert read(written(flags=flags, v2=v2)) == [HELLO]
+
+
+def test_several_messages_stand_back_to_back() -> None:
+    data = written(offset=7) + written(offset=8, flags=0x30, v2=True) + written(b"", offset=9)
+    assert [(it.offset, it.body) for it in read(data)] == [(7, b"hello"), (8, b"hello"), (9, b"")]
+
+
+def test_nothing_is_no_message() -> None:
+    assert read(b"") == []
+
+
+def test_a_long_topic_is_read() -> None:
+    topic = "%RETRY%" + "g" * 300
+    assert one(written(topic=topic.encode(), v2=True)).queue == Queue(topic, "broker-a", 2)
+    assert one(written(topic=b"t" * 255)).queue.topic == "t" * 255
+
+
+def test_what_is_tried_again_is_of_the_topic_it_was_sent_to() -> None:
+    found = one(written(topic=b"%RETRY%shop", properties=b"RETRY_TOPIC\x01orders\x02"))
+    assert (found.queue.topic, found.topic) == ("%RETRY%shop", "orders")
+
+
+# Properties.
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        pytest.param(b"", {}, id="none"),
+        pytest.param(b"a\x01b\x02c\x01d\x02", {"a": "b", "c": "d"}, id="two"),
+        pytest.param(b"a\x01b\x02c\x01d", {"a": "b", "c": "d"}, id="without the last separator"),
+        pytest.param(b"a\x01\x02b\x01c\x02", {"a": "", "b": "c"}, id="an empty value"),
+        pytest.param(b"a\x01b\x01c\x02d\x01e\x02", {"a": "b\x01c", "d": "e"}, id="a separator in a value"),
+        pytest.param(b"a\x02b\x01c\x02", {"b": "c"}, id="a name alone"),
+        pytest.param(b"\x02\x02a\x01b\x02\x02", {"a": "b"}, id="empty pairs"),
+        pytest.param(b"a\x01b\x02a\x01c\x02", {"a": "c"}, id="twice the same name"),
+        pytest.param('ü "{\n}:=,\x01日本 🚀\x00\x02'.encode(), {'ü "{\n}:=,': "日本 🚀\x00"}, id="odd"),
+        pytest.param(b"a\x01\xff\x02b\x01c\x02", {"a": "\ufffd", "b": "c"}, id="no UTF-8"),
+    ],
+)
+def test_properties_are_read(data: bytes, expected: dict[str, str]) -> None:
+    assert read_properties(data) == expected
+    assert one(written(properties=data)).properties == expected
+
+
+# Bodies that their producers packed.
+
+TEXT = b'{"order":1}' * 1000
+
+
+def streamed(body: bytes) -> bytes:
+    """Pack as Java does, by a stream: the whole length is not told."""
+    packer = zstandard.ZstdCompressor().compressobj()
+    return packer.compress(body) + packer.flush()
+
+
+PACKED: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "ZLIB of old producers": (0x000, zlib.compress),
+    "LZ4": (0x100, lz4.frame.compress),
+    "ZSTD": (0x200, zstandard.ZstdCompressor().compress),
+    "ZSTD from a stream": (0x200, streamed),
+    "ZLIB": (0x300, zlib.compress),
+}
+EACH = pytest.mark.parametrize(("kind", "pack"), PACKED.values(), ids=PACKED)
+
+
+@EACH
+def test_a_packed_body_is_unpacked(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    found = one(written(pack(TEXT), flags=0x1 | kind))
+    assert (found.body, found.damage) == (TEXT, "")
+
+
+@EACH
+def test_a_body_that_is_not_said_to_be_packed_stays_as_it_is(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    assert one(written(pack(TEXT), flags=kind)).body == pack(TEXT)
+
+
+@EACH
+def test_what_cannot_be_unpacked_is_damaged_and_stops_nothing(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(TEXT)
+    for broken in (b"", b"hello", packed[:-1], packed[: len(packed) // 2], b"\x00" + packed):
+        found, following = read(written(broken, flags=0x1 | kind) + written())
+        assert found.body == broken
+        assert found.damage.startswith("it cannot be unpacked: ")
+        assert following == HELLO
+
+
+@EACH
+def test_a_body_that_unpacks_beyond_all_is_damaged(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    bomb = pack(bytes(LARGEST_BODY + 1))
+    body, damage = unpacked(bomb, kind >> 8)
+    assert body == bomb
+    assert damage.startswith("it cannot be unpacked: ")
+
+
+def test_a_zstd_body_is_not_believed_what_it_says_of_its_length() -> None:
+    frame = zstandard.ZstdCompressor().compress(b"a")
+    assert frame[4:6] == b"\x20\x01"  # a length in one byte: 1
+    liar = frame[:4] + b"\xe0" + (2**50).to_bytes(8, "little") + frame[6:]
+    _, damage = unpacked(liar, 2)
+    assert damage == (
+        "it cannot be unpacked: it says that it has 1,125,899,906,842,624 bytes unpacked; 33,554,432 are the most"
+    )
+
+
+@pytest.mark.parametrize("kind", [4, 5, 6, 7])
+def test_a_way_of_packing_that_is_not_known_is_damage(kind: int) -> None:
+    found = one(written(b"hello", flags=0x1 | kind << 8))
+    assert found.damage == f"it is compressed in a way of number {kind}, which is not known"
+    assert found.body == b"hello"
+
+
+def test_a_body_that_does_not_match_its_checksum_is_damaged() -> None:
+    found, following = read(V1.replace(b"hello", b"hellp") + V1)
+    assert (found.body, found.damage) == (b"hellp", "its checksum does not match")
+    assert following == HELLO
+
+
+def test_a_damaged_body_is_not_unpacked() -> None:
+    found = one(written(zlib.compress(b"hello"), flags=0x1).replace(b"x\x9c", b"x\x9d"))
+    assert found.damage == "its checksum does not match"
+
+
+# Batches.
+
+
+def in_short(messages: Sequence[Message]) -> list[tuple[int, bytes, Mapping[str, str]]]:
+    return [(it.offset, it.body, dict(it.properties)) for it in messages]
+
+
+def test_a_batch_is_taken_apart() -> None:
+    items = item(b"one", b"TAGS\x01blue\x02") + item(b"", b"KEYS\x01k\x02TAGS\x01green") + item(b"three")
+    found = read(written(items, b"TAGS\x01red\x02A\x01b\x02", flags=0xC0) + written(offset=10))
+    assert in_short(found) == [
+        (7, b"one", {"TAGS": "blue", "A": "b"}),
+        (8, b"", {"TAGS": "green", "A": "b", "KEYS": "k"}),
+        (9, b"three", {"TAGS": "red", "A": "b"}),
+        (10, b"hello", {"TAGS": "red"}),
+    ]
+    assert found[2].tag == "red"
+    assert {(it.queue, it.attempt, it.born, it.stored, it.place) for it in found} == {
+        (QUEUE, 1, 1_763_712_000_000, 1_763_712_000_005, 4096)
+    }
+
+
+def test_a_packed_batch_is_taken_apart() -> None:
+    found = read(written(zlib.compress(item(b"one") + item(b"two")), b"", flags=0xC1))
+    assert in_short(found) == [(7, b"one", {}), (8, b"two", {})]
+
+
+@pytest.mark.parametrize("flags", [0, 0x40, 0x80])
+def test_only_both_bits_make_a_batch(flags: int) -> None:
+    assert [it.body for it in read(written(item(b"one"), flags=flags))] == [item(b"one")]
+
+
+BAD_BATCHES = {
+    "no batch": b"hello",
+    "cut off": item(b"one") + item(b"two", b"A\x01b\x02")[:-1],
+    "cut off in its numbers": item(b"one")[:19],
+    "an item of length 0": bytes(4) + item(b"one")[4:],
+    "an item one too long": item(b"one")[:3] + b"\x1a" + item(b"one")[4:],
+    "an item that leads back to itself": struct.pack(">iiiii", 0, 0, 0, 0, -22) + bytes(22),
+    "an item that leads back to the first": item(b"") + struct.pack(">iiiii", -22, 0, 0, 0, -44) + bytes(44),
+    "a body of a negative length": struct.pack(">iiiii", 21, 0, 0, 0, -1) + b"\x00\x00",
+    "properties of a negative length": struct.pack(">iiiii", 21, 0, 0, 0, 0) + b"\xff\xff",
+    "properties over the batch": struct.pack(">iiiii", 27, 0, 0, 0, 0) + b"\x00\x05",
+}
+
+
+@pytest.mark.parametrize("items", BAD_BATCHES.values(), ids=BAD_BATCHES)
+def test_a_batch_that_cannot_be_taken_apart_is_one_damaged_message_and_stops_nothing(items: bytes) -> None:
+    found, following = read(written(items, flags=0xC0) + written())
+    assert found.body == items
+    assert found.damage.startswith("it is a batch that cannot be taken apart: ")
+    assert following == HELLO
+
+
+def test_a_batch_has_no_more_messages_than_a_broker_counts() -> None:
+    assert len(read(written(item(b"") * LARGEST_BATCH, flags=0xC0))) == LARGEST_BATCH
+    found = one(written(zlib.compress(item(b"") * (LARGEST_BATCH + 1)), flags=0xC1))
+    assert found.damage == "it is a batch that cannot be taken apart: it has more than 32,767 messages"
+
+
+def test_a_batch_that_does_not_match_its_checksum_is_not_taken_apart() -> None:
+    found = one(written(item(b"one"), flags=0xC0).replace(b"one", b"two"))
+    assert (found.body, found.damage) == (item(b"two"), "its checksum does not match")
+
+
+# What is no message makes all of it unreadable.
+
+
+@pytest.mark.parametrize("data", [V1, V2, written(flags=0x30), written(item(b"one"), flags=0xC0)])
+def test_messages_cut_off_at_any_byte_are_malformed(data: bytes) -> None:
+    for at in range(1, len(data)):
+        for before in (b"", V1):
+            with pytest.raises(Malformed, match="A message at byte "):
+                read(before + data[:at])
+
+
+@pytest.mark.parametrize("magic", [b"\xda\xa3\x20\xa8", b"\xcb\xd4\x31\x94", bytes(4), b"\xff\xff\xff\xff"])
+def test_another_layout_is_malformed(magic: bytes) -> None:
+    with pytest.raises(Malformed, match=f"A message at byte 111 begins with 0x0*{magic.hex().lstrip('0')}"):
+        read(V1 + V1[:4] + magic + V1[8:])
+
+
+@pytest.mark.parametrize("value", [0, 1, 110, 112, 2**31 - 1, -1, -111, -(2**31)])
+def test_a_message_of_another_length_than_it_says_is_malformed(value: int) -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 "):
+        read(struct.pack(">i", value) + V1[4:] + bytes(8))
+
+
+@pytest.mark.parametrize("value", [0, 4, 6, 2**31 - 1, -1, -88, -(2**31)])
+def test_a_body_of_another_length_than_it_says_is_malformed(value: int) -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 "):
+        read(V1[:84] + struct.pack(">i", value) + V1[88:])
+
+
+@pytest.mark.parametrize(
+    ("data", "at"),
+    [(V1, V1.index(b"\x06orders")), (V1, V1.index(b"\x09TAGS")), (V2, V2.index(b"\x06orders"))],
+    ids=["topic in 8 bits", "properties", "topic in 16 bits"],
+)
+@pytest.mark.parametrize("value", [0, 1, 5, 127, 128, 255])
+def test_a_topic_or_properties_of_another_length_are_malformed(data: bytes, at: int, value: int) -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 "):
+        read(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+def test_a_topic_that_is_no_utf_8_is_malformed() -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 of 111 cannot be read: 'utf-8' codec"):
+        read(written(topic=b"order\xff"))
+
+
+# Java's hash of a text.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("tagA", 3_552_231),
+        ("TagA", 2_598_919),
+        ("polygenelubricants", -(2**31)),
+        ("ü", 252),
+        ("🚀", 1_773_027),  # two units to Java: 31 * 0xD83D + 0xDE80
+    ],
+)
+def test_a_tag_has_javas_hash(text: str, expected: int) -> None:
+    assert java_hash(text) == expected
+
+
+# Properties of it all.
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=10)
+TOPICS = st.text(st.sampled_from("%|aZ09_-"), min_size=1, max_size=127)
+BODIES = st.binary(max_size=60)
+
+
+@given(
+    topic=TOPICS,
+    properties=st.dictionaries(WORDS, WORDS, max_size=5),
+    body=BODIES,
+    pack=st.sampled_from([(0, bytes), *((1 | kind, pack) for kind, pack in PACKED.values())]),
+    hosts=st.sampled_from([0, 0x10, 0x20, 0x30]),
+    numbers=st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
+    v2=st.booleans(),
+)
+def test_what_is_written_is_read_again(
+    *,
+    topic: str,
+    properties: dict[str, str],
+    body: bytes,
+    pack: tuple[int, Callable[[bytes], bytes]],
+    hosts: int,
+    numbers: tuple[int, int, int],
+    v2: bool,
+) -> None:
+    flags, packed = pack[0] | hosts, pack[1](body)
+    queue, offset, attempt = numbers
+    data = written(
+        packed,
+        write_properties(properties).encode(),
+        topic=topic.encode(),
+        queue=queue,
+        offset=offset,
+        flags=flags,
+        attempt=attempt,
+        v2=v2,
+    )
+    times = (1_763_712_000_000, 1_763_712_000_005, 4096)
+    place = Queue(topic, "broker-a", queue)
+    assert read(data * 2) == [Message(place, offset, body, properties, attempt, *times)] * 2
+
+
+@given(st.lists(st.tuples(BODIES, st.dictionaries(WORDS, WORDS, max_size=3)), min_size=1, max_size=5))
+def test_a_batch_that_is_written_is_read_again(items: list[tuple[bytes, dict[str, str]]]) -> None:
+    data = b"".join(item(body, write_properties(properties).encode()) for body, properties in items)
+    assert in_short(read(written(data, b"", flags=0xC0))) == [(7 + at, *it) for at, it in enumerate(items)]
