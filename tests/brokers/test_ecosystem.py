@@ -8,7 +8,7 @@ import pytest
 
 from ground import java
 from ground.fixtures import skip_what_is_missing
-from ground.peers import Peer, push_consumer
+from ground.peers import Peer, producer, push_consumer
 from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
 from rota.brokers import Membership, Working
@@ -135,3 +135,21 @@ async def test_a_java_consumer_and_a_python_one_share_a_group_by_the_clients_own
     running.cancel()
     await ours.member.leave()
     eventually(lambda: queues_of(java_member) == [0, 1, 2, 3, 4], 60)
+
+
+async def test_what_a_java_producer_packs_is_unpacked(rocketmq: RocketMQ, cluster: Cluster, java_member: Peer) -> None:
+    assert java_member.program
+    rocketmq.create_topic("packed", 1)
+    sending = producer(rocketmq, "packed", 3, size=20_000, tags="odd,even")
+    eventually(lambda: sending.done, 60)
+    wanted = Membership(
+        group="unpackers", client_id=CLIENT, subscriptions=[Subscription(topic="packed", expression="odd")]
+    )
+    member = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    (queue,) = await cluster.queues("packed")
+    found = await member.pull(queue, 0)
+    assert [(it.body, it.tag, it.keys, it.damage) for it in found.messages] == [
+        (b"%d" % number + b" " * 19_999, "odd", str(number), "") for number in (0, 2)
+    ]
+    assert found.next == 3
+    await member.leave()

@@ -142,3 +142,7 @@ class Cluster:
         text = (await self._client.get(broker, requests.broker_config())).body.decode(errors="replace")
         pairs = (line.partition("=") for line in text.splitlines())
         return {name.strip(): value.strip() for name, separator, value in pairs if separator}
+
+    async def update_broker(self, broker: str, **changed: object) -> None:
+        """Change some of a broker's own settings; names are the broker's."""
+        await self._client.get(broker, requests.update_broker_config(changed))

@@ -307,3 +307,9 @@ def group_config(group: str) -> Frame:
 def broker_config() -> Frame:
     """Ask for a broker's settings."""
     return _frame(Request.GET_BROKER_CONFIG)
+
+
+def update_broker_config(changed: Mapping[str, object]) -> Frame:
+    """Change some of a broker's settings, where it can while it runs."""
+    lines = [f"{name}={_written(value)}" for name, value in changed.items()]
+    return _frame(Request.UPDATE_BROKER_CONFIG, "\n".join(lines).encode())

@@ -1,0 +1,114 @@
+"""What only administrators ask, and what only a real broker has."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from ground.rocketmq import RocketMQ
+from rota.brokers import Membership, Refused, Unknown, Working
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.model import Queue
+from rota.spec import Subscription
+
+BROKER, TOPIC, GROUP, CLIENT = "broker-0", "administered", "administrators", "10.0.0.1@orders-1#1"
+QUEUES = tuple(Queue(TOPIC, BROKER, number) for number in range(3))
+
+
+@pytest.fixture
+async def cluster(rocketmq: RocketMQ) -> AsyncIterator[Cluster]:
+    opened = Cluster(Site([rocketmq.name_server]))
+    await opened.create_topic(TOPIC, BROKER, len(QUEUES))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def member(rocketmq: RocketMQ, cluster: Cluster) -> AsyncIterator[RocketMQConsumer]:
+    assert await cluster.queues(TOPIC) == QUEUES
+    wanted = Membership(
+        group=GROUP,
+        client_id=CLIENT,
+        subscriptions=[Subscription(topic=TOPIC, expression="red || blue")],
+        queues=lambda: {QUEUES[1]: Working(committed=7, buffered=2, bytes=3 * 2**20, locked=True)},
+    )
+    joined = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    await joined.join()
+    yield joined
+    await joined.leave()
+
+
+async def test_a_topic_is_made_and_changed_and_told(cluster: Cluster) -> None:
+    await cluster.create_topic("grows", BROKER, 2)
+    assert len(await cluster.queues("grows")) == 2
+    await cluster.create_topic("grows", BROKER, 5, perm=2)
+    assert (await cluster.topic("grows", BROKER)).read_queue_nums == 5
+    assert await cluster.queues("grows") == (), "it may be written only"
+    with pytest.raises(Unknown, match="GET_TOPIC_CONFIG of nope at broker-0"):
+        await cluster.topic("nope", BROKER)
+    with pytest.raises(Refused):
+        await cluster.create_topic("not a name", BROKER, 1)
+
+
+async def test_a_group_keeps_what_is_not_named_when_it_is_changed(cluster: Cluster) -> None:
+    await cluster.update_group("careful", BROKER, retryMaxTimes=3)
+    await cluster.update_group("careful", BROKER, consumeEnable=False)
+    assert await cluster.settings("careful", BROKER) == (False, True, 1, 3)
+    told: Mapping[str, object] = await cluster.group("careful", BROKER)
+    assert told["groupName"] == "careful"
+    assert told["retryMaxTimes"] == 3
+
+
+@pytest.mark.usefixtures("member")
+async def test_a_member_tells_by_its_broker_how_it_is(cluster: Cluster) -> None:
+    told = await cluster.running_info(GROUP, CLIENT, BROKER)
+    ((key, queue),) = told["mqTable"].items()
+    assert key == '{"topic":"administered","brokerName":"broker-0","queueId":1}'
+    assert (queue["commitOffset"], queue["cachedMsgCount"], queue["cachedMsgSizeInMiB"], queue["locked"]) == (
+        7,
+        2,
+        3,
+        1,
+    )
+    tags = {it["topic"]: it["tagsSet"] for it in told["subscriptionSet"]}
+    assert tags == {TOPIC: ["blue", "red"], f"%RETRY%{GROUP}": []}
+    assert told["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+
+
+@pytest.mark.usefixtures("member")
+async def test_a_broker_assigns_by_itself_to_who_asks_it(cluster: Cluster) -> None:
+    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
+    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER, "No such strategy") is None
+    await cluster.consume_mode(TOPIC, GROUP, BROKER, "POP")
+    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == (Queue(TOPIC, BROKER, -1),)
+    await cluster.consume_mode(TOPIC, GROUP, BROKER, "PULL")
+    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
+
+
+async def test_a_brokers_own_settings_are_told(cluster: Cluster) -> None:
+    told = await cluster.broker_settings(BROKER)
+    assert told["brokerName"] == BROKER
+    assert told["enablePropertyFilter"] == "false"
+
+
+async def test_offsets_that_are_set_are_pushed_where_the_broker_is_told_to(
+    rocketmq: RocketMQ, cluster: Cluster
+) -> None:
+    heard: asyncio.Queue[Mapping[Queue, int]] = asyncio.Queue()
+    subscribed = [Subscription(topic=TOPIC)]
+    wanted = Membership(group="pushed", client_id=CLIENT, subscriptions=subscribed, on_reset=heard.put_nowait)
+    listening = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    await cluster.update_broker(BROKER, useServerSideResetOffset=False)
+    try:
+        await listening.join()
+        for queue in QUEUES:  # or it says that there is no such group
+            await listening.commit(queue, 0)
+        await cluster.send(TOPIC, b"something", queue=QUEUES[0])
+        found = await cluster.reset("pushed", TOPIC, BROKER, seconds=0)
+        assert set(found) == set(QUEUES)
+        assert await asyncio.wait_for(heard.get(), 30) == found
+    finally:
+        await listening.leave()
+        await cluster.update_broker(BROKER, useServerSideResetOffset=True)
