@@ -78,6 +78,25 @@ def test_a_ready_member_is_never_given_up_before_it_had_time_to_see_that_it_must
     assert known(since=None, ready=False, unheard=10) is Proof.LOST
 
 
+def test_a_ready_member_gets_two_minutes() -> None:
+    assert known(ready=True, unheard=120.0, ago=120.0) is Proof.LOST
+    assert known(ready=True, unheard=119.9, ago=120.0) is Proof.NONE
+    assert known(ready=True, unheard=120.0, ago=119.9) is Proof.NONE
+
+
+def test_nothing_known_of_a_holder_speaks_for_it() -> None:
+    assert proof(Q, M1, Taken(SINCE, 0.0), Seen(), lost_after=0.5) is Proof.NONE
+    assert proof(Q, M1, None, Seen(ready=False), lost_after=0.5) is Proof.NONE
+    assert proof(Q, M1, None, Seen(unheard=60.0), lost_after=0.5) is Proof.NONE
+
+
+def test_a_final_drain_is_a_release_whatever_the_member_ever_obeyed_if_it_is_its_own() -> None:
+    fields = {"generation": 0, "state": "drained", "final": True}
+    assert known(terminating=True, report=a_report(**fields)) is Proof.RELEASED
+    assert known(terminating=True, report=a_report(**fields | {"uid": "uid-2"})) is Proof.NONE
+    assert known(terminating=True, report=None) is Proof.NONE
+
+
 def test_a_queue_goes_to_another_member_only_with_proof() -> None:
     granted = [
         (state, word) for (state, word, want), chosen in TABLE.items() if want is Want.MOVE and chosen is Act.GRANT
@@ -98,6 +117,12 @@ def test_immediate_takes_both_steps_in_one() -> None:
         assert act(state, word, want, immediate=True) is not Act.REVOKE
     assert act(State.OWNED, Proof.NONE, Want.MOVE, immediate=True) is Act.GRANT
     assert act(State.OWNED, Proof.NONE, Want.LEAVE, immediate=True) is Act.DROP
+
+
+def test_immediate_changes_nothing_but_revokes() -> None:
+    for state, word, want in TABLE:
+        two_steps = act(state, word, want)
+        assert two_steps is Act.REVOKE or act(state, word, want, immediate=True) is two_steps
 
 
 def test_from_every_state_a_proof_leads_on() -> None:
@@ -125,7 +150,7 @@ def test_what_cannot_come_about_has_no_row() -> None:
 def test_the_page_in_the_docs_has_the_theory_and_the_picture_of_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "handover.md").read_text()
     assert str(handover.__doc__).partition("\n\n")[2] in page
-    assert picture() in page
+    assert f"```mermaid\n{picture()}```" in page
 
 
 def test_a_report_is_read_and_later_fields_are_passed_over() -> None:

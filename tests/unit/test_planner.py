@@ -363,6 +363,15 @@ def test_what_is_still_drained_after_a_lost_record_is_remembered_also_while_the_
     assert Q[3] not in {queue for share in resumed.members.values() for queue in share.queues}
 
 
+def test_who_has_not_begun_as_far_as_we_see_is_not_lost_though_another_leader_gave_it_queues() -> None:
+    before = settled()
+    unseen = a_pod("m2", ready=False, steady=LONG, started=False, unheard=LONG)
+    found = plan(replace(before, pods=(before.pods[0], unseen)), NOW).document
+    assert found
+    assert set(found.releasing) == set(Q[3:6])
+    assert found.forced == {}
+
+
 def test_a_pod_that_never_ran_is_not_waited_for_and_a_lost_one_only_so_long() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     (m1,) = obeying(document)
@@ -403,12 +412,27 @@ def test_a_strategy_that_fails_leaves_everything_and_orphans_go_to_who_owns_leas
     assert conditions(ended)["Ready"] == ("False", "QueuesUnowned")
 
 
+def test_of_two_problems_with_one_reason_event_and_condition_tell_the_first() -> None:
+    wrong = tuple(Verdict(Reason.INVALID_SPEC, told) for told in ("spec.a", "spec.b"))
+    found = plan(settled(spec=None, problems=wrong), NOW)
+    assert [event.message for event in found.events] == ["spec.a"]
+
+
 def test_a_group_that_cannot_be_understood_is_told_and_left_alone() -> None:
     wrong = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
     found = plan(settled(spec=None, problems=(wrong,)), NOW)
     assert found.document is None
     assert conditions(found)["Ready"] == ("False", "InvalidSpec")
     assert conditions(found)["Degraded"] == ("True", "InvalidSpec")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"spec": None}, {"document": None, "problems": (Verdict(Reason.RECORD_TOO_NEW, "schema 2"),)}],
+    ids=["not understood", "of a later version"],
+)
+def test_a_group_that_is_left_alone_is_not_looked_at_all_the_time(changed: dict[str, Any]) -> None:
+    assert plan(settled(**changed), NOW).again >= 1
 
 
 def test_a_policy_that_is_not_there_freezes_who_owns_what() -> None:

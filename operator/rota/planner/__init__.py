@@ -69,7 +69,7 @@ def _recovery(snapshot: Snapshot, damaged: str, now: float) -> Plan:
         members = {name: Share(share.uid) for name, share in document.members.items()}
         everyone = tuple(sorted(known.union(it.queues)))
         document = replace(document, strategy="", members=members, everyone=everyone, barrier=0)
-    found = _told(it, Draft(strategy=document.strategy), document)
+    found = _told(it, Draft(), document)
     why = Verdict(Reason.RECORD_LOST, f"{damaged}; written anew from what the members report")
     lines = [
         {**line, "reason": why.reason, "message": why.message} if line["kind"] == "plan" else line
@@ -105,15 +105,14 @@ def _to_everyone(it: Situation) -> Plan:
     """Broadcasting: every member works every queue; there is nothing to hand over."""
     before, strategy = it.document, ""
     everyone = tuple(sorted(it.queues))
-    differs = before.everyone != everyone or bool(before.releasing)
+    differs = before.everyone != everyone
     if it.unseen and before.everyone is not None:  # what is not seen changes nothing
         everyone, differs = before.everyone, False
-    if not differs and not (_stale(it, strategy) and _quiet_for(it) <= 0) and it.snapshot.document:
+    if not differs and not (_stale(it, strategy) and _quiet_for(it) <= 0):
         return _told(it, Draft(), None)
     entries = record.entries(before, it.snapshot, it.counted)
     document = replace(
         before,
-        group=it.snapshot.group,
         generation=before.generation + 1,
         issued_at=record.written(it.now),
         strategy=strategy,
@@ -140,7 +139,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None) -> Plan:
     if too_large:
         draft, document = Draft(held=draft.held, problem=too_large, strategy=draft.strategy), None
     standing = document or it.document
-    behind = pokes.behind(snapshot.pods, standing, snapshot.gone) if standing.generation else []
+    behind = pokes.behind(snapshot.pods, standing, snapshot.gone)
     due = pokes.due(behind, standing)
     leaving = [pod for pod in snapshot.pods if it.standings[pod.name] is Standing.LEAVING and pod.terminating]
     found = telling.problems(it, draft, telling.unowned_queues(it, standing))
@@ -157,7 +156,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None) -> Plan:
         status=status,
         events=tuple(telling.events(it, draft, status, found)),
         records=(*lines, *telling.verdict_records(it, status)),
-        again=max(min(pokes.next_due(behind, due), *_deadlines(it, draft, standing)), 0.0),
+        again=min(pokes.next_due(behind, due), *_deadlines(it, draft, standing)),
     )
 
 
@@ -194,11 +193,12 @@ def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[fl
     """Yield the seconds after which time alone may change the plan."""
     handover, triggers = it.policy.handover, it.policy.triggers
     yield triggers.resync
-    if draft.held and draft.held.seconds:
-        yield draft.held.seconds
-    if standing is it.document and (draft.of(Act.DROP) or _stale(it, draft.strategy)):
-        yield _quiet_for(it)
     limits = [*it.motion.values()]
+    if draft.held and draft.held.seconds:
+        limits.append(draft.held.seconds)
+    waits = standing is it.snapshot.document and it.snapshot.spec is not None
+    if waits and (draft.of(Act.DROP) or _stale(it, draft.strategy)):
+        limits.append(_quiet_for(it))
     for pod in it.snapshot.pods:
         if not pod.ended and not pod.ready:
             limits += [triggers.unready_grace - pod.steady, handover.lost_after - pod.unheard]

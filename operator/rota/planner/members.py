@@ -29,7 +29,7 @@ class Standing(StrEnum):
 
 
 def standings(
-    pods: Sequence[Pod], gone: frozenset[str], policy: PolicySpec, document: Assignment | None
+    pods: Sequence[Pod], gone: frozenset[str], policy: PolicySpec, document: Assignment
 ) -> dict[str, Standing]:
     """Return each pod's standing, by name."""
     found = {
@@ -51,15 +51,15 @@ def standings(
     return found
 
 
-def works(document: Assignment | None, pod: Pod) -> bool:
+def works(document: Assignment, pod: Pod) -> bool:
     """Whether the record gives this very pod something to do."""
-    share = document.members.get(pod.name) if document else None
-    return share is not None and share.uid == pod.uid and bool(share.queues or (document and document.everyone))
+    share = document.members.get(pod.name)
+    return share is not None and share.uid == pod.uid and bool(share.queues or document.everyone)
 
 
-def awaits_namesake(document: Assignment | None, pod: Pod, gone: frozenset[str]) -> bool:
+def awaits_namesake(document: Assignment, pod: Pod, gone: frozenset[str]) -> bool:
     """Whether an earlier pod of its name is on record, and not known to have ended: a name has one entry."""
-    share = document.members.get(pod.name) if document else None
+    share = document.members.get(pod.name)
     return share is not None and share.uid != pod.uid and share.uid not in gone
 
 

@@ -106,12 +106,10 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
     waiting = any(one.state is State.FREE and one.act is not Act.GRANT for one in draft.decisions)
     return replace(
         before,
-        group=it.snapshot.group,
         generation=generation,
         issued_at=at,
         strategy=draft.strategy,
         members=_shares(record.entries(before, it.snapshot, it.counted), owned),
-        everyone=None,
         releasing=releasing,
         forced=forced,
         spent=_spent(it, draft),
@@ -182,7 +180,7 @@ def _open(it: Situation, aim: Aim) -> dict[Queue, Holder | None]:
     """Return the queues of which something must be decided, and who shall own them; the many that stay cost nothing."""
     known = (it.owned, it.document.releasing)
     if aim.roster is None:
-        still = frozenset() if it.counted else frozenset(it.queues)
+        still = frozenset(it.queues)
         return {queue: None for queues in known for queue in queues if queue not in still}
     queues, mine = aim.roster.queues, present(aim.roster)
     members: list[Holder | None] = [it.pods[name].holder for name in aim.roster.members]
@@ -230,7 +228,7 @@ def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts
         if one.state is State.RELEASING and one.known is Proof.NONE and one.want is not Want.STAY
     ]
     youngest = min((record.ago(release.at, it.now) for release in under_way), default=0.0)
-    written = record.ago(it.document.issued_at, it.now) if it.document.generation else float("inf")
+    written = record.ago(it.document.issued_at, it.now)
     left, back = _budget(it)
     return gates.Facts(
         wanted=wanted,

@@ -78,8 +78,6 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
 
 def past_barrier(document: Assignment, pods: Sequence[Pod], lost_after: float, now: float) -> Proof:
     """Say what is known of a queue that the record gives to nobody."""
-    if not document.barrier:
-        return Proof.RELEASED
     since = ago(document.issued_at, now)
     behind = [pod for pod in pods if pod.started and not pod.ended and pod.generation < document.barrier]
     if not behind:

@@ -95,11 +95,6 @@ class Situation:
         """Whether the member of this name shares the queues."""
         return name in self.standings and self.standings[name].counts
 
-    def is_counted(self, holder: Holder) -> bool:
-        """Whether this holder, and not a namesake, shares the queues."""
-        pod = self.pods.get(holder.name)
-        return pod is not None and pod.uid == holder.uid and self.counts(holder.name)
-
     @cached_property
     def free_proof(self) -> Proof:
         """What is known of queues that the record gives to nobody; foreigners may work them if we cannot see them."""

@@ -15,7 +15,7 @@ from rota.planner.world import Event
 
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
 HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
-_LEFT = {
+_LEFT: Mapping[Standing | None, Reason] = {
     Standing.ENDED: Reason.MEMBER_ENDED,
     Standing.LOST: Reason.MEMBER_LOST,
     Standing.LEAVING: Reason.MEMBER_LEFT,
@@ -45,16 +45,20 @@ def cause(it: Situation, draft: Draft) -> Verdict:
 
 def _of_leavers(it: Situation) -> Verdict | None:
     holders = {*it.owned.values(), *(release.holder for release in it.document.releasing.values())}
-    gone = {holder.name: _LEFT.get(_standing(it, holder)) for holder in holders if not it.is_counted(holder)}
+    gone = {holder: _LEFT.get(_standing(it, holder)) for holder in holders}
     for reason in _LEFT.values():
-        names = sorted(name for name, why in gone.items() if why is reason)
+        names = sorted(holder.name for holder, why in gone.items() if why is reason)
         if names:
             return Verdict(reason, _TOLD[reason].format(_names(names)))
     return None
 
 
-def _standing(it: Situation, holder: Holder) -> Standing:
-    return Standing.ENDED if it.seen(holder).ended else it.standings.get(holder.name, Standing.ENDED)
+def _standing(it: Situation, holder: Holder) -> Standing | None:
+    """Return how a holder stands; of one that is only out of sight nothing is known."""
+    if it.seen(holder).ended:
+        return Standing.ENDED
+    pod = it.pods.get(holder.name)
+    return it.standings[pod.name] if pod and pod.uid == holder.uid else None
 
 
 def _of_queues(it: Situation) -> Verdict | None:
@@ -217,7 +221,7 @@ def events(it: Situation, draft: Draft, status_now: Mapping[str, Any], found: Se
         names = _names(sorted({one.holder.name for one in forced if one.holder}) or ["a member"])
         told.append(Event(Reason.QUEUES_FORCED, f"{_count(len(forced))} taken from {names} unheard", warning=True))
     known = {condition["type"] for condition in it.snapshot.status.get("conditions") or []}
-    fresh = {verdict.reason: verdict for verdict in found if str(verdict.reason) not in known}
+    fresh = {verdict.reason: verdict for verdict in reversed(found) if str(verdict.reason) not in known}
     told += [Event(*verdict, warning=verdict.reason not in HARMLESS) for verdict in fresh.values()]
     return told
 

@@ -87,7 +87,7 @@ class Pod:
             ready=self.ready,
             report=self.report,
             working=self.heard.working if self.heard else frozenset(),
-            unheard=self.unheard,
+            unheard=self.unheard if self.started else 0.0,  # nobody asks who has not begun
         )
 
 

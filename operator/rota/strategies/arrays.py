@@ -26,25 +26,25 @@ def present(roster: Roster) -> Owners:
     return np.frombuffer(roster.owners, dtype=np.int32)
 
 
-def blocks(queues: int, members: int) -> Owners:
+def blocks(queues: int, members: int) -> Indices:
     """Cut queues into contiguous blocks, one a member; the first ones get one more."""
     members = max(min(queues, members), 1)  # the others get nothing
     share, more = divmod(queues, members)
     sizes = np.full(members, share)
     sizes[:more] += 1
-    return np.repeat(np.arange(members, dtype=np.int32), sizes)
+    return np.repeat(np.arange(members), sizes)
 
 
-def circle(queues: int, members: int) -> Owners:
+def circle(queues: int, members: int) -> Indices:
     """Deal queues out one by one, around and around."""
-    return (np.arange(queues, dtype=np.int32) % members).astype(np.int32)
+    return np.arange(queues) % members
 
 
-def by_topic(roster: Roster, one: Callable[[int, int], Owners]) -> Owners:
+def by_topic(roster: Roster, one: Callable[[int, int], Indices]) -> Owners:
     """Assign each topic by itself, as the reference does: `one(queues, members)`."""
     sizes = [stop - start for start, stop in roster.topics]
     shares = {size: one(size, len(roster.members)) for size in set(sizes)}  # topics of one size are shared alike
-    return np.concatenate([shares[size] for size in sizes]).astype(np.int32, copy=False)
+    return np.concatenate([shares[size] for size in sizes]).astype(np.int32)
 
 
 def of_runs(runs: Iterable[Run]) -> Indices:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from rota.model import NOBODY, Roster, Run
-from rota.strategies.arrays import Owners, blocks, nobody, of_runs
+from rota.strategies.arrays import Indices, Owners, blocks, nobody, of_runs
 
 
 def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
@@ -46,13 +46,13 @@ def room_of(broker: str) -> str | None:
     return parts[0] if len(parts) == 2 else None  # noqa: PLR2004 - room and broker
 
 
-def _by_topic(runs: list[Run]) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _by_topic(runs: list[Run]) -> list[Indices]:
     topics: dict[str, list[Run]] = {}
     for run in runs:
         topics.setdefault(run.topic, []).append(run)
     return [of_runs(of_topic) for of_topic in topics.values()]
 
 
-def _tailed(queues: int, members: int) -> Owners:
+def _tailed(queues: int, members: int) -> Indices:
     even = queues - queues % members
-    return np.concatenate([blocks(even, members), np.arange(queues - even, dtype=np.int32)])
+    return np.concatenate([blocks(even, members), np.arange(queues - even)])

@@ -9,7 +9,7 @@ from hashlib import md5
 import numpy as np
 
 from rota.model import Roster
-from rota.strategies.arrays import Owners, nobody, whole
+from rota.strategies.arrays import Indices, Owners, nobody, whole
 
 Hash = Callable[[str], int]
 
@@ -51,9 +51,9 @@ def why_consistent_hash(
             yield f"the next of the {places} places on the ring is {nearest}"
 
 
-def _places(keys: Sequence[str], hash: Hash) -> np.ndarray[tuple[int], np.dtype[np.int64]]:  # noqa: A002
+def _places(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
     if hash is not ring_position:
-        return np.fromiter(map(hash, keys), dtype=np.int64, count=len(keys))
+        return np.fromiter(map(hash, keys), dtype=np.int64)
     # The reference's: all sums are joined first and cut once, which takes two thirds of the time.
     sums = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
     return np.frombuffer(sums, ">u4")[::4].astype(np.int64)

@@ -20,15 +20,15 @@ def machine_room_nearby(
 ) -> Owners:
     """Let `inner` assign each room's queues to the room's members; a room without members is shared by all.
 
-    Each such room is assigned by itself, in the order of room names, so low names get one more of each.
+    Each such room is assigned by itself, so low names get one more of each.
     """
     by_room = _runs_by_room(roster, queueRooms)
     at_home = _members_by_room(roster, memberRooms)
     everybody = list(range(len(roster.members)))
     owners = nobody(len(roster.queues))
-    for room, runs in sorted(by_room.items(), key=lambda item: java_order(item[0])):
+    for room, runs in by_room.items():
         members = at_home.get(room, everybody)
-        back = np.array([*members, NOBODY], dtype=np.int32)  # an owner of -1 finds the last one, which is -1
+        back = np.array([*members, NOBODY])  # an owner of -1 finds the last one, which is -1
         owners[of_runs(runs)] = back[inner(_part(roster, runs, members))]
     return owners
 

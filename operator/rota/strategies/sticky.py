@@ -101,10 +101,8 @@ def _let_go(owners: Owners, counts: Indices, quota: Indices) -> None:
 def _deal(wanted: Indices) -> Owners:
     """Deal queues around among those who want some, so that neighbours (one topic's) go to different members."""
     takers = np.flatnonzero(wanted)
-    if not len(takers):
-        return np.empty(0, dtype=np.int32)
     wants = wanted[takers]
-    rounds = int(wants.max())
+    rounds = int(wants.max(initial=0))
     if rounds * len(takers) <= 4 * int(wants.sum()) + 1024:  # a table of rounds by takers is quicker than sorting
         _, dealt = np.nonzero(np.arange(rounds)[:, None] < wants)
         return takers[dealt].astype(np.int32)

@@ -35,6 +35,7 @@ class Connection(asyncio.Protocol):
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._numbers = itertools.count(1)
         self._transport: asyncio.Transport | None = None
+        self._outgoing: list[bytes] = []
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -78,7 +79,18 @@ class Connection(asyncio.Protocol):
         await self._writable.wait()
         if self.closed or self._transport is None:
             raise Unreachable(f"{self.address} closed the connection: {self.closed}")
-        self._transport.write(encode(frame))
+        self._write(frame)
+
+    def _write(self, frame: Frame) -> None:
+        """Write at the end of the loop's turn: one write for all that is sent in it, for each wakes the other side."""
+        self._outgoing.append(encode(frame))
+        if len(self._outgoing) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport and not self.closed:
+            self._transport.write(b"".join(outgoing))
 
     def close(self, why: str = "we are done with it") -> None:
         """Close it; what waits on it fails."""
@@ -114,8 +126,8 @@ class Connection(asyncio.Protocol):
                 waiting.set_result(frame)
             return
         answer = self._serve(frame)
-        if answer and not frame.one_way and self._transport:
-            self._transport.write(encode(answer))
+        if answer and not frame.one_way:
+            self._write(answer)
 
     def pause_writing(self) -> None:
         """Let senders wait: the other side does not keep up."""

@@ -100,26 +100,29 @@ class Decoder:
     """Frames out of bytes that come in pieces."""
 
     def __init__(self) -> None:
-        self._waiting = bytearray()
+        self._pieces: list[bytes] = []  # joined when there is a frame in them, so that a large one is copied once
+        self._waiting = 0  # their length
+        self._needed = 0  # how long they must be for that; 0: not told yet
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take in some bytes and return the frames that are complete now."""
-        self._waiting += data
+        self._pieces.append(data)
+        self._waiting += len(data)
+        if self._waiting < self._needed:
+            return []
+        data = b"".join(self._pieces)
         found, at = [], 0
-        while size := _size(self._waiting, at):
-            if len(self._waiting) < at + size:
-                break
+        while (size := _size(data, at)) and at + size <= len(data):
             start = at + _START.size
-            kind, length = self._waiting[at + 4], int.from_bytes(self._waiting[at + 5 : start])
-            header = bytes(self._waiting[start : start + length])
+            kind, length = data[at + 4], int.from_bytes(data[at + 5 : start])
             at += size
-            body = bytes(self._waiting[start + length : at])
+            header, body = data[start : start + length], data[start + length : at]
             found.append(_from_json(header, body) if kind == _JSON else _from_binary(header, body))
-        del self._waiting[:at]
+        self._pieces, self._waiting, self._needed = [data[at:]], len(data) - at, size
         return found
 
 
-def _size(data: bytearray, at: int) -> int:
+def _size(data: bytes, at: int) -> int:
     """Return how long the frame at a place is, or 0 if that is not told yet.
 
     What cannot be is refused as soon as it is told: the rest of it may never come.

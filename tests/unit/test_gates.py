@@ -1,0 +1,131 @@
+"""What holds a rebalance back, what people are told then, and when to ask again."""
+
+from typing import Any
+
+import pytest
+
+from rota.gates import Facts, Held, held
+from rota.model import Reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason", "told", "seconds"),
+    [
+        ({"wanted": 0}, Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it", None),
+        ({"paused": True}, Reason.PAUSED, "The policy is paused; 2 queues will move when it no longer is", None),
+        ({"unseen": ("a",)}, Reason.NO_VIEW, "There is no view of a; nothing moves until there is", None),
+        (
+            {"moving": ("m3",), "patience": 0.4},
+            Reason.MEMBERS_STILL_JOINING,
+            "Waiting for m3 to come or go; 2 queues will move then",
+            0.4,
+        ),
+        (
+            {"releasing": 3, "release_time": 0.4},
+            Reason.HANDOVER_IN_FLIGHT,
+            "3 queues are still being released; 2 queues will move then",
+            0.4,
+        ),
+        (
+            {"budget": 0, "budget_back": 60.0},
+            Reason.BUDGET_SPENT,
+            "The budget is spent; 2 queues will move as it comes back",
+            60.0,
+        ),
+        (
+            {"debounce": 0.5, "written": 0.25},
+            Reason.DEBOUNCE,
+            "The last document was just written; 2 queues will move after it",
+            0.25,
+        ),
+    ],
+)
+def test_each_gate_says_why_and_when_to_ask_again(
+    facts: dict[str, Any], reason: Reason, told: str, seconds: float | None
+) -> None:
+    found = held(Facts(**{"wanted": 2} | facts))
+    assert found == Held(reason, told, seconds)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"written": 0.0},
+        {"debounce": 0.5, "written": 0.5},
+        {"debounce": 0.5, "written": 0.7},
+        {"moving": ("m3",)},
+        {"moving": ("m3",), "patience": -1.0},
+        {"patience": 20.0},
+        {"releasing": 1},
+        {"releasing": 1, "release_time": -1.0},
+        {"release_time": 35.0},
+        {"budget": 1, "budget_back": 60.0},
+    ],
+    ids=str,
+)
+def test_what_has_passed_or_is_not_so_holds_nothing_back(facts: dict[str, Any]) -> None:
+    assert held(Facts(wanted=1, **facts)) is None
+
+
+def test_people_hear_first_of_what_they_did_themselves_and_then_of_what_passes() -> None:
+    everything: dict[str, Any] = {
+        "debounce": 0.5,
+        "written": 0.0,
+        "budget": 0,
+        "releasing": 1,
+        "release_time": 35.0,
+        "moving": ("m3",),
+        "patience": 20.0,
+        "unseen": ("orders",),
+        "paused": True,
+        "wanted": 0,
+    }
+    told = []
+    for fact, passed in (
+        ("wanted", 1),
+        ("paused", False),
+        ("unseen", ()),
+        ("moving", ()),
+        ("releasing", 0),
+        ("budget", None),
+        ("debounce", 0.0),
+    ):
+        found = held(Facts(**everything))
+        told.append(found and found.reason)
+        everything[fact] = passed
+    assert told == [
+        Reason.NOTHING_WOULD_CHANGE,
+        Reason.PAUSED,
+        Reason.NO_VIEW,
+        Reason.MEMBERS_STILL_JOINING,
+        Reason.HANDOVER_IN_FLIGHT,
+        Reason.BUDGET_SPENT,
+        Reason.DEBOUNCE,
+    ]
+    assert held(Facts(**everything)) is None
+
+
+def test_a_spent_budget_is_asked_about_again_when_it_comes_back_if_only_at_once() -> None:
+    assert held(Facts(wanted=1, budget=0)) == Held(
+        Reason.BUDGET_SPENT, "The budget is spent; 1 queue will move as it comes back", 0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("a", "b", "c"), "There is no view of a, b, c; "),
+        (("a", "b", "c", "d", "e"), "There is no view of a, b, c and 2 more; "),
+    ],
+)
+def test_long_lists_of_names_are_cut(names: tuple[str, ...], told: str) -> None:
+    found = held(Facts(wanted=1, unseen=names))
+    assert found
+    assert found.message.startswith(told)
+
+
+def test_one_queue_is_one_queue() -> None:
+    found = held(Facts(wanted=1, releasing=1, release_time=9.0))
+    assert found
+    assert found.message == "1 queue is still being released; 1 queue will move then"

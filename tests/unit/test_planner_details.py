@@ -1,0 +1,1394 @@
+"""The planner's finer points, step by step: who counts, what is believed, who is woken, what people are told."""
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
+from rota.documents import Assignment, Release, Share
+from rota.handover import Proof
+from rota.model import Holder, Queue, Reason, Roster, Verdict
+from rota.planner import Event, Measured, Plan, Pod, Poke, Snapshot, beside_foreigners, plan, pokes, record, target
+from rota.planner.members import Standing, in_motion, standings
+from rota.planner.record import written
+from rota.planner.target import options
+from rota.spec import PolicySpec
+
+Q = [Queue("orders", "a", number) for number in range(10)]
+M1, M2, M3 = (Holder(name, f"uid-{name}") for name in ("m1", "m2", "m3"))
+DOCUMENT = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
+JOINER = a_pod("m3", a_report("m3", 0))
+
+
+def settled(**changed: Any) -> Snapshot:
+    return a_snapshot(**({"document": DOCUMENT, "pods": obeying(changed.get("document") or DOCUMENT)} | changed))
+
+
+def with_joiner(**changed: Any) -> Snapshot:
+    return settled(**{"pods": (*obeying(DOCUMENT), JOINER), **changed})
+
+
+def written_by(snapshot: Snapshot) -> Assignment:
+    document = plan(snapshot, NOW).document
+    assert document
+    return document
+
+
+def owned(document: Assignment) -> dict[str, list[int]]:
+    return {name: [queue.id for queue in share.queues] for name, share in document.members.items()}
+
+
+def conditions(found: Plan) -> dict[str, tuple[str, str, str]]:
+    return {it["type"]: (it["status"], it["reason"], it["message"]) for it in found.status["conditions"]}
+
+
+# Who counts.
+
+FINAL = {"report": a_report("m1", 5, state="drained", final=True)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "with_queues", "without"),
+    [
+        ({}, "Ready", "Joining"),
+        ({"report": a_report("m1", 0)}, "Ready", "Ready"),
+        ({"report": a_report("m1", 5), "ready": False, "steady": 9.9}, "Unready", "Joining"),
+        ({"report": a_report("m1", 5), "ready": False, "steady": 10.0}, "Out", "Joining"),
+        ({"ready": False, "unheard": 9.9}, "Out", "Joining"),
+        ({"ready": False, "unheard": 10.0}, "Lost", "Joining"),
+        ({"ready": True, "unheard": LONG}, "Ready", "Joining"),
+        ({"terminating": True}, "Leaving", "Leaving"),
+        (FINAL, "Leaving", "Leaving"),
+        ({"terminating": True, "ended": True}, "Ended", "Ended"),
+        ({"ended": True, "ready": False}, "Ended", "Ended"),
+        ({"uid": "uid-gone"}, "Ended", "Ended"),
+    ],
+    ids=str,
+)
+def test_how_a_pod_stands_depends_on_whether_it_has_something_to_lose(
+    changed: dict[str, Any], with_queues: str, without: str
+) -> None:
+    uid = changed.get("uid", "uid-m1")
+    pod, gone = a_pod("m1", **changed), frozenset({"uid-gone"})
+    for share, everyone, expected in (
+        (Share(uid, (Q[0],)), None, with_queues),
+        (Share(uid), tuple(Q), with_queues),
+        (Share(uid), None, without),
+        (Share(uid), (), without),
+        (None, None, without),
+    ):
+        document = a_document(everyone=everyone)
+        document = replace(document, members={"m1": share} if share else {})
+        found = standings([pod], gone, a_policy(), document)
+        assert {name: str(standing) for name, standing in found.items()} == {"m1": expected}
+
+
+def test_a_pod_waits_for_its_namesake_and_is_then_on_its_own() -> None:
+    anew = a_pod("m1", a_report("m1", 0, uid="new"), uid="new")
+    assert standings([anew], frozenset(), a_policy(), DOCUMENT) == {"m1": Standing.JOINING}
+    assert standings([anew], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": Standing.READY}
+    unready = replace(anew, ready=False)
+    assert standings([unready], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": Standing.JOINING}
+
+
+def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
+    return a_pod(name, a_report(name, 5, brokers={"a": reaches}), **changed)
+
+
+@pytest.mark.parametrize(
+    ("others", "seconds", "expected"),
+    [
+        ((reaching("m1", reaches=True),), 10.0, "CutOff"),
+        ((reaching("m1", reaches=True),), 9.9, "Ready"),
+        ((reaching("m1", reaches=False),), LONG, "Ready"),
+        ((reaching("m1", reaches=True, terminating=True), a_pod("m4")), LONG, "Ready"),
+        ((a_pod("m1"),), LONG, "Ready"),
+    ],
+    ids=["others reach it", "not for long", "nobody does", "only one that leaves", "nobody says"],
+)
+def test_a_member_is_cut_off_from_what_other_members_reach(
+    others: tuple[Pod, ...], seconds: float, expected: str
+) -> None:
+    cut = reaching("m2", reaches=False, cut_off={"b": 1.0, "a": seconds})
+    found = standings([*others, cut], frozenset(), a_policy(), DOCUMENT)
+    assert str(found["m2"]) == expected
+    leaving = replace(cut, terminating=True)
+    assert standings([*others, leaving], frozenset(), a_policy(), DOCUMENT)["m2"] is Standing.LEAVING
+
+
+@pytest.mark.parametrize(
+    ("standing", "changed", "seconds"),
+    [
+        (Standing.JOINING, {"age": 0.5}, 19.5),
+        (Standing.JOINING, {"age": 19.5}, 0.5),
+        (Standing.JOINING, {"age": 20.0}, None),
+        (Standing.JOINING, {"age": 20.5}, None),
+        (Standing.LEAVING, {"leaving": 1.0}, 44.0),
+        (Standing.LEAVING, {"leaving": 45.5}, None),
+        (Standing.READY, {"age": 5.0, "steady": 0.125}, 0.375),
+        (Standing.READY, {"age": 5.0, "steady": 0.75}, None),
+        (Standing.READY, {"age": 20.0, "steady": 0.125}, None),
+        (Standing.OUT, {"age": 5.0, "steady": 0.125}, None),
+    ],
+)
+def test_who_comes_or_goes_is_waited_for_only_so_long(
+    standing: Standing, changed: dict[str, Any], seconds: float | None
+) -> None:
+    policy = a_policy(triggers={"debounce": "500ms"}, handover={"drainTimeout": "30s"})
+    found = in_motion([a_pod("m1", **changed)], {"m1": standing}, policy)
+    assert found == ({} if seconds is None else {"m1": seconds})
+
+
+def test_what_nobody_has_seen_of_a_pod_yet_speaks_neither_for_nor_against_it() -> None:
+    new = Pod(name="m1", uid="uid-m1")
+    for pod, standing, seconds in (
+        (new, Standing.JOINING, 20.0),
+        (replace(new, heard=JOINER.heard), Standing.JOINING, 20.0),
+        (replace(new, terminating=True), Standing.LEAVING, 45.0),
+        (replace(new, ready=True, heard=JOINER.heard), Standing.READY, 0.5),
+    ):
+        found = standings([pod], frozenset(), a_policy(), a_document())
+        assert (found, in_motion([pod], found, a_policy())) == ({"m1": standing}, {"m1": seconds})
+    assert pokes.next_due([replace(new, poke=Poke(5, 1))], {}) == 1.0
+    assert (new.generation, new.client_id, str(new.poke)) == (0, "", "0-0")
+    unknown = Snapshot(group="shop/orders", spec=a_spec())
+    assert plan(unknown, NOW).reread
+    first = plan(replace(unknown, fresh=True), NOW)
+    assert first.status["observedGeneration"] == 0
+    assert conditions(first)["Ready"][:2] == ("False", "NoView")
+
+
+# What is believed.
+
+
+def test_times_are_written_and_read_as_documents_do() -> None:
+    assert written(NOW) == "2025-11-21T08:00:00.000Z"
+    assert record.ago("2025-11-21T07:59:58.500Z", NOW) == 1.5
+    assert record.ago("2025-11-21T08:00:01Z", NOW) == -1.0
+    assert record.ago("yesterday", NOW) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({}, ""),
+        ({"document": None, "pods": ()}, ""),
+        ({"damage": "The sum does not match"}, "The sum does not match"),
+        ({"document": None, "pods": (a_pod("m1", a_report("m1", 3)),)}, "The assignment is gone, but pods"),
+        ({"document": None, "pods": (a_pod("m1"),)}, "The assignment is gone, but pods"),
+        ({"document": None, "pods": (a_pod("m1", poke=Poke(1, 1), started=False),)}, "The assignment is gone"),
+        ({"document": None, "pods": (), "status": {"generation": 1}}, "The assignment is gone, but pods"),
+        ({"document": None, "pods": (a_pod("m1", a_report("m1", 0)),)}, ""),
+        ({"document": None, "pods": (a_pod("m1", started=False),)}, ""),
+        ({"document": None, "pods": (a_pod("m1", ended=True),)}, ""),
+        ({"document": None, "pods": (a_pod("m1"),), "gone": frozenset({"uid-m1"})}, ""),
+        ({"document": a_document(group="shop/payments")}, "The assignment is that of shop/payments"),
+        ({"status": {"generation": 5}}, ""),
+        ({"status": {"generation": 6}}, "The assignment has generation 5, but 6 was seen"),
+        ({"pods": (a_pod("m1", a_report("m1", 7)),)}, "The assignment has generation 5, but 7 was seen"),
+        ({"pods": (a_pod("m1", poke=Poke(8, 1)),)}, "The assignment has generation 5, but 8 was seen"),
+        ({"pods": (a_pod("m1", a_report("m1", 7), ended=True),)}, ""),
+    ],
+)
+def test_a_record_is_believed_unless_something_speaks_against_it(changed: dict[str, Any], sentence: str) -> None:
+    found = record.damage(settled(**changed))
+    assert found.startswith(sentence) if sentence else found == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"damage": "The sum does not match"},
+        {"document": None},
+        {"document": None, "pods": ()},
+        {"document": replace(DOCUMENT, generation=3), "pods": obeying(DOCUMENT)},
+    ],
+    ids=["torn", "gone", "a new group", "an old copy"],
+)
+def test_before_a_record_is_made_anew_everything_is_read_again(wrong: dict[str, Any]) -> None:
+    status = {"generation": 0, "lag": 7}
+    found = plan(settled(**{"fresh": False, "status": status, **wrong}), NOW)
+    assert found == Plan(reread=True, status=status, again=1.0)
+    assert not plan(settled(fresh=False), NOW).reread, "a record that can be believed is not read again"
+
+
+def test_a_record_made_anew_names_whom_the_reports_name_and_counts_the_budget_as_spent() -> None:
+    pods = (
+        a_pod("m1", a_report("m1", 4, Q[:3])),
+        a_pod("m2", a_report("m2", 5, Q[2:5])),
+        a_pod("m3"),
+        a_pod("m4", a_report("m4", 9, Q[5:]), ended=True),
+        a_pod("m5", a_report("m5", 5, Q[5:])),
+    )
+    policy = a_policy(budget={"maxMoves": 3})
+    lost = settled(document=None, damage="Torn", pods=pods, policy=policy, gone=frozenset({"uid-m5"}))
+    assert record.recovered(lost, NOW) == Assignment(
+        group="shop/orders",
+        generation=int(NOW),
+        issued_at=written(NOW),
+        strategy="Sticky",
+        members={"m2": Share("uid-m2", tuple(Q[2:5])), "m1": Share("uid-m1", tuple(Q[:2])), "m3": Share("uid-m3")},
+        spent=((written(NOW), 3),),
+        barrier=int(NOW),
+    )
+    bare = record.recovered(replace(lost, policy=None), NOW)
+    assert bare.strategy == ""
+    assert bare.spent[0][1] > 99_999, "more than any budget that the policy may turn out to have"
+    assert list(bare.members) == ["m2", "m1", "m3"]
+    assert record.recovered(replace(lost, policy=a_policy()), NOW).spent == ()
+
+
+def test_of_two_that_obey_alike_the_first_by_name_keeps_the_queue() -> None:
+    pods = (a_pod("m2", a_report("m2", 5, Q[:1])), a_pod("m1", a_report("m1", 5, Q[:1])))
+    found = record.recovered(settled(document=None, pods=pods), NOW)
+    assert {name: share.queues for name, share in found.members.items()} == {"m1": (Q[0],), "m2": ()}
+
+
+@pytest.mark.parametrize(
+    ("seen", "generation"),
+    [
+        ({"status": {"generation": int(NOW) + 7}}, int(NOW) + 8),
+        ({"document": a_document(int(NOW) + 3)}, int(NOW) + 4),
+        ({"pods": (a_pod("m1", poke=Poke(int(NOW) + 5, 2)),)}, int(NOW) + 6),
+        ({}, int(NOW)),
+    ],
+)
+def test_a_record_made_anew_is_above_everything_seen(seen: dict[str, Any], generation: int) -> None:
+    found = record.recovered(settled(damage="Torn", **seen), NOW)
+    assert (found.generation, found.barrier) == (generation, generation)
+
+
+def test_people_are_told_that_a_record_was_lost_and_the_journal_says_why() -> None:
+    report = a_report("m2", 4, Q[3:6])
+    found = plan(settled(damage="Torn", pods=(*obeying(DOCUMENT)[:1], a_pod("m2", report))), NOW)
+    told = "Torn; written anew from what the members report"
+    assert found.events[-1] == Event(Reason.RECORD_LOST, told, warning=True)
+    assert len(found.events) == 1
+    assert found.again == 0.0
+    less = plan(settled(damage="Torn", pods=obeying(DOCUMENT)[:1]), NOW)
+    assert [event.reason for event in less.events] == [Reason.QUEUES_UNOWNED, Reason.RECORD_LOST]
+    assert [line["kind"] for line in found.records] == ["membership", "plan", *["verdict"] * 3]
+    assert found.records[1] == {
+        "schema": 1,
+        "kind": "plan",
+        "group": "shop/orders",
+        "at": written(NOW),
+        "generation": int(NOW),
+        "strategy": "Sticky",
+        "reason": Reason.RECORD_LOST,
+        "message": told,
+        "members": 2,
+        "queues": 6,
+        "held": None,
+    }
+    assert found.records[0] == {
+        "schema": 1,
+        "kind": "membership",
+        "group": "shop/orders",
+        "at": written(NOW),
+        "generation": int(NOW),
+        "members": {"m1": {"uid": "uid-m1", "standing": "Ready"}, "m2": {"uid": "uid-m2", "standing": "Ready"}},
+    }
+
+
+def test_a_lost_record_of_a_broadcasting_group_gives_everybody_everything_at_once() -> None:
+    spec = a_spec(messageModel="Broadcasting")
+    pods = (a_pod("m1", a_report("m1", 4, [*Q[8:], *Q[:3]])), a_pod("m2", a_report("m2", 4, Q[3:7])))
+    found = written_by(settled(spec=spec, damage="Torn", pods=pods, policy=a_policy(budget={"maxMoves": 1})))
+    assert found == Assignment(
+        group="shop/orders",
+        generation=int(NOW),
+        issued_at=written(NOW),
+        strategy="",
+        members={"m1": Share("uid-m1"), "m2": Share("uid-m2")},
+        everyone=tuple(Q[:7] + Q[8:]),
+        spent=((written(NOW), 1),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ((), Proof.RELEASED),
+        ((a_pod("m1", a_report("m1", 5)),), Proof.RELEASED),
+        ((a_pod("m1", a_report("m1", 4)),), Proof.NONE),
+        ((a_pod("m1", a_report("m1", 4), started=False),), Proof.RELEASED),
+        ((a_pod("m1", a_report("m1", 4), ended=True),), Proof.RELEASED),
+        ((a_pod("m1", unheard=10.0, ready=False),), Proof.LOST),
+        ((a_pod("m1", unheard=9.0, ready=False),), Proof.NONE),
+        ((a_pod("m1", unheard=120.0),), Proof.LOST),
+        ((a_pod("m1", unheard=10.0, ready=False), a_pod("m2", a_report("m2", 4))), Proof.NONE),
+    ],
+)
+def test_a_queue_of_nobodys_is_free_once_nobody_can_be_working_it(pods: tuple[Pod, ...], expected: Proof) -> None:
+    document = a_document(5, barrier=5, age=120.0)
+    assert record.past_barrier(document, pods, 10.0, NOW) is expected
+    assert record.past_barrier(replace(document, barrier=0), pods, 10.0, NOW) is Proof.RELEASED
+    just_written = a_document(5, barrier=5, age=0.0)
+    heard = expected is not Proof.LOST or not pods[0].ready
+    assert record.past_barrier(just_written, pods, 10.0, NOW) is (expected if heard else Proof.NONE)
+
+
+def test_an_entry_stays_until_its_pod_has_ended() -> None:
+    document = a_document(members={"m1": (), "m2": (), "m3": (), "m4": ()})
+    pods = (a_pod("m1"), a_pod("m2", ended=True), a_pod("m3", uid="new", ended=True), a_pod("m5"), a_pod("m6"))
+    found = record.entries(document, settled(pods=pods, gone=frozenset({"uid-m4"})), ["m1", "m5"])
+    assert found == {"m1": "uid-m1", "m3": "uid-m3", "m5": "uid-m5"}
+
+
+# Who is woken.
+
+
+@pytest.mark.parametrize(
+    ("changed", "gone", "expected"),
+    [
+        ({}, (), True),
+        ({"ended": True}, (), False),
+        ({}, ("uid-m1",), False),
+        ({"started": False}, (), True),
+        ({"started": False, "ready": False}, (), False),
+        ({"ready": False}, (), True),
+        ({"report": a_report("m1", 5)}, (), False),
+        ({"report": a_report("m1", 4, Q[:3])}, (), False),
+        ({"report": a_report("m1", 4, Q[:2])}, (), True),
+        ({"uid": "new"}, (), False),
+    ],
+)
+def test_a_pod_is_behind_until_it_shows_what_it_was_given(
+    changed: dict[str, Any],
+    gone: tuple[str, ...],
+    *,
+    expected: bool,
+) -> None:
+    found = pokes.behind([a_pod("m1", **changed)], DOCUMENT, frozenset(gone))
+    assert bool(found) is expected
+
+
+def test_a_pod_is_behind_while_it_owes_a_release_or_the_barrier_though_it_shows_the_right_queues() -> None:
+    shown = [a_pod("m1", a_report("m1", 4, Q[:3]))]
+    early, late = (Release(M1, None, since, written(NOW)) for since in (3, 5))
+    owing = replace(DOCUMENT, releasing={Q[3]: early, Q[4]: late, Q[5]: early})
+    assert pokes.behind(shown, owing, frozenset()) == shown
+    assert pokes.behind(shown, replace(DOCUMENT, releasing={Q[3]: early}), frozenset()) == []
+    assert pokes.behind(shown, replace(owing, releasing={Q[4]: replace(late, holder=M2)}), frozenset()) == []
+    assert pokes.behind(shown, replace(DOCUMENT, barrier=5), frozenset()) == shown
+    assert pokes.behind(shown, replace(DOCUMENT, barrier=4), frozenset()) == []
+    everything = [a_pod("m1", a_report("m1", 4, Q[:6]))]
+    broadcast = replace(DOCUMENT, members={"m1": Share("uid-m1")}, everyone=tuple(Q[:6]))
+    assert pokes.behind(everything, broadcast, frozenset()) == []
+    assert pokes.behind(shown, broadcast, frozenset()) == shown
+
+
+@pytest.mark.parametrize(
+    ("poke", "poked", "due", "next_due"),
+    [
+        (Poke(4, 3), 0.0, Poke(5, 1), 1.0),
+        (Poke(5, 1), 0.75, None, 0.25),
+        (Poke(5, 1), 1.0, Poke(5, 2), 2.0),
+        (Poke(5, 3), 3.5, None, 0.5),
+        (Poke(5, 5), 15.5, None, 0.5),
+        (Poke(5, 5), 16.0, Poke(5, 6), 30.0),
+        (Poke(5, 6), 29.5, None, 0.5),
+        (Poke(5, 5000), 30.0, Poke(5, 5001), 30.0),
+    ],
+)
+def test_pokes_come_at_doubling_pauses_up_to_half_a_minute(
+    poke: Poke, poked: float, due: Poke | None, next_due: float
+) -> None:
+    pods = [a_pod("m1", poke=poke, poked=poked)]
+    found = pokes.due(pods, DOCUMENT)
+    assert found == ({"m1": due} if due else {})
+    assert pokes.next_due(pods, found) == next_due
+    assert pokes.due([a_pod("m0", terminating=True), *pods], DOCUMENT) == found
+
+
+def test_nobody_behind_is_looked_at_with_the_next_round() -> None:
+    assert pokes.next_due([], {}) == 20.0
+    overdue = a_pod("m1", terminating=True, poke=Poke(5, 1), poked=2.0)
+    assert pokes.next_due([overdue], {}) == 20.0, "it is not poked any more"
+    at_once = a_pod("m1", terminating=True, poke=Poke(5, 1), poked=1.0)
+    sooner, later = a_pod("m2", poke=Poke(5, 2), poked=0.5), a_pod("m3", poke=Poke(5, 4), poked=0.5)
+    assert pokes.next_due([at_once, later, sooner], {}) == 1.5
+    assert str(Poke(5, 2)) == "5-2"
+
+
+# What the policy wants.
+
+ROSTER = Roster.of(Q[:4], ["m1", "m2"], {Q[0]: "m1"})
+MEASURED = Measured({"m1": "east"}, {Q[0]: 2.0}, {"m2": 3.0})
+NAMED = [{"topic": "orders", "broker": "a", "ids": "1,3-4"}]
+EAST = [{"broker": "a", "room": "east"}]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "expected"),
+    [
+        ("Averagely", {}, {}),
+        ("Sticky", {}, {}),
+        (
+            "ByConfig",
+            {"members": [{"index": index, "queues": NAMED} for index in (1, 2)]},
+            {"members": {"m2": [Q[1], Q[3], Q[4]]}},
+        ),
+        ("ByMachineRoom", {"rooms": ["east"]}, {"rooms": ["east"]}),
+        (
+            "MachineRoomNearby",
+            {"roomLabel": "room", "brokers": EAST, "inner": "Sticky"},
+            {"inner": "Sticky", "queueRooms": {"a": "east"}, "memberRooms": {"m1": "east"}},
+        ),
+        ("ConsistentHash", {"virtualNodes": 7}, {"virtualNodes": 7}),
+        (
+            "Balanced",
+            {"roomLabel": "room", "brokers": EAST},
+            {
+                "queueWeights": {Q[0]: 2.0},
+                "memberWeights": {"m2": 3.0},
+                "queueRooms": {"a": "east"},
+                "memberRooms": {"m1": "east"},
+                "maxMoves": None,
+            },
+        ),
+        ("Custom", {"name": "mine", "options": {"fast": True}}, {"name": "mine", "options": {"fast": True}}),
+    ],
+)
+def test_a_policys_options_are_said_with_the_rosters_own_names(
+    strategy: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    block = strategy[0].lower() + strategy[1:]
+    policy = a_policy(strategy=strategy, options={block: given} if given else {})
+    assert options(policy, ROSTER, MEASURED) == expected
+
+
+@pytest.mark.parametrize("strategy", ["ByConfig", "MachineRoomNearby", "Custom"])
+def test_a_strategy_without_the_options_it_needs_is_a_sentence(strategy: Any) -> None:
+    with pytest.raises(ValueError, match=f"^Strategy {strategy} needs the option "):
+        target(PolicySpec(strategy=strategy), ROSTER)
+
+
+@pytest.mark.parametrize("strategy", ["ByMachineRoom", "ConsistentHash", "Balanced"])
+def test_a_strategy_that_needs_no_options_works_without(strategy: Any) -> None:
+    assert len(target(PolicySpec(strategy=strategy), ROSTER)) == 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "weights", "most"),
+    [
+        (None, {}, None),
+        (3, {}, 3),
+        (None, None, 1),
+        (3, None, 1),
+        (0, None, 0),
+    ],
+)
+def test_without_weights_balanced_only_feeds_the_idle(
+    budget: int | None, weights: dict[Queue, float] | None, most: int | None
+) -> None:
+    policy = a_policy(strategy="Balanced", **({} if budget is None else {"budget": {"maxMoves": budget}}))
+    found = options(policy, ROSTER, Measured(queue_weights=weights))
+    assert (found["maxMoves"], found["queueWeights"]) == (most, {})
+
+
+def test_beside_foreigners_each_gets_what_averagely_gives_its_client_id() -> None:
+    found = beside_foreigners(ROSTER, ["10.0.0.2@old"], {"m1": "10.0.0.3@m1", "m2": "10.0.0.1@m2"})
+    assert (found.tolist(), str(found.dtype)) == ([1, 1, -1, 0], "int32")
+    assert beside_foreigners(ROSTER, ["m11"], {}).tolist() == [0, 0, -1, 1]
+
+
+# Who gives what to whom.
+
+CHANGED_SETTINGS = {"settings": "{}", "wanted_settings": '{"model":"Clustering"}'}  # a new document, whatever else
+
+
+def test_the_first_document_of_a_joiner_in_full() -> None:
+    revoked = journal(plan(with_joiner(), NOW), "handover")
+    assert (revoked["act"], revoked["proof"], revoked["state"]) == ("Revoke", "None", "Owned")
+    assert written_by(with_joiner()) == Assignment(
+        group="shop/orders",
+        generation=6,
+        issued_at=written(NOW),
+        strategy="Sticky",
+        members={"m1": Share("uid-m1", tuple(Q[:2])), "m2": Share("uid-m2", tuple(Q[3:5])), "m3": Share("uid-m3")},
+        releasing={Q[2]: Release(M1, "m3", 6, written(NOW)), Q[5]: Release(M2, "m3", 6, written(NOW))},
+    )
+
+
+@pytest.mark.parametrize("strategy", ["Averagely", "AveragelyByCircle"])
+def test_in_the_middle_of_a_rollout_a_strategy_that_moves_much_is_not_asked(strategy: str) -> None:
+    arrived = a_pod("m3", a_report("m3", 0), age=4.0, steady=0.1)
+    document = replace(DOCUMENT, strategy=strategy)
+    during = settled(
+        document=document,
+        policy=a_policy(strategy=strategy),
+        pods=(obeying(DOCUMENT)[1], arrived),
+        gone=frozenset({"uid-m1"}),
+        views={"orders": a_view(8)},
+    )
+    found = written_by(during)
+    assert (owned(found), found.releasing) == ({"m2": [0, 3, 4, 5], "m3": [1, 2, 6, 7]}, {})
+    at_rest = written_by(replace(during, pods=(during.pods[0], replace(arrived, steady=LONG, age=LONG))))
+    assert at_rest.releasing
+
+
+def test_the_strategy_is_asked_in_a_rollout_if_it_moves_little_or_nobody_owns_anything_yet() -> None:
+    starting = a_pod("m3", ready=False, age=3.0)
+    pods = (*obeying(DOCUMENT), starting)
+    sticky = settled(document=replace(DOCUMENT, strategy="Averagely"), pods=pods)
+    assert written_by(sticky).strategy == "Sticky"
+    averagely = a_policy(strategy="Averagely")
+    members = (a_pod("m1", a_report("m1", 5)), a_pod("m2", a_report("m2", 5)))
+    first = settled(document=a_document(), pods=(*members, starting), policy=averagely)
+    assert owned(written_by(first)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+
+
+def test_a_leaving_members_queues_do_not_use_up_the_budget() -> None:
+    policy = a_policy(budget={"maxMoves": 1})
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:6]})
+    m1, m2 = obeying(document)
+    pods = (replace(m1, terminating=True, leaving=50.0), m2, JOINER)
+    found = written_by(settled(document=document, policy=policy, pods=pods))
+    assert list(found.releasing) == [Q[5]]
+
+
+def test_the_budget_feeds_those_first_who_own_least_and_says_how_many_may_move() -> None:
+    document = a_document(members={"m1": Q[:6], "m2": Q[6:7]})
+    snapshot = settled(
+        document=document, pods=(*obeying(document), JOINER), views={"orders": a_view(7)}, policy=a_policy()
+    )
+    assert {queue: it.to for queue, it in written_by(snapshot).releasing.items()} == {
+        Q[3]: "m2",
+        Q[4]: "m3",
+        Q[5]: "m3",
+    }
+    limited = replace(snapshot, policy=a_policy(budget={"maxMoves": 1}))
+    found = plan(limited, NOW)
+    assert found.document
+    assert list(found.document.releasing) == [Q[4]]
+    (line,) = [line for line in found.records if line["kind"] == "plan"]
+    assert line["held"] == "BudgetSpent"
+    assert journal(plan(snapshot, NOW))["held"] is None
+
+
+@pytest.mark.parametrize(
+    ("spent", "moves", "left", "again"),
+    [
+        ([(50.0, 1), (10.0, 1)], 2, 0, 10.0),
+        ([(50.0, 1), (10.0, 1)], 3, 1, None),
+        ([(60.0, 5)], 1, 1, None),
+        ([(59.0, 5)], 1, 0, 1.0),
+        ([(-300.0, 1)], 1, 0, 20.0),
+        ([], 0, 0, 20.0),
+    ],
+)
+def test_what_was_spent_of_a_budget_comes_back_bit_by_bit(
+    spent: list[tuple[float, int]], moves: int, left: int, again: float | None
+) -> None:
+    document = replace(DOCUMENT, spent=tuple((written(NOW - ago), count) for ago, count in spent))
+    pods = (*obeying(document), JOINER)
+    policy = a_policy(budget={"maxMoves": moves, "per": "1m"})
+    found = plan(settled(document=replace(document, members=entry_for_joiner()), pods=pods, policy=policy), NOW)
+    assert len(found.document.releasing if found.document else ()) == left
+    if again:
+        assert found.again == pytest.approx(again)
+        assert conditions(found)["Progressing"][1] == "BudgetSpent"
+
+
+def entry_for_joiner() -> dict[str, Share]:
+    return {**DOCUMENT.members, "m3": Share("uid-m3")}
+
+
+def test_only_taking_from_who_could_have_kept_it_is_spent() -> None:
+    budget = {"policy": a_policy(budget={"maxMoves": 4})}
+    at = written(NOW)
+    assert written_by(with_joiner(**budget)).spent == ((at, 2),)
+    assert written_by(with_joiner()).spent == ()
+    assert written_by(settled(**budget, pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"}))).spent == ()
+    assert written_by(settled(**budget, views={"orders": a_view(4)})).spent == ((at, 1),)
+    waiting = a_document(members={"m1": Q[:2], "m2": Q[3:6]}, taken={Q[2]: ("m2", "m1")})
+    slow = obeying(waiting, m2={"report": a_report("m2", 4, Q[2:6])})
+    assert written_by(settled(**budget, **CHANGED_SETTINGS, document=waiting, pods=slow)).spent == ()
+    just_spent = replace(DOCUMENT, spent=((at, 2),))
+    assert written_by(settled(**CHANGED_SETTINGS, document=just_spent)).spent == ()
+
+
+def test_times_from_the_future_are_spent_now() -> None:
+    document = replace(DOCUMENT, spent=((written(NOW + 300), 2), (written(NOW - 10), 1)))
+    policy = a_policy(budget={"maxMoves": 5})
+    found = written_by(settled(document=document, policy=policy))
+    assert found.spent == ((written(NOW), 2), (written(NOW - 10), 1))
+
+
+def test_queues_under_way_to_somebody_who_left_go_back_to_who_still_works_them() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m3"), Q[5]: ("m1", "m3")})
+    working = obeying(
+        document, m1={"report": a_report("m1", 4, [*Q[:2], Q[5]])}, m2={"report": a_report("m2", 4, Q[2:5])}
+    )
+    found = plan(settled(document=document, pods=working), NOW)
+    assert found.document
+    assert (owned(found.document), found.document.releasing) == ({"m1": [0, 1, 5], "m2": [2, 3, 4]}, {})
+    assert [(line["act"], line["from"], line["to"]) for line in found.records if line["kind"] == "handover"] == [
+        ("Return", "m1", "m1"),
+        ("Return", "m2", "m2"),
+    ]
+
+
+def test_queues_under_way_stay_on_their_way_and_find_another_taker_if_theirs_is_gone() -> None:
+    taken = {Q[2]: ("m1", "m4"), Q[5]: ("m2", "m3")}
+    document = a_document(members={"m1": Q[:2], "m2": Q[3:5], "m3": (), "m4": ()}, taken=taken)
+    slow = {
+        "m1": {"report": a_report("m1", 4, Q[:3])},
+        "m2": {"report": a_report("m2", 4, Q[3:6])},
+        "m3": {"report": a_report("m3", 5)},
+        "m4": {"report": a_report("m4", 5)},
+    }
+    both = settled(document=document, pods=obeying(document, **slow), **CHANGED_SETTINGS)
+    assert {queue: it.to for queue, it in written_by(both).releasing.items()} == {Q[2]: "m4", Q[5]: "m3"}
+    m1, m2, m3, _ = both.pods
+    without_taker = (replace(m1, ready=False, steady=LONG), m2, m3)
+    found = written_by(replace(both, pods=without_taker, gone=frozenset({"uid-m4"})))
+    assert found.releasing[Q[2]] == Release(M1, "m3", 5, written(NOW - LONG))
+
+
+def test_a_queue_that_left_the_route_is_released_and_then_forgotten() -> None:
+    taken = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m2", None)})
+    route = {"orders": a_view(5)}
+    busy = obeying(taken, m2={"report": a_report("m2", 4, Q[3:6])})
+    assert plan(settled(document=taken, pods=busy, views=route), NOW).document is None
+    forgotten = plan(settled(document=taken, views=route), NOW)
+    assert forgotten.document
+    assert forgotten.document.releasing == {}
+    assert [(line["act"], line["from"]) for line in forgotten.records if line["kind"] == "handover"] == [("Drop", "m2")]
+    young = replace(taken, issued_at=written(NOW - 0.25))
+    waits = plan(settled(document=young, views=route), NOW)
+    assert waits.document is None
+    assert waits.again == pytest.approx(0.25)
+
+
+def test_what_is_not_wanted_any_more_is_dropped_with_a_holder_who_ended() -> None:
+    gone = {"pods": obeying(DOCUMENT)[:1], "gone": frozenset({"uid-m2"})}
+    assert owned(written_by(settled(**gone, views={"orders": a_view(4)}))) == {"m1": [0, 1, 2, 3]}
+    named = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"}]}]
+    by_config = a_policy(strategy="ByConfig", options={"byConfig": {"members": named}})
+    assert owned(written_by(settled(**gone, policy=by_config))) == {"m1": [0, 1, 2]}
+
+
+def test_a_queue_outside_the_route_is_noticed_beside_queues_that_are_free() -> None:
+    document = a_document(members={"m1": [Q[0], Q[9]]})
+    found = written_by(settled(document=document, views={"orders": a_view(3)}))
+    assert (owned(found), list(found.releasing)) == ({"m1": [0, 1, 2]}, [Q[9]])
+
+
+@pytest.mark.parametrize(
+    ("pods", "gone", "kept"),
+    [
+        ((), (), True),
+        ((), ("uid-m1", "uid-m2"), False),
+        ((a_pod("m1", a_report("m1", 6, Q[:3])), a_pod("m2", a_report("m2", 5, Q[3:6]))), (), False),
+        ((a_pod("m1", a_report("m1", 6, Q[:3])), a_pod("m2", a_report("m2", 4, Q[3:6]))), (), True),
+        ((a_pod("m1", a_report("m1", 6, Q[:3])), a_pod("m2", a_report("m2", 6, Q[:1]))), (), True),
+        ((a_pod("m1", a_report("m1", 6, Q[:3])), a_pod("m2", a_report("m2", 6, Q[1:2]))), (), False),
+        ((a_pod("m1", a_report("m1", 6, Q[:3])),), (), True),
+        ((a_pod("m1", a_report("m1", 6, Q[:3])),), ("uid-m2",), False),
+        ((a_pod("m1", a_report("m1", 6)), a_pod("m2", a_report("m2", 3), ended=True)), (), False),
+        ((a_pod("m1", a_report("m1", 6)), a_pod("m2", started=False)), (), False),
+        ((a_pod("m1", a_report("m1", 6)), a_pod("m2")), (), True),
+    ],
+)
+def test_a_forced_queue_stays_marked_until_nobody_else_can_be_working_it(
+    pods: tuple[Pod, ...],
+    gone: tuple[str, ...],
+    *,
+    kept: bool,
+) -> None:
+    document = replace(DOCUMENT, generation=6, forced={Q[0]: 5})
+    snapshot = settled(document=document, pods=pods, gone=frozenset(gone), **CHANGED_SETTINGS)
+    assert written_by(snapshot).forced.get(Q[0]) == (5 if kept else None)
+    first = replace(document, forced={Q[0]: 1})
+    unknown = settled(document=first, pods=obeying(document)[:1], **CHANGED_SETTINGS)
+    assert written_by(unknown).forced == {Q[0]: 1}, "nobody knows what the one who is not there obeys"
+
+
+def test_a_namesakes_end_is_not_the_end_of_the_owner() -> None:
+    m1, _ = obeying(DOCUMENT)
+    ended = a_pod("m2", uid="new", ended=True, ready=False)
+    found = plan(settled(pods=(m1, ended), **CHANGED_SETTINGS), NOW)
+    assert found.document
+    assert owned(found.document) == {"m1": [0, 1, 2], "m2": []}
+    assert {it.holder for it in found.document.releasing.values()} == {M2}
+    assert found.confirm == (M2,)
+
+
+def test_after_a_lost_record_only_who_got_past_it_is_asked_what_it_still_works() -> None:
+    document = a_document(members={"m1": Q[:3]}, barrier=5)
+    (m1,) = obeying(document)
+    lost = a_pod("m2", a_report("m2", 4, Q[3:5]), ready=False, steady=LONG, unheard=11.0)
+    assert written_by(settled(document=document, pods=(m1, lost))).forced == dict.fromkeys(Q[3:6], 6)
+    for over, gone in (({"ended": True}, ()), ({}, ("uid-m2",))):
+        pods = (m1, a_pod("m2", a_report("m2", 5, Q[3:5]), **over))
+        found = written_by(settled(document=document, pods=pods, gone=frozenset(gone)))
+        assert owned(found) == {"m1": [0, 1, 2, 3, 4, 5]}
+    ordinary = replace(document, barrier=0)
+    ahead = a_pod("m2", a_report("m2", 5, Q[3:5]))
+    assert owned(written_by(settled(document=ordinary, pods=(m1, ahead)))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+
+
+def test_the_barrier_falls_when_everybody_is_past_it_and_every_queue_has_its_owner() -> None:
+    document = replace(DOCUMENT, barrier=5)
+    past, behind = a_pod("m3", a_report("m3", 5)), a_pod("m3", a_report("m3", 4), ready=False)
+    for pod, barrier in ((past, 0), (behind, 5)):
+        snapshot = settled(document=document, pods=(*obeying(DOCUMENT), pod), **CHANGED_SETTINGS)
+        assert written_by(snapshot).barrier == barrier
+
+
+def test_without_a_policy_orphans_that_were_under_way_are_granted_too() -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", "m2")})
+    snapshot = settled(document=document, policy=None, gone=frozenset({"uid-m3"}))
+    assert owned(written_by(snapshot)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+    nobody_takes_it = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", None)})
+    assert owned(written_by(replace(snapshot, document=nobody_takes_it))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+
+
+def test_balanced_is_told_the_rooms_of_pods_and_what_was_measured() -> None:
+    brokers = [{"broker": "a", "room": "east"}, {"broker": "b", "room": "west"}]
+    policy = a_policy(strategy="Balanced", options={"balanced": {"roomLabel": "room", "brokers": brokers}})
+    pods = (a_pod("m1", a_report("m1", 0), room="west"), a_pod("m2", a_report("m2", 0), room="east"))
+    snapshot = a_snapshot(policy=policy, pods=pods, views={"orders": a_view(2, brokers=("a", "b"))})
+    shares = {name: {it.broker for it in share.queues} for name, share in written_by(snapshot).members.items()}
+    assert shares == {"m1": {"b"}, "m2": {"a"}}
+
+
+def test_beside_foreigners_members_are_known_by_their_client_ids() -> None:
+    ids = {"m1": "z@m1", "m2": ""}
+    pods = tuple(a_pod(name, a_report(name, 0), client_id=client) for name, client in ids.items())
+    found = written_by(a_snapshot(pods=pods, foreigners=("10.0.0.1@old",)))
+    assert owned(found) == {"m1": [4, 5], "m2": [2, 3]}
+
+
+@pytest.mark.parametrize(("age", "moves"), [(0.0, 0), (0.25, 0), (0.5, 2), (-0.5, 2), (-300.0, 2)])
+def test_moves_wait_for_the_debounce_and_not_for_a_clock_that_was_wrong(age: float, moves: int) -> None:
+    document = replace(DOCUMENT, members=entry_for_joiner(), issued_at=written(NOW - age))
+    found = plan(settled(document=document, pods=(*obeying(DOCUMENT), JOINER)), NOW)
+    assert len(found.document.releasing if found.document else ()) == moves
+
+
+def in_flight(*ages: float, to: str | None = "m1", **changed: Any) -> Snapshot:
+    """Return a group that has a joiner while m2 still drains a queue for m1, one for each age."""
+    releasing = {Q[5 - n]: Release(M2, to, 5, written(NOW - age)) for n, age in enumerate(ages)}
+    kept = Q[3 : 6 - len(ages)]
+    document = replace(a_document(members={"m1": Q[:3], "m2": kept, "m3": ()}), releasing=releasing)
+    draining = a_report("m2", 5, kept, draining=list(releasing))
+    pods = obeying(document, m2={"report": draining})
+    policy = a_policy(handover={"drainTimeout": "1s"})
+    return settled(**{"document": document, "pods": pods, "policy": policy} | changed)
+
+
+@pytest.mark.parametrize(
+    ("ages", "again"), [((0.0,), 6.0), ((5.0,), 1.0), ((-0.5,), 6.0), ((-300.0,), 6.0), ((3.0, 36.0), 3.0)]
+)
+def test_others_wait_for_the_youngest_handover_and_a_margin(ages: tuple[float, ...], again: float) -> None:
+    found = plan(in_flight(*ages), NOW)
+    assert found.document is None
+    assert found.again == pytest.approx(again)
+
+
+def test_nobody_waits_for_a_handover_that_is_over_or_called_off() -> None:
+    assert Q[2] in written_by(in_flight(6.5, 7.0)).releasing
+    released = a_document(members={"m1": Q[:2], "m2": Q[2:5], "m3": ()}, taken={Q[5]: ("m1", "m2")}, age=1.0)
+    assert set(written_by(settled(document=released)).releasing) == {Q[4]}
+    taken = {Q[4]: ("m2", "m9")}
+    returning = a_document(members={"m1": Q[:3], "m2": [Q[3], Q[5]], "m3": ()}, taken=taken, age=1.0)
+    slow = obeying(returning, m2={"report": a_report("m2", 4, Q[3:6])})
+    assert set(written_by(settled(document=returning, pods=slow)).releasing) == {Q[2], Q[5]}
+
+
+def test_a_handover_to_nobody_is_waited_for_too() -> None:
+    snapshot = in_flight(1.0, to=None, views={"orders": a_view(5)})
+    assert plan(snapshot, NOW).document is None
+
+
+# When a document is worth writing, and when to look again.
+
+
+@pytest.mark.parametrize(
+    ("age", "writes", "again"),
+    [(0.5, True, None), (0.25, False, 0.25), (0.0, False, 0.5), (-0.5, True, None), (-300.0, True, None)],
+)
+def test_what_only_informs_waits_until_the_last_document_is_old_enough(
+    age: float,
+    again: float | None,
+    *,
+    writes: bool,
+) -> None:
+    young = replace(DOCUMENT, issued_at=written(NOW - age))
+    everyone = replace(young, strategy="", everyone=tuple(Q[:6]), members={"m1": Share("uid-m1")})
+    works_all = (a_pod("m1", a_report("m1", 5, Q[:6])),)
+    for snapshot in (
+        settled(document=young, **CHANGED_SETTINGS),
+        settled(document=everyone, pods=works_all, spec=a_spec(messageModel="Broadcasting"), **CHANGED_SETTINGS),
+    ):
+        found = plan(snapshot, NOW)
+        assert bool(found.document) is writes
+        assert again is None or found.again == pytest.approx(again)
+
+
+@pytest.mark.parametrize(("at", "writes"), [(-0.5, False), (0.0, False), (0.5, True), (300.0, True)])
+def test_a_budgets_entry_from_the_future_is_put_right(at: float, *, writes: bool) -> None:
+    policy = a_policy(budget={"maxMoves": 5})
+    document = replace(DOCUMENT, spent=((written(NOW + at), 1),))
+    assert bool(plan(settled(document=document, policy=policy), NOW).document) is writes
+
+
+def test_another_strategy_that_moves_nothing_is_written_down() -> None:
+    found = plan(settled(policy=a_policy(strategy="Balanced")), NOW)
+    assert found.document == replace(DOCUMENT, generation=6, issued_at=written(NOW), strategy="Balanced")
+    assert journal(found)["message"] == "The strategy is now Balanced"
+
+
+def unready(name: str, **changed: Any) -> tuple[Pod, ...]:
+    return obeying(DOCUMENT, **{name: {"ready": False, **changed}})
+
+
+def only(**changed: Any) -> tuple[Pod, ...]:
+    return obeying(DOCUMENT, m1=changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ({}, 20.0),
+        ({"policy": a_policy(triggers={"resync": "7s"})}, 7.0),
+        ({"pods": only(ready=False, steady=9.0)}, 1.0),
+        ({"pods": only(ready=False, steady=3.0, unheard=8.0)}, 2.0),
+        ({"pods": only(ready=False, steady=3.0), "policy": a_policy(handover={"lostAfter": "4s"})}, 4.0),
+        ({"pods": only(steady=9.5)}, 20.0),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m0", ended=True, ready=False, steady=9.5))}, 20.0),
+        ({"pods": only(ready=False, steady=20.0), "policy": a_policy(triggers={"unreadyGrace": "30s"})}, 10.0),
+        ({"pods": only(cut_off={"a": 9.0, "b": 3.0})}, 1.0),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m3", age=17.0))}, 3.0),
+        ({"views": {"orders": a_view(steady=38.0), "%RETRY%orders": None}}, 2.0),
+        ({"views": {"orders": a_view(steady=40.0)}}, 20.0),
+        ({"views": {"orders": a_view(steady=40.5)}}, 20.0),
+    ],
+)
+def test_it_looks_again_when_time_alone_may_change_the_plan(changed: dict[str, Any], again: float) -> None:
+    found = plan(settled(**changed), NOW)
+    assert found.document is None
+    assert found.again == pytest.approx(again)
+
+
+def test_a_silent_holder_is_given_up_in_time_and_a_quiet_broadcast_is_left_alone() -> None:
+    taken = a_document(members={"m1": Q[:2], "m2": Q[3:6]}, taken={Q[2]: ("m2", "m1")}, age=119.0)
+    silent = obeying(taken, m2={"report": a_report("m2", 4, Q[2:6]), "poke": Poke(5, 9), "poked": 0.0})
+    assert plan(settled(document=taken, pods=silent), NOW).again == pytest.approx(1.0)
+    assert plan(with_joiner(), NOW).again == 1.0, "when the pokes of the document just written come round"
+    everyone = a_document(strategy="", everyone=tuple(Q[:6]), members={"m1": ()})
+    pods = (a_pod("m1", a_report("m1", 5, Q[:6])),)
+    found = plan(settled(document=everyone, pods=pods, spec=a_spec(messageModel="Broadcasting")), NOW)
+    assert (found.document, found.again) == (None, 20.0)
+
+
+# Everybody works everything.
+
+BROADCAST = a_document(members={"m1": (), "m2": ()}, strategy="", everyone=tuple(Q[:6]))
+TO_ALL: dict[str, Any] = {
+    "spec": a_spec(messageModel="Broadcasting"),
+    "document": BROADCAST,
+    "pods": tuple(a_pod(name, a_report(name, 5, Q[:6])) for name in ("m1", "m2")),
+}
+
+
+def test_a_broadcasting_groups_queues_are_listed_in_order() -> None:
+    backwards = a_view()._replace(queues=tuple(reversed(Q[:6])))
+    assert plan(settled(**TO_ALL, views={"orders": backwards}), NOW).document is None
+    more = written_by(settled(**TO_ALL, views={"orders": a_view(8)}))
+    assert more == replace(BROADCAST, generation=6, issued_at=written(NOW), everyone=tuple(Q[:8]))
+
+
+def test_while_queues_cannot_be_seen_a_broadcast_takes_in_members_and_keeps_its_queues() -> None:
+    pods = (*TO_ALL["pods"], JOINER)
+    found = written_by(settled(**TO_ALL | {"pods": pods}, views={"orders": None}))
+    members = {**BROADCAST.members, "m3": Share("uid-m3")}
+    assert found == replace(BROADCAST, generation=6, issued_at=written(NOW), members=members)
+    unknown = settled(**TO_ALL | {"pods": pods, "document": None, "damage": ""}, views={"orders": None})
+    first = plan(replace(unknown, pods=(JOINER,)), NOW).document
+    assert first == Assignment(
+        group="shop/orders", generation=1, issued_at=written(NOW), members={"m3": Share("uid-m3")}, everyone=()
+    )
+
+
+def test_from_owners_to_everyone_and_back_in_full() -> None:
+    release = Release(M2, "m1", 5, written(NOW - LONG))
+    document = replace(DOCUMENT, releasing={Q[9]: release}, forced={Q[0]: 4}, barrier=5, spent=())
+    there = written_by(settled(document=document, spec=a_spec(messageModel="Broadcasting")))
+    members = {"m1": Share("uid-m1"), "m2": Share("uid-m2")}
+    assert there == replace(BROADCAST, generation=6, issued_at=written(NOW), members=members)
+    back = plan(settled(**TO_ALL | {"spec": a_spec()}), NOW)
+    assert back.document == replace(BROADCAST, generation=6, issued_at=written(NOW), everyone=None, barrier=6)
+
+
+# Who is listened to, asked, and confirmed.
+
+DRAINING = a_report("m2", 5, Q[3:6], draining=[Q[8]])
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({}, ""),
+        ({"pods": only(unheard=3.0)}, "m1"),
+        ({"pods": only(report=a_report("m1", 4, Q[:2]))}, "m1"),
+        ({"pods": only(report=None)}, "m1"),
+        ({"pods": only(report=None), "document": replace(DOCUMENT, barrier=5)}, "m1"),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False))}, "m3"),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, started=False))}, ""),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, ended=True))}, ""),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unheard=3.0, ended=True, started=False))}, ""),
+        ({"pods": obeying(DOCUMENT, m2={"report": DRAINING})}, ""),
+        ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),
+    ],
+)
+def test_only_reports_that_could_change_something_are_waited_for(changed: dict[str, Any], names: str) -> None:
+    found = plan(settled(**changed), NOW)
+    assert " ".join(sorted(found.awaited)) == names
+
+
+def test_queues_under_way_are_known_though_the_route_is_not() -> None:
+    assert plan(in_flight(1.0, views={"orders": None}), NOW).status["queues"] == 6
+
+
+def test_whose_drain_is_waited_for_is_listened_to() -> None:
+    assert plan(in_flight(1.0), NOW).awaited == {"m2"}
+
+
+def test_owners_who_are_not_there_are_confirmed_in_order_unless_known_to_be_gone() -> None:
+    taken = {Q[5]: ("m2", "m1"), Q[6]: ("m0", "m1")}
+    document = a_document(members={"m1": Q[:3], "m4": (), "m3": Q[3:5]}, taken=taken)
+    pods = (a_pod("m1", a_report("m1", 5, Q[:3])),)
+    found = plan(settled(document=document, pods=pods, gone=frozenset({"uid-m4", "uid-m0"})), NOW)
+    assert found.confirm == (M2, M3)
+    young = a_document(members={"m1": Q[:6], "m4": ()}, age=0.25)
+    unwritten = plan(settled(document=young, pods=obeying(young)[:1], gone=frozenset({"uid-m4"})), NOW)
+    assert (unwritten.document, unwritten.confirm) == (None, ())
+
+
+def test_only_terminating_members_are_asked_for_their_final_drain_and_only_once() -> None:
+    final = {"report": a_report("m2", 5, Q[3:6], state="draining", final=True)}
+    for changed, asked in (
+        ({"terminating": True}, (M2,)),
+        ({"terminating": True, "report": None}, (M2,)),
+        ({"terminating": True, **final}, ()),
+        (final, ()),
+        ({"terminating": True, "ended": True}, ()),
+    ):
+        assert plan(settled(pods=obeying(DOCUMENT, m2=changed)), NOW).drains == asked
+
+
+# What people are told.
+
+
+def journal(found: Plan, kind: str = "plan") -> dict[str, Any]:
+    return dict(next(line for line in found.records if line["kind"] == kind))
+
+
+def ended(*names: str) -> dict[str, Any]:
+    gone = frozenset(f"uid-{name}" for name in names)
+    return {"pods": tuple(pod for pod in obeying(THREE) if pod.name not in names), "gone": gone}
+
+
+def one(name: str, **changed: Any) -> dict[str, Any]:
+    return {"pods": obeying(THREE, **{name: changed})}
+
+
+def two_topics(*topics: str, **views: Any) -> dict[str, Any]:
+    return {"spec": a_spec(subscriptions=[{"topic": topic} for topic in topics]), "views": views}
+
+
+THREE = a_document(members={"m1": Q[:2], "m2": Q[2:4], "m3": Q[4:6]})
+NOBODYS = {"document": a_document(2), "pods": (JOINER,)}
+CUT: dict[str, dict[str, Any]] = {
+    "m1": {"report": a_report("m1", 5, Q[:2], brokers={"a": True})},
+    "m2": {"report": a_report("m2", 5, Q[2:4], brokers={"a": False}), "cut_off": {"a": 10.0}},
+}
+DRAINED = a_report("m2", 5, state="drained", final=True)
+PAYMENTS = a_view(1, topic="payments")
+WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(strategy="Balanced")}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason", "message"),
+    [
+        ({"spec": a_spec(paused=True)}, "GroupPaused", "The group is paused"),
+        ({"document": None, "pods": ()}, "FirstAssignment", "A new group"),
+        (NOBODYS | {"document": a_document(1)}, "FirstAssignment", "A new group"),
+        (NOBODYS, "GroupResumed", "Nobody owned a queue"),
+        (NOBODYS | {"document": a_document(2, barrier=2)}, "FirstAssignment", "A new group"),
+        (ended("m2"), "MemberEnded", "m2 ended"),
+        (ended("m3", "m1"), "MemberEnded", "m1, m3 ended"),
+        (one("m2", ended=True), "MemberEnded", "m2 ended"),
+        (
+            one("m2", uid="new", report=a_report("m2", 0, uid="new")) | {"gone": frozenset({"uid-m2"})},
+            "MemberEnded",
+            "m2 ended",
+        ),
+        (
+            ended("m2") | {"document": a_document(taken={Q[0]: ("m2", None)})},
+            "MemberEnded",
+            "m2 ended",
+        ),
+        (one("m2", ready=False, unheard=10.0), "MemberLost", "m2 is not ready and cannot be heard"),
+        (one("m2", terminating=True, report=DRAINED), "MemberLeft", "m2 is leaving"),
+        (one("m2", ready=False), "MemberUnready", "m2 has not been ready for longer than its grace"),
+        ({"pods": obeying(THREE, **CUT)}, "BrokerUnreachable", "m2 cannot reach a broker that others reach"),
+        ({"views": {"orders": a_view(8)}}, "QueuesAdded", "2 queues more: orders/a/6, orders/a/7"),
+        ({"views": {"orders": a_view(7)}}, "QueuesAdded", "1 queue more: orders/a/6"),
+        (
+            {"views": {"orders": a_view(10)}},
+            "QueuesAdded",
+            "4 queues more: orders/a/6, orders/a/7, orders/a/8 and 1 more",
+        ),
+        ({"views": {"orders": a_view(9)}}, "QueuesAdded", "3 queues more: orders/a/6, orders/a/7, orders/a/8"),
+        ({"views": {"orders": a_view(5)}}, "QueuesRemoved", "1 queue less: orders/a/5"),
+        (
+            two_topics("payments", "orders", orders=a_view(), payments=PAYMENTS),
+            "SubscriptionChanged",
+            "The subscription is now orders, payments",
+        ),
+        (
+            two_topics(*"edcba", **{topic: a_view(1, topic=topic) for topic in "abcde"}),
+            "SubscriptionChanged",
+            "The subscription is now a, b, c and 2 more",
+        ),
+        (
+            {"document": a_document(members={"m1": [*Q[:2], *PAYMENTS.queues], "m2": Q[2:4], "m3": Q[4:6]})},
+            "SubscriptionChanged",
+            "The subscription is now orders",
+        ),
+        (two_topics("payments", payments=PAYMENTS), "SubscriptionChanged", "The subscription is now payments"),
+        ({"pods": (*obeying(THREE), a_pod("m4", a_report("m4", 0)))}, "MemberJoined", "m4 joined"),
+        ({"policy": a_policy(strategy="Balanced")}, "PolicyChanged", "The strategy is now Balanced"),
+        (
+            {"foreigners": ("a", "b"), "policy": a_policy()},
+            "ForeignMembers",
+            "2 consumers that are not Rota's are in the group: a, b; queues are shared as they do it",
+        ),
+        (
+            WEIGHED | {"queue_weights": dict.fromkeys(Q[:6], 1.0) | {Q[0]: 9.0}},
+            "LoadShifted",
+            "What queues weigh, or who is where, has changed",
+        ),
+        (CHANGED_SETTINGS, "SettingsChanged", "The group's settings or members changed; no queue moves"),
+    ],
+)
+def test_the_journal_says_why_queues_change_hands(changed: dict[str, Any], reason: str, message: str) -> None:
+    told = journal(plan(settled(**{"document": THREE} | changed), NOW))
+    assert (told["reason"], told["message"]) == (reason, message)
+
+
+TORN = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
+UNKNOWN = Verdict(
+    Reason.NO_VIEW, "The broker does not tell of the group's members at the broker; what was assigned stays"
+)
+UNSEEN = Verdict(Reason.NO_VIEW, "The broker does not tell of payments; what was assigned stays")
+BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
+
+
+@pytest.mark.parametrize(
+    ("changed", "ready", "degraded", "others"),
+    [
+        ({}, ("True", "Settled", "6 queues, 2 members"), ("False", "Settled", "Nothing is wrong"), {}),
+        (
+            {"spec": None},
+            ("False", "InvalidSpec", "The group cannot be understood"),
+            ("False", "Settled", "Nothing is wrong"),
+            {},
+        ),
+        (
+            {"spec": None, "problems": (TORN,)},
+            ("False", *TORN),
+            ("True", *TORN),
+            {"InvalidSpec": TORN},
+        ),
+        (
+            {"spec": a_spec(paused=True), "document": a_document(members={"m1": (), "m2": ()})},
+            ("False", "GroupPaused", "spec.paused is set: nobody consumes"),
+            ("False", "Settled", "Nothing is wrong"),
+            {},
+        ),
+        (
+            {"spec": a_spec(paused=True), "document": a_document(), "pods": ()},
+            ("False", "GroupPaused", "spec.paused is set: nobody consumes"),
+            ("False", "Settled", "Nothing is wrong"),
+            {},
+        ),
+        (
+            {"spec": BOTH, "problems": (TORN, TORN._replace(message="again"))},
+            ("True", "Settled", "6 queues, 2 members"),
+            ("True", "InvalidSpec", f"{TORN.message}; again; {UNSEEN.message}"),
+            {"InvalidSpec": TORN, "NoView": UNSEEN},
+        ),
+        (
+            {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
+            ("False", "NoView", "No queue of the group is known yet"),
+            ("True", "NoView", "The broker does not tell of orders; what was assigned stays"),
+            {"NoView": Verdict(Reason.NO_VIEW, "The broker does not tell of orders; what was assigned stays")},
+        ),
+        (
+            {"pods": (), "gone": frozenset({"uid-m1", "uid-m2"})},
+            ("False", "NoMembers", "Nobody is there to work 6 queues"),
+            ("True", "NoMembers", "Nobody is there to work 6 queues"),
+            {"NoMembers": Verdict(Reason.NO_MEMBERS, "Nobody is there to work 6 queues")},
+        ),
+        (
+            {"views": {"orders": a_view(8)}, "foreigners": None},
+            ("False", "QueuesUnowned", "2 queues without an owner"),
+            (
+                "True",
+                "NoView",
+                f"{UNKNOWN.message}; 2 queues without an owner",
+            ),
+            {
+                "NoView": UNKNOWN,
+                "QueuesUnowned": Verdict(Reason.QUEUES_UNOWNED, "2 queues without an owner"),
+            },
+        ),
+        (
+            {"document": a_document(members={"m1": Q[:1], "m2": ()}), "views": {"orders": a_view(1)}},
+            ("True", "Settled", "1 queue, 2 members"),
+            ("False", "Settled", "Nothing is wrong"),
+            {"IdleMembers": Verdict(Reason.IDLE_MEMBERS, "2 members share 1 queue: at least 1 of them are idle")},
+        ),
+        (
+            {"document": a_document(members={"m1": Q[:1], "m2": Q[1:2]}), "views": {"orders": a_view(2)}},
+            ("True", "Settled", "2 queues, 2 members"),
+            ("False", "Settled", "Nothing is wrong"),
+            {},
+        ),
+    ],
+)
+def test_conditions_tell_each_thing_that_is_wrong(
+    changed: dict[str, Any], ready: tuple[str, ...], degraded: tuple[str, ...], others: dict[str, Verdict]
+) -> None:
+    found = plan(settled(**changed), NOW)
+    told = conditions(found)
+    assert list(told) == ["Ready", "Progressing", "Degraded", *sorted(others)]
+    assert told.pop("Ready") == ready
+    assert told.pop("Degraded") == degraded
+    assert told.pop("Progressing")[:2] in {("False", "Settled"), ("False", "NoView")}
+    assert told == {kind: ("True", *verdict) for kind, verdict in others.items()}
+    warnings = {verdict.reason: verdict.reason is not Reason.IDLE_MEMBERS for verdict in others.values()}
+    assert {event.reason: event.warning for event in found.events} == warnings
+    assert plan(settled(**changed, status=found.status), NOW + 9).events == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, ("False", "Settled", "Every queue is where the policy wants it")),
+        (
+            {"pods": obeying(DOCUMENT, m2={"terminating": True})},
+            ("True", "HandoverInFlight", "1 queues or members are under way"),
+        ),
+        (
+            {
+                "pods": obeying(
+                    DOCUMENT, m1={"report": a_report("m1", 4, Q[:2])}, m2={"terminating": True, "report": DRAINING}
+                )
+            },
+            ("True", "HandoverInFlight", "2 queues or members are under way"),
+        ),
+        (
+            {"pods": (*obeying(DOCUMENT), a_pod("m3", terminating=True))},
+            ("False", "Settled", "Every queue is where the policy wants it"),
+        ),
+    ],
+)
+def test_progress_counts_queues_and_members_that_are_under_way(
+    changed: dict[str, Any], told: tuple[str, str, str]
+) -> None:
+    assert conditions(plan(settled(**changed), NOW))["Progressing"] == told
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"policy": a_policy(paused=True)}, ("False", "Paused")),
+        ({"views": {}}, ("False", "NoView")),
+        ({"policy": a_policy(budget={"maxMoves": 0})}, ("True", "BudgetSpent")),
+        ({"pods": (*obeying(DOCUMENT), JOINER, a_pod("m4", age=3.0))}, ("True", "MembersStillJoining")),
+    ],
+)
+def test_what_is_held_back_is_progress_unless_it_is_frozen(changed: dict[str, Any], told: tuple[str, str]) -> None:
+    document = replace(DOCUMENT, members=entry_for_joiner())
+    assert conditions(plan(with_joiner(document=document, **changed), NOW))["Progressing"][:2] == told
+
+
+def test_the_status_in_full() -> None:
+    pods = (*obeying(DOCUMENT), JOINER, a_pod("m0", ended=True, ready=False))
+    found = plan(settled(pods=pods, lag=7, observed=3), NOW)
+    conditions = found.status["conditions"]
+    assert found.status == {
+        "observedGeneration": 3,
+        "conditions": conditions,
+        "replicas": 3,
+        "selector": "rota.dev/group=orders",
+        "members": 3,
+        "queues": 6,
+        "generation": 6,
+        "lag": 7,
+        "lastRebalance": {"reason": "MemberJoined", "at": written(NOW), "moved": 0},
+        "idleMembers": 1,
+        "unownedQueues": 0,
+    }
+    assert conditions[1] == {
+        "type": "Progressing",
+        "status": "True",
+        "reason": "HandoverInFlight",
+        "message": "4 queues or members are under way",
+        "lastTransitionTime": written(NOW),
+        "observedGeneration": 3,
+    }
+    later = plan(settled(pods=pods, observed=4, status=found.status), NOW + 9).status["conditions"]
+    assert [one["lastTransitionTime"] for one in later] == [written(NOW)] * 3
+    quiet = plan(settled(status={"generation": 5}), NOW).status
+    assert quiet.keys() == found.status.keys() - {"lag", "lastRebalance"}
+    assert (quiet["idleMembers"], quiet["generation"]) == (0, 5)
+    everybody = plan(settled(**TO_ALL), NOW).status
+    assert (everybody["idleMembers"], everybody["unownedQueues"], everybody["queues"]) == (0, 0, 6)
+    new = plan(a_snapshot(spec=None), NOW).status
+    assert new["generation"] == 0
+
+
+def test_a_rebalance_is_told_from_its_first_document_to_its_last_release() -> None:
+    going = {"reason": "MemberJoined", "at": written(NOW - 2.124), "moved": 4}
+    status = {"lastRebalance": going, "generation": 5}
+    more = plan(settled(pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"}), status=status), NOW)
+    assert more.status["lastRebalance"] == {**going, "moved": 7}
+    assert [event.reason for event in more.events] == []
+    slow = settled(pods=only(report=a_report("m1", 4, Q[:2])), status=status)
+    assert plan(slow, NOW).status["lastRebalance"] == going
+    over = plan(settled(status=status), NOW)
+    assert over.status["lastRebalance"] == {**going, "seconds": 2.124}
+    assert over.events == (Event(Reason.SETTLED, "MemberJoined: 4 queues moved in 2.124 s"),)
+    again = plan(settled(status=over.status), NOW + 60)
+    assert (again.status["lastRebalance"], again.events) == (over.status["lastRebalance"], ())
+    ahead = {"lastRebalance": {**going, "at": written(NOW + 60)}, "generation": 5}
+    assert plan(settled(status=ahead), NOW).status["lastRebalance"]["seconds"] == 0.0
+    next_one = plan(replace(with_joiner(), status=over.status), NOW + 60)
+    assert next_one.status["lastRebalance"] == {"reason": "MemberJoined", "at": written(NOW + 60), "moved": 0}
+    assert next_one.events == (Event(Reason.MEMBER_JOINED, "m3 joined; 2 queues change hands"),)
+
+
+def test_an_immediate_rebalance_tells_what_it_moved_and_a_return_moves_nothing() -> None:
+    at_once = plan(with_joiner(policy=a_policy(handover={"mode": "Immediate"})), NOW)
+    assert at_once.status["lastRebalance"]["moved"] == 2
+    assert at_once.status["idleMembers"] == 0
+    assert at_once.events == (Event(Reason.MEMBER_JOINED, "m3 joined; 2 queues change hands"),)
+
+
+def test_a_forced_grant_names_from_whom_it_was_taken_if_that_is_known() -> None:
+    lost = {"ready": False, "unheard": 10.0}
+    both = plan(settled(document=THREE, pods=obeying(THREE, m3=lost, m2=lost)), NOW)
+    warning = Event(Reason.QUEUES_FORCED, "4 queues taken from m2, m3 unheard", warning=True)
+    assert [event for event in both.events if event.reason is Reason.QUEUES_FORCED] == [warning]
+    assert both.status["lastRebalance"]["moved"] == 4
+    assert "4 queues change hands" in both.events[0].message
+    document = a_document(members={"m1": Q[:3]}, barrier=5)
+    silent = a_pod("m2", ready=False, steady=LONG, unheard=11.0)
+    free = plan(settled(document=document, pods=(*obeying(document), silent)), NOW)
+    assert Event(Reason.QUEUES_FORCED, "3 queues taken from a member unheard", warning=True) in free.events
+
+
+def test_the_journal_in_full() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", "m1")})
+    pods = obeying(document, m2={"report": a_report("m2", 5, Q[2:4])})
+    gone = frozenset({"uid-m0"})
+    found = plan(settled(document=document, pods=(*pods, JOINER), gone=gone, views={"orders": a_view(7)}), NOW)
+    common = {"schema": 1, "group": "shop/orders", "at": written(NOW)}
+    in_document = {**common, "generation": 6}
+    granted = {"kind": "handover", **in_document, "act": "Grant"}
+    assert list(found.records[:-3]) == [
+        {
+            "kind": "membership",
+            **in_document,
+            "members": {name: {"uid": f"uid-{name}", "standing": "Ready"} for name in ("m1", "m2", "m3")},
+        },
+        {
+            "kind": "plan",
+            **in_document,
+            "strategy": "Sticky",
+            "reason": "MemberEnded",
+            "message": "m0 ended",
+            "members": 3,
+            "queues": 7,
+            "held": "NothingWouldChange",
+        },
+        {**granted, **to("m3"), **of("m0"), "proof": "Ended", "state": "Releasing", "queues": ids(5)},
+        {**granted, **to("m3"), "proof": "Released", "state": "Free", "queues": ids(6)},
+        {**granted, **to("m1"), **of("m2"), "proof": "Released", "state": "Releasing", "queues": ids(4)},
+    ]
+    assert found.records[-3] == {
+        "kind": "verdict",
+        **common,
+        "condition": "Ready",
+        "status": "True",
+        "reason": "Settled",
+        "message": "7 queues, 3 members",
+    }
+
+
+def of(name: str) -> dict[str, str]:
+    return {"from": name, "fromUid": f"uid-{name}"}
+
+
+def to(name: str) -> dict[str, str]:
+    return {"to": name, "toUid": f"uid-{name}"}
+
+
+def ids(*numbers: int) -> dict[str, dict[str, str]]:
+    return {"orders": {"a": ",".join(map(str, numbers))}}
+
+
+def test_the_journal_puts_together_what_differs_only_in_the_queue() -> None:
+    found = plan(settled(pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"})), NOW)
+    handovers = [line for line in found.records if line["kind"] == "handover"]
+    assert [(line["from"], line["to"], line["queues"]) for line in handovers] == [
+        ("m2", "m1", {"orders": {"a": "3-5"}})
+    ]
+
+
+def test_the_journal_keeps_apart_who_takes_a_queue_and_whether_it_was_under_way() -> None:
+    document = a_document(members={"m1": [], "m2": Q[1:3], "m3": []}, taken={Q[0]: ("m2", "m1")})
+    pods = tuple(pod for pod in obeying(document) if pod.name != "m2")
+    found = plan(settled(document=document, pods=pods, gone=frozenset({"uid-m2"}), views={"orders": a_view(3)}), NOW)
+    handovers = [line for line in found.records if line["kind"] == "handover"]
+    assert [(line["state"], line["to"], line["queues"]) for line in handovers] == [
+        ("Owned", "m1", ids(1)),
+        ("Owned", "m3", ids(2)),
+        ("Releasing", "m1", ids(0)),
+    ]
+
+
+def test_conditions_that_did_not_change_are_not_told_again() -> None:
+    first = plan(settled(), NOW)
+    assert [line["condition"] for line in first.records] == ["Ready", "Progressing", "Degraded"]
+    paused = plan(settled(status=first.status, policy=a_policy(paused=True), views={}), NOW)
+    assert [(line["condition"], line["status"]) for line in paused.records] == [
+        ("Degraded", "True"),
+        ("NoView", "True"),
+    ]
+
+
+def test_a_document_that_does_not_fit_changes_nothing_but_what_people_are_told() -> None:
+    endless = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(40_000))
+    more = a_view()._replace(queues=(*Q[:6], Queue("orders", endless, 0)))
+    document = replace(DOCUMENT, members=entry_for_joiner())
+    snapshot = with_joiner(document=document, policy=a_policy(paused=True), views={"orders": more})
+    found = plan(replace(snapshot, status={"generation": 5}), NOW)
+    assert (found.document, found.data, found.pokes, found.again) == (None, {}, {}, 20.0)
+    assert conditions(found)["Ready"][:2] == ("False", "DocumentTooLarge")
+    assert conditions(found)["Ready"][2].endswith("; what was assigned stays")
+    assert conditions(found)["Degraded"][1] == "DocumentTooLarge"
+    assert conditions(found)["Progressing"][1] == "Paused"
+    assert "lastRebalance" not in found.status
+    assert {line["kind"] for line in found.records} == {"verdict"}

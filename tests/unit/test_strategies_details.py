@@ -1,0 +1,480 @@
+"""The strategies' finer points: thresholds, ties, options that are taken or refused, and what reasons say of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import a_roster
+from rota.model import Queue, Roster
+from rota.strategies import STRATEGIES, allocate, explain, prepared
+from rota.strategies.arrays import ranks
+from rota.strategies.balanced import trusted
+from rota.strategies.by_machine_room import room_of
+from rota.strategies.consistent_hash import ring_position
+from rota.strategies.custom import checked
+from rota.strategies.scales import Scales
+
+ORDERS = [("orders", "broker-a", number) for number in range(8)]
+ROOMS = {"queueRooms": {"broker-a": "east"}, "memberRooms": {"m0": "west", "m1": "east", "m2": "east"}}
+
+
+def why(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
+    owners = prepared(strategy, options)(roster)
+    return explain(strategy, roster, owners, roster.queues[queue], options)
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sentence"),
+    [
+        ("Averagely", {"queues": []}, r"Strategy Averagely has no option queues \(it has: none\)"),
+        ("ByConfig", {"queue": []}, r"Strategy ByConfig has no option queue \(it has: members\)"),
+        ("ConsistentHash", {"nodes": 1}, r"Strategy ConsistentHash has no option nodes \(it has: virtualNodes, hash\)"),
+        ("ConsistentHash", {"virtualNodes": 2.5}, "Option virtualNodes must be a whole number from 0 up, not 2.5"),
+        ("ConsistentHash", {"virtualNodes": "10"}, "Option virtualNodes must be a whole number from 0 up, not '10'"),
+        ("Balanced", {"maxMoves": 1.5}, "Option maxMoves must be a whole number from 0 up, not 1.5"),
+        ("ByMachineRoom", {"rooms": ["east", 2]}, "Option rooms must be a list of room names"),
+        ("MachineRoomNearby", {"inner": "Evenly"}, "There is no strategy 'Evenly': choose one of Averagely"),
+    ],
+)
+def test_options_that_cannot_be_are_a_sentence(strategy: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        allocate(strategy, ORDERS, ["m0", "m1"], options=options)
+
+
+def test_the_inner_strategy_may_be_a_function_and_has_its_own_options() -> None:
+    inner = {"inner": STRATEGIES["AveragelyByCircle"]}
+    by_function = allocate("MachineRoomNearby", ORDERS, ["m0", "m1", "m2"], options=ROOMS | inner)
+    by_name = allocate("MachineRoomNearby", ORDERS, ["m0", "m1", "m2"], options=ROOMS | {"inner": "AVG_BY_CIRCLE"})
+    assert by_function == by_name
+    assert [queue.id for queue in by_name["m1"]] == [0, 2, 4, 6]
+    assert why("MachineRoomNearby", a_roster(), 0, **ROOMS).endswith(
+        "whose block of orders is broker-a/0 to broker-a/3"
+    )
+    hashed = {"inner": "ConsistentHash", "innerOptions": {"virtualNodes": 5}}
+    assert "the next of the 10 places on the ring is one of the 5 of m" in why(
+        "MachineRoomNearby", a_roster(), 0, **ROOMS, **hashed
+    )
+
+
+def an_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **functions: str) -> None:
+    """Install a package whose strategies are these bodies of functions."""
+    lines = [f"def {name}(roster, **options):\n    {body}\n" for name, body in functions.items()]
+    (tmp_path / "strangers.py").write_text("".join(lines))
+    info = tmp_path / "strangers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.0\n")
+    points = [f"{name} = strangers:{name}\n" for name in functions]
+    (info / "entry_points.txt").write_text("[rota.strategies]\n" + "".join(points) + "torn = strangers:nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_strangers_strategy_is_found_told_its_options_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "return [options['owner']] * len(roster.queues)"
+    an_installed(tmp_path, monkeypatch, same=body, broken="raise KeyError('east')")
+    given: dict[str, Any] = {"name": "same", "options": {"owner": 1}}
+    assert prepared("Custom", given)(a_roster()).tolist() == [1] * 8
+    told = why("Custom", a_roster(), 0, **given)
+    assert told == "orders/broker-a/0 goes to m1: the custom strategy same answers so and gives no reason"
+    for options, sentence in (
+        ({"name": "broken"}, "Custom strategy broken failed: KeyError: 'east'"),
+        ({"name": "torn"}, "Custom strategy torn cannot be loaded: AttributeError: "),
+        ({"name": "other"}, r"There is no custom strategy other: .*\(offered: broken, same, torn\)"),
+        (
+            {"name": "same", "options": {"owner": 3}},
+            r"Custom strategy same gives queue .*/0 to member number 3, but members are numbered 0 to 2 \(nobody",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{sentence}"):
+            prepared("Custom", options)(a_roster())
+
+
+# Blocks, circles, rings.
+
+
+def test_ranks_count_equals_in_their_order_however_many_there_are() -> None:
+    groups = np.arange(3000) * 7 % 3
+    expected = [int((groups[:place] == group).sum()) for place, group in enumerate(groups)]
+    assert ranks(groups).tolist() == expected
+
+
+DEALT = "falls to that one when they are dealt around"
+TWO_TOPICS = [(topic, "b", number) for topic in ("orders", "payments") for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "queue", "reason"),
+    [
+        ("Averagely", 2, "m1 is member 2 of 2, whose block of orders is b/2"),
+        ("Averagely", 3, "m0 is member 1 of 2, whose block of payments is b/0 to b/1"),
+        ("AveragelyByCircle", 4, f"m1 is member 2 of 2, and queue 2 of 3 of payments {DEALT}"),
+    ],
+)
+def test_reasons_speak_of_the_queues_own_topic(strategy: str, queue: int, reason: str) -> None:
+    assert f": {reason}$" in why(strategy, Roster.of(TWO_TOPICS, ["m0", "m1"]), queue) + "$"
+
+
+AMONG_ONE = "goes to m1: its room east has 1 of 2 members; among them "
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "reason"),
+    [
+        ("ByConfig", {"members": {"m1": [("orders", "east@b", 0)]}}, "goes to m1: the policy names it for m1"),
+        (
+            "ByMachineRoom",
+            {"rooms": []},
+            "belongs to nobody: room east is not among the policy's rooms: none",
+        ),
+        (
+            "MachineRoomNearby",
+            {"queueRooms": {"east@b": "east"}, "memberRooms": {"m0": "west", "m1": "west"}},
+            "goes to m0: its room east has no member; among all m0 is member 1 of 2, whose block of orders is east@b/0",
+        ),
+        (
+            "MachineRoomNearby",
+            {"queueRooms": {"east@b": "east"}, "memberRooms": {"m0": "west", "m1": "east"}},
+            f"{AMONG_ONE}m1 is member 1 of 1, whose block of orders is east@b/0",
+        ),
+    ],
+)
+def test_reasons_name_rooms_and_members(strategy: str, options: dict[str, Any], reason: str) -> None:
+    roster = Roster.of([("orders", "east@b", 0)], ["m0", "m1"])
+    assert why(strategy, roster, 0, **options) == f"orders/east@b/0 {reason}"
+
+
+@pytest.mark.parametrize(
+    ("broker", "room"),
+    [("east@b", "east"), ("east@b@@", "east"), ("@b", ""), ("east@", None), ("@", None), ("a@b@c", None), ("", None)],
+)
+def test_a_brokers_room_is_read_as_java_splits(broker: str, room: str | None) -> None:
+    assert room_of(broker) == room
+
+
+def test_where_members_meet_on_the_ring_the_last_one_stands() -> None:
+    places = {f"m{member}-{node}": (member * node * node + node) % 7 for member in range(3) for node in range(200)}
+    stands = {place: name.partition("-")[0] for name, place in places.items()}  # the later one overwrites
+    queues = [("orders", "broker-a", number) for number in range(7)]
+    hashed = {"virtualNodes": 200, "hash": lambda key: places.get(key, int(key[-2]) if key.endswith("]") else 0)}
+    shares = allocate("ConsistentHash", queues, ["m0", "m1", "m2"], options=hashed)
+    owners = {queue.id: name for name, share in shares.items() for queue in share}
+    at_or_after = {number: min((it for it in stands if it >= number), default=min(stands)) for number in range(7)}
+    assert owners == {number: stands[place] for number, place in at_or_after.items()}
+
+
+def test_members_have_ten_places_on_the_ring_unless_said() -> None:
+    members = [f"m{number}" for number in range(9)]
+    queues = [("orders", "broker-a", number) for number in range(90)]
+    shares = {
+        number: allocate("ConsistentHash", queues, members, options={"virtualNodes": number}) for number in (9, 10, 11)
+    }
+    unsaid = allocate("ConsistentHash", queues, members)
+    assert {number: share == unsaid for number, share in shares.items()} == {9: False, 10: True, 11: False}
+
+
+def test_a_name_that_cannot_be_encoded_has_its_place_on_the_ring_as_in_java() -> None:
+    assert ring_position("\ud800") == ring_position("?")
+
+
+def test_in_a_room_what_nobody_owns_is_dealt_around() -> None:
+    owners = prepared("MachineRoomNearby", ROOMS | {"inner": "Sticky"})(a_roster())
+    assert owners.tolist() == [1, 2, 1, 2, 1, 2, 1, 2]
+
+
+def test_in_a_room_whose_strategy_gives_nothing_nobody_owns_anything() -> None:
+    nothing = {"inner": "ConsistentHash", "innerOptions": {"virtualNodes": 0}}
+    assert prepared("MachineRoomNearby", ROOMS | nothing)(a_roster()).tolist() == [-1] * 8
+
+
+def test_an_answer_that_is_no_array_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^Custom strategy mine must answer one member index for each of 3 queues"):
+        checked("mine", [[0], [0, 1], [0]], a_roster(3, 2))
+
+
+# Sticky.
+
+
+def test_sticky_counts_only_ordinary_queues_where_it_says_what_each_keeps() -> None:
+    queues = [*ORDERS[:5], ("%RETRY%shop", "broker-a", 0)]
+    current = dict.fromkeys([Queue(*it) for it in [*ORDERS[:2], queues[-1]]], "m0") | {Queue(*ORDERS[2]): "m1"}
+    roster = Roster.of(queues, ["m0", "m1"], current)
+    share = "(an even share is 2 or 3)"
+    ordinary = [number for number, queue in enumerate(roster.queues) if queue.topic == "orders"]
+    told = [why("Sticky", roster, number).partition(": ")[2] for number in ordinary]
+    assert told[:3] == [f"m0 keeps all of its 2 queues {share}"] * 2 + [f"m1 keeps all of its 1 queue {share}"]
+    assert told[3].startswith("nobody owned it; m")
+
+
+# Balanced's scales: small fleets whose answers can be checked by hand.
+
+
+Rooms = Sequence[str | None]
+
+
+def weighed(
+    weights: list[int],
+    capacities: list[float],
+    current: list[int] | None = None,
+    most: int | None = None,
+    *,
+    rooms: tuple[Rooms, Rooms] = ((), ()),
+) -> Scales:
+    """Decide; `rooms` are the queues' and the members'."""
+    of_queues, of_members = rooms
+    queue_rooms, member_rooms = of_queues or [None] * len(weights), of_members or [None] * len(capacities)
+    scales = Scales(weights, capacities, list(queue_rooms), list(member_rooms))
+    scales.decide(current or [-1] * len(weights), most)
+    return scales
+
+
+def steps(scales: Scales) -> str:
+    return " ".join(
+        scales.deeds[queue].step.name if queue in scales.deeds else "-" for queue in range(len(scales.owners))
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "capacities", "current", "most", "owners", "told"),
+    [
+        ([5, 4, 3, 3, 2, 1], [1.0, 1.0], None, None, [0, 1, 1, 0, 1, 0], " ".join(["EMPTIEST"] * 6)),
+        ([5, 4, 3, 3, 2, 1], [2.0, 1.0], None, None, [0, 1, 0, 0, 1, 0], " ".join(["EMPTIEST"] * 6)),
+        ([1] * 6, [1.0] * 3, [0] * 6, None, [2, 0, 0, 1, 2, 1], "EVEN - - EVEN IDLE IDLE"),
+        ([1] * 6, [1.0] * 3, [0] * 6, 3, [0, 0, 0, 1, 2, 1], "- - - EVEN IDLE IDLE"),
+        ([1] * 6, [1.0] * 3, [0] * 6, 1, [0, 0, 0, 0, 0, 1], "- - - - - IDLE"),
+        ([1] * 6, [1.0] * 3, [0] * 6, 0, [0] * 6, "- - - - - -"),
+        ([5, 4, 3, 3, 2, 1], [1.0, 1.0], [0] * 6, None, [1, 1, 0, 0, 0, 0], "IDLE EVEN - - - -"),
+        ([9, 1, 1, 1], [1.0] * 3, [0, 0, 1, 1], None, [2, 0, 1, 1], "IDLE - - -"),
+        ([1, 2, 3, 3, 4, 5], [1.0, 1.0], None, None, [0, 1, 1, 0, 1, 0], " ".join(["EMPTIEST"] * 6)),
+        ([9, 1, 1, 1], [1.0] * 3, [0, 1, 1, 1], None, [0, 1, 1, 2], "- - - IDLE"),
+        ([1], [1.0] * 3, [0], None, [0], "-"),
+        ([1] * 2, [1.0] * 3, [0] * 2, None, [1, 0], "IDLE -"),
+        ([1] * 3, [1.0] * 3, [0] * 3, None, [2, 0, 1], "IDLE - IDLE"),
+        ([1] * 6, [1.0] * 3, [0, 0, 1, 1, 1, 1], None, [0, 0, 2, 1, 1, 2], "- - EVEN - - IDLE"),
+        (
+            [1] * 10,
+            [1.0] * 5,
+            [0] * 6 + [1] * 4,
+            None,
+            [3, 0, 0, 4, 3, 2, 4, 1, 1, 2],
+            "EVEN - - IDLE IDLE IDLE EVEN - - EVEN",
+        ),
+        ([5, 4, 1], [1.0, 1.0], [0, 0, 1], None, [0, 1, 1], "- EVEN -"),
+        ([9, 1], [1.0, 10.0], [0, 1], None, [0, 1], "- -"),
+        ([6, 5, 4, 3, 2, 1], [1.0, 3.0], [0] * 6, None, [1, 1, 1, 0, 0, 1], "IDLE EVEN EVEN - - EVEN"),
+        ([6, 5, 4, 3, 2, 1], [3.0, 1.0], [1] * 6, None, [0, 0, 0, 1, 1, 0], "IDLE EVEN EVEN - - EVEN"),
+        ([7, 5, 3, 2, 2, 1, 1], [2.0, 1.0, 4.0], [0] * 7, None, [1, 2, 2, 0, 0, 0, 2], "IDLE IDLE EVEN - - - EVEN"),
+        ([7, 5, 3, 2, 2, 1, 1], [2.0, 1.0, 4.0], [2] * 7, None, [0, 2, 1, 2, 2, 2, 2], "IDLE - IDLE - - - -"),
+    ],
+)
+def test_small_fleets_are_balanced_as_one_would_by_hand(
+    weights: list[int],
+    capacities: list[float],
+    current: list[int] | None,
+    most: int | None,
+    *,
+    owners: list[int],
+    told: str,
+) -> None:
+    scales = weighed(weights, capacities, current, most)
+    assert (scales.owners, steps(scales)) == (owners, told)
+
+
+@pytest.mark.parametrize(("east", "west", "kept"), [(23, 20, 23), (24, 20, 23), (100, 90, 100), (103, 90, 101)])
+def test_a_queue_leaves_its_room_only_for_more_than_a_tenth_of_the_mean(east: int, west: int, kept: int) -> None:
+    rooms = (["e"] * east + ["w"] * west, ["e", "w"])
+    scales = weighed([1] * (east + west), [1.0, 1.0], [0] * east + [1] * west, rooms=rooms)
+    assert scales.counts == [kept, east + west - kept]
+
+
+def test_a_room_takes_its_own_queues_up_to_a_tenth_over_the_mean() -> None:
+    scales = weighed([1] * 20, [1.0, 1.0], rooms=(["e"] * 20, ["e", "w"]))
+    assert scales.counts == [11, 9]
+    assert steps(scales) == " ".join(["HOME"] * 11 + ["EMPTIEST"] * 9)
+
+
+@pytest.mark.parametrize(
+    ("weights", "capacities", "queue_rooms", "owners", "told"),
+    [
+        ([100, 1], [1.0, 1.0], ["e", "e"], [0, 1], "HOME EMPTIEST"),
+        ([10, 6, 9], [1.0, 1.0], ["e", "e", "w"], [0, 0, 1], "HOME CHEAPEST HOME"),
+        ([1] * 30, [2.0, 1.0], ["e"] * 30, [0] * 21 + [1] * 9, " ".join(["HOME"] * 21 + ["EVEN"] + ["EMPTIEST"] * 8)),
+        ([1, 1], [1.0, 1.0], [None, "n"], [0, 1], "EMPTIEST EMPTIEST"),
+    ],
+)
+def test_small_fleets_in_two_rooms_are_balanced_as_one_would_by_hand(
+    weights: list[int], capacities: list[float], queue_rooms: list[str | None], owners: list[int], told: str
+) -> None:
+    scales = weighed(weights, capacities, rooms=(queue_rooms, ["e", "w"]))
+    assert (scales.owners, steps(scales)) == (owners, told)
+
+
+def test_only_who_is_known_to_be_elsewhere_is_strange() -> None:
+    scales = Scales([1, 1], [1.0, 1.0, 1.0], ["e", None], [None, "e", "w"])
+    assert [scales.strange(member, queue) for queue in (0, 1) for member in (0, 1, 2)] == [0, 0, 1, 0, 0, 0]
+
+
+def test_weights_and_capacities_that_cannot_be_are_replaced() -> None:
+    assert trusted([1.0, 1.0, -0.5]) == [1.0, 1.0, 1.0]
+    roster = a_roster(4, 2)
+    tiny = STRATEGIES["Balanced"](roster, memberWeights={"m0": 1e-9, "m1": 2000.0})
+    assert np.bincount(tiny, minlength=2).tolist() == [1, 3], "nobody is so weak as to get nothing"
+    told = why("Balanced", roster, 1, memberWeights={"m0": 1e-9, "m1": -1.0})
+    assert told.endswith("the capacity of m1 cannot be -1 and counts as 1e-09")
+    nothing = dict.fromkeys(roster.queues, 0.0)
+    assert np.bincount(STRATEGIES["Balanced"](roster, queueWeights=nothing)).tolist() == [2, 2]
+
+
+def test_retry_queues_weigh_next_to_nothing_whatever_was_measured() -> None:
+    queues = [*ORDERS[:4], *(("%RETRY%shop", "broker-a", number) for number in range(3))]
+    roster = Roster.of(queues, ["m0", "m1"])
+    measured = {queue: 1000.0 if queue.topic.startswith("%") else 1.0 for queue in roster.queues}
+    owners = STRATEGIES["Balanced"](roster, queueWeights=measured)
+    others = [owner for queue, owner in zip(roster.queues, owners.tolist(), strict=True) if queue.topic == "orders"]
+    assert np.bincount(others).tolist() == [2, 2]
+
+
+def test_one_member_alone_has_no_other_to_compare_with() -> None:
+    roster = Roster.of(ORDERS[:2], ["m0"], dict.fromkeys([Queue(*it) for it in ORDERS[:2]], "m0"))
+    assert why("Balanced", roster, 0, memberWeights={"gone": 2.0}).endswith(f"counted; {doubt('m0')}")
+    told = why("Balanced", roster, 0)
+    assert (
+        told == "orders/broker-a/0 stays with m0: there is no other member; no weights are known, so queues are counted"
+    )
+
+
+@pytest.mark.parametrize(("fuller", "emptier", "counts"), [(102, 100, [102, 100]), (100, 98, [99, 99])])
+def test_a_move_is_worth_it_from_a_fiftieth_of_the_mean(fuller: int, emptier: int, counts: list[int]) -> None:
+    scales = weighed([1] * (fuller + emptier), [1.0, 1.0], [0] * fuller + [1] * emptier)
+    assert scales.counts == counts
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_emptiest_of_each_room_is_known_whatever_was_asked_before(seed: int) -> None:
+    weights = [1 + seed * number * number % 13 for number in range(12)]
+    capacities = [1.0 + seed * number % 3 for number in range(4)]
+    member_rooms: list[str | None] = [None, "e", "e", None] if seed % 2 else ["e"] * 4
+    scales = weighed(weights, capacities, [seed * number % 5 - 1 for number in range(12)], rooms=((), member_rooms))
+    for but in (0, 1, -1, 2, 2, 3, -1):
+        emptiest = {}
+        for member in sorted(range(4), key=lambda it: (scales.fullness(it), -capacities[it], it), reverse=True):
+            if member != but:
+                emptiest[member_rooms[member]] = member
+        assert sorted(scales.candidates(but)) == sorted(emptiest.values())
+
+
+OWNED = {0: "m0", 1: "m1", 2: "m1", 3: "m1", 4: "m2"}
+TO_M0 = dict.fromkeys(range(5), "m0")
+
+
+def doubt(*names: str) -> str:
+    return "; ".join(f"the capacity of {name} is unknown and counts as 1" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("owned", "queue", "options", "told"),
+    [
+        ({}, 0, {}, f"m0 was the emptiest (0 queues); {doubt('m0')}"),
+        ({}, 0, ROOMS, f"m1 in its own room east had nothing yet; {doubt('m1')}"),
+        ({0: "m1", 1: "m2"}, 2, ROOMS, f"m0 in room west was the emptiest (0 queues); {doubt('m0')}"),
+        (TO_M0, 4, {}, f"m1 was idle, and m0 (5 queues) was the fullest that could spare one; {doubt('m1', 'm0')}"),
+        (TO_M0, 0, {}, f"with m1 (1 queue) the fleet is more even than with m0 (3 queues); {doubt('m1', 'm0')}"),
+        (OWNED, 4, {"maxMoves": 0}, f"it is the only queue of m2, and nobody's last queue is taken; {doubt('m2')}"),
+        ({0: "m0", 1: "m0", 2: "m1", 3: "m1", 4: "m2"}, 1, {}, f"(m0 has 2 queues, m2 1 queue); {doubt('m0', 'm2')}"),
+    ],
+)
+def test_every_reason_of_balanced_doubts_the_capacities_it_speaks_of(
+    owned: dict[int, str], queue: int, options: dict[str, Any], told: str
+) -> None:
+    roster = a_roster(5, 3, owned)
+    measured = {"queueWeights": dict.fromkeys(roster.queues, 1.0), "memberWeights": {"gone": 2.0}}
+    assert why("Balanced", roster, queue, **options, **measured).endswith(told)
+
+
+def test_balanced_says_when_a_home_has_room_and_when_it_is_dear_to_leave() -> None:
+    queues = [Queue("orders", broker, number) for broker, number in (("e", 0), ("e", 1), ("w", 0))]
+    roster = Roster.of(queues, ["m0", "m1"])
+    options = {
+        "queueRooms": {"e": "east", "w": "west"},
+        "memberRooms": {"m0": "east", "m1": "west"},
+        "queueWeights": dict(zip(queues, (10.0, 6.0, 9.0), strict=True)),
+    }
+    dear = "m0 in its own room east (80% of its share) could best take it"
+    assert dear in why("Balanced", roster, 1, **options)
+    assert why("Balanced", roster, 1, **options, memberWeights={"gone": 2.0}).endswith(f"considered; {doubt('m0')}")
+    even = options | {"queueWeights": dict(zip(queues, (5.0, 4.0, 9.0), strict=True))}
+    assert "m0 in its own room east had room for it (56% of its share)" in why("Balanced", roster, 1, **even)
+    unknown = {**options, "memberRooms": {"m1": "west"}}
+    assert "None" not in why("Balanced", roster, 0, **unknown)
+    assert " in " not in why("Balanced", roster, 2, **{**unknown, "queueRooms": {}})
+
+
+def test_retry_queues_do_not_show_in_what_balanced_counts() -> None:
+    retry = Queue("%RETRY%shop", "broker-a", 0)
+    roster = Roster.of(
+        [*ORDERS[:4], retry], ["m0", "m1"], {Queue(*ORDERS[0]): "m0", Queue(*ORDERS[1]): "m0", retry: "m1"}
+    )
+    measured = {"queueWeights": {retry: 5.0}}
+    ordinary, spread = (roster.queues.index(queue) for queue in (Queue(*ORDERS[0]), retry))
+    assert why("Balanced", roster, ordinary, **measured).endswith("; no weights are known, so queues are counted")
+    assert why("Balanced", roster, spread, **measured).endswith("; a retry queue counts for next to nothing")
+    assert "(m0 has 2 queues, m1 2 queues)" in why("Balanced", roster, ordinary, **measured)
+
+
+def test_loads_are_told_as_shares_of_what_each_can_carry() -> None:
+    roster = a_roster(6, 2, {0: "m0", 1: "m0", 2: "m0", 3: "m0", 4: "m1", 5: "m1"})
+    assert "(m0 has 100% of its share, m1 100% of its share)" in why(
+        "Balanced", roster, 0, memberWeights={"m0": 4.0, "m1": 2.0}
+    )
+
+
+def test_of_several_rooms_the_best_taker_is_spoken_of() -> None:
+    owners = {"east-b": "m0", "west-b": "m1", "north-b": "m2"}
+    queues = [
+        ("orders", broker, number) for broker, many in zip(owners, (42, 40, 41), strict=True) for number in range(many)
+    ]
+    roster = Roster.of(queues, ["m0", "m1", "m2"], {queue: owners[queue[1]] for queue in queues})
+    rooms = {"m0": "east", "m1": "west", "m2": "north"}
+    told = why("Balanced", roster, 0, queueRooms={f"{room}-b": room for room in rooms.values()}, memberRooms=rooms)
+    assert "more even with m1, the emptiest of the others in room west, but not by enough to leave room east" in told
+    small = Roster.of(ORDERS[:5], ["m0", "m1", "m2"], {Queue(*it): f"m{it[2] // 2}" for it in ORDERS[:5]})
+    assert "moving it to m2, the emptiest of the others in room north" in why("Balanced", small, 0, memberRooms=rooms)
+
+
+def test_a_capacity_counts_at_least_a_thousandth_of_an_ordinary_one() -> None:
+    measured = {"m0": 1e-12, "m1": 1.0, "m2": 1.0}
+    told = why("Balanced", a_roster(5, 3, OWNED), 0, maxMoves=0, memberWeights=measured)
+    assert "the capacity of m0 cannot be 1e-12 and counts as 0.001" in told
+
+
+def test_what_was_measured_of_retry_queues_does_not_blur_the_others() -> None:
+    retry = [Queue("%RETRY%shop", "broker-a", number) for number in range(10)]
+    ordinary = dict(zip([Queue(*it) for it in ORDERS[:5]], (4.0, 1.0, 1.0, 1.0, 1.0), strict=True))
+    roster = Roster.of([*ordinary, *retry], ["m0", "m1"])
+    shares = roster.assignment(
+        prepared("Balanced", {"queueWeights": ordinary | dict.fromkeys(retry, 1e9)})(roster).tolist()
+    )
+    assert sorted(sum(queue in ordinary for queue in share) for share in shares.values()) == [1, 4]
+
+
+def test_sticky_deals_around_also_where_one_member_wants_nearly_everything() -> None:
+    members = [f"m{number:02}" for number in range(60)]
+    queues = [Queue("orders", "broker-a", number) for number in range(3000)]
+    owned = 59 * 49
+    current = {queue: members[1 + queue.id // 49] for queue in queues[:owned]}
+    shares = allocate("Sticky", queues, members, current=current)
+    assert shares["m00"] == [queues[owned], *queues[owned + 60 :]]
+    assert [shares[name][-1] for name in members[1:]] == queues[owned + 1 : owned + 60]
+
+
+@pytest.mark.parametrize(("carried", "owner"), [(10, 1), (15, 0)])
+def test_an_orphan_goes_where_it_adds_least_cost(carried: int, owner: int) -> None:
+    rooms: tuple[Rooms, Rooms] = ((), ("e", "w"))
+    scales = weighed([1, carried, 5], [1.0, 4.0], [0, 1, -1], 0, rooms=rooms)
+    assert scales.owners == [0, 1, owner]
