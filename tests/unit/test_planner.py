@@ -20,7 +20,7 @@ from builders import (
 )
 from rota.documents import Assignment, read_assignment
 from rota.model import Queue, Reason, Verdict
-from rota.planner import Plan, Poke, Snapshot, plan
+from rota.planner import Plan, Pod, Poke, Snapshot, plan
 from rota.planner.record import written
 
 Q = [Queue("orders", "a", number) for number in range(8)]
@@ -349,6 +349,40 @@ def test_after_a_lost_record_a_queue_without_owner_waits_until_nobody_can_be_wor
     assert owned(done.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
     assert done.document
     assert done.document.barrier == 0
+
+
+def drains(name: str, number: int, *, lost: bool = False) -> Pod:
+    report = a_report(name, 5, draining=[Q[number]])
+    return a_pod(name, report, ready=not lost, steady=LONG, unheard=11.0 if lost else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "forced", "granted"),
+    [
+        ((drains("m2", 3, lost=True),), [3], [4, 5]),
+        ((drains("m2", 3, lost=True), a_pod("m3", a_report("m3", 4))), [], []),
+        ((drains("m2", 3, lost=True), drains("m3", 3)), [], [4, 5]),
+        ((drains("m2", 3), drains("m3", 3, lost=True)), [], [4, 5]),
+    ],
+    ids=["it is lost", "another may know of more", "another drains it, too", "and the other way around"],
+)
+def test_what_a_lost_member_drained_after_a_lost_record_is_forced_if_nobody_else_may_work_it(
+    others: tuple[Pod, ...], forced: list[int], granted: list[int]
+) -> None:
+    document = a_document(members={"m1": Q[:3]}, barrier=5)
+    found = plan(settled(document=document, pods=(*obeying(document), *others)), NOW).document
+    assert found
+    assert found.forced == {Q[number]: 6 for number in forced}
+    owners = {queue for share in found.members.values() for queue in share.queues}
+    assert owners == {*Q[:3], *(Q[number] for number in (*forced, *granted))}
+
+
+def test_what_the_new_record_names_is_no_reason_to_remember_the_old_ones_loss() -> None:
+    document = a_document(members={"m1": Q[:3]}, barrier=5, taken={Q[3]: ("m2", None)})
+    pods = (*obeying(document)[:1], drains("m2", 3))
+    found = plan(settled(document=document, pods=pods), NOW).document
+    assert found
+    assert found.barrier == 0
 
 
 def test_what_is_still_drained_after_a_lost_record_is_remembered_also_while_the_group_is_paused() -> None:

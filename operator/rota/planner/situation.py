@@ -115,7 +115,7 @@ class Situation:
         named = {*self.owned, *self.document.releasing}
         lost_after, since = self.policy.handover.lost_after, record.ago(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
-            if pod.heard and pod.generation >= self.document.barrier and not self.seen(pod.holder).ended:
+            if pod.heard and not self.seen(pod.holder).ended:
                 known = Proof.LOST if pod.seen.lost(lost_after, since) else Proof.NONE
                 found |= {queue: known for queue in pod.heard.working - named if found.get(queue) is not Proof.NONE}
         return found

@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._write(frame)
 
     def _write(self, frame: Frame) -> None:
-        """Write at the end of the loop's turn: one write for all that is sent in it, for each wakes the other side."""
+        """Write when the loop's turn ends: once for all that is sent in it, for each write wakes the other side."""
         self._outgoing.append(encode(frame))
         if len(self._outgoing) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
