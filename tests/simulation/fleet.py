@@ -304,7 +304,7 @@ class Kubelet:
             self._tell(ready=False)
 
     def _given_up(self) -> None:
-        if self.lost:
+        if self.lost and self.object:
             self.world.api.patch(self.name, ready=False)
 
     def _removed(self) -> None:

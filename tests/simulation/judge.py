@@ -118,6 +118,7 @@ class Judge:
         # Who restores an old copy by hand before anybody has seen what followed it, wipes out every trace of that.
         if self.world.by_hand and document.generation + 1 not in self.obeyed:
             self.texts.pop(document.generation + 1, None)
+            self.moves.clear()  # with what it had spent
         known = self.texts.setdefault(document.generation, stored.text)
         if known != stored.text:
             raise Broken(f"Generation {document.generation} has two texts")
