@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import ground, planner, strategies
+from bench import brokers, ground, planner, strategies
 from bench.measure import Row
 from ground.report import Missing, say
 
@@ -11,6 +11,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "ground": ground.rows,
     "strategies": strategies.rows,
     "planner": planner.rows,
+    "brokers": brokers.rows,
 }
 
 

@@ -2,8 +2,9 @@
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ground import java
@@ -54,10 +55,25 @@ def push_consumer(rocketmq: RocketMQ, group: str, topic: str, **options: object)
     return _start(rocketmq, "PushConsumer", group=group, topic=topic, **options)
 
 
+def lite_pull(rocketmq: RocketMQ, topic: str, count: int, **options: object) -> Peer:
+    """Start what reads a topic again and again, compiled as in earnest; `java/LitePull.java` names its options."""
+    words = _words(rocketmq, topic=topic, count=count, **options)
+    path = java.class_path(java.classes())
+    argv = java.command("LitePull", *words, home=rocketmq.folder, path=path, level="WARN", tuning=java.MEASURED)
+    return _run(rocketmq, "LitePull", argv)
+
+
 def _start(rocketmq: RocketMQ, main: str, **options: object) -> Peer:
-    options = {"nameServer": rocketmq.name_server, **options}
-    words = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
+    words = _words(rocketmq, **options)
+    return _run(rocketmq, main, rocketmq.java(main, *words, path=java.class_path(java.classes()), level="WARN"))
+
+
+def _words(rocketmq: RocketMQ, **options: object) -> list[str]:
+    given = {"nameServer": rocketmq.name_server, **options}
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in given.items()]
+
+
+def _run(rocketmq: RocketMQ, main: str, argv: Sequence[str | Path]) -> Peer:
     program = f"{main.lower()}-{secrets.token_hex(3)}"
-    argv = rocketmq.java(main, *words, path=java.class_path(java.classes()), level="WARN")
     rocketmq.instance.start(program, argv)
     return Peer(rocketmq.instance, program)

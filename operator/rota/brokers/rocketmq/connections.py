@@ -58,7 +58,7 @@ class Connections:
 
     async def tell(self, address: str, request: Frame) -> None:
         """Tell an address something that it does not answer."""
-        await (await self._open(address)).tell(self._signed(request))
+        (await self._open(address)).tell(self._signed(request))
 
     def keep(self, addresses: Iterable[str]) -> None:
         """Close the connections to all other addresses: a broker that moved left its old one for ever."""

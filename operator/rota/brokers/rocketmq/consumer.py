@@ -144,13 +144,10 @@ class RocketMQConsumer:
         except Malformed as error:
             raise Garbled(f"What was pulled from {queue} cannot be read: {error}") from None
         # A batch is one message to the broker; of its messages some may lie before the offset.
-        kept = tuple(it for it in found if it.offset >= offset and self._wanted(queue.topic, it))
-        return Pulled(kept, following, first, last)
-
-    def _wanted(self, topic: str, message: Message) -> bool:
-        """Look at the tag itself: the broker looked at its hash only."""
-        tags = self._tags.get(topic)
-        return not tags or message.tag in tags
+        kept = [it for it in found if it.offset >= offset]
+        if tags := self._tags.get(queue.topic):  # the broker looked at their hashes only
+            kept = [it for it in kept if it.tag in tags]
+        return Pulled(tuple(kept), following, first, last)
 
     async def give_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
         """Have a message tried again later, or never."""
