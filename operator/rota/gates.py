@@ -24,6 +24,7 @@ class Facts:
     """What the gates look at."""
 
     wanted: int  # queues that would be taken from one member for another
+    followed: bool = True  # there is a policy that can be followed
     paused: bool = False
     unseen: tuple[str, ...] = ()  # what there is no view of
     debounce: float = 0.0
@@ -34,6 +35,13 @@ class Facts:
     release_time: float = 0.0  # how long they may still take before others need not wait for them
     budget: int | None = None  # moves left
     budget_back: float = 0.0  # seconds until there are more
+
+
+def no_policy(facts: Facts) -> Held | None:
+    """Nobody can say what the policy wants, or how much of it at a time."""
+    if not facts.followed:
+        return Held(Reason.INVALID_POLICY, "The policy cannot be followed; who owns what stays as it is until it can")
+    return None
 
 
 def nothing_would_change(facts: Facts) -> Held | None:
@@ -93,6 +101,7 @@ Gate = Callable[[Facts], Held | None]
 
 # In the order in which people should hear of them: first what they did themselves, then what passes.
 CHAIN: tuple[Gate, ...] = (
+    no_policy,
     nothing_would_change,
     paused,
     no_view,

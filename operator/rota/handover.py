@@ -62,7 +62,9 @@ class Want(StrEnum):
 
     STAY = "Stay"  # its holder shall own it
     MOVE = "Move"  # another member shall
-    LEAVE = "Leave"  # nobody shall: it left the route or the subscription, or the group is paused
+    # Nobody shall: it left the route or the subscription, the group is paused, the strategy gives it to nobody, or
+    # it is a foreigner's share.
+    LEAVE = "Leave"
 
 
 class Act(StrEnum):
@@ -129,6 +131,7 @@ class Seen:
     report: Report | None = None
     working: frozenset[Queue] = frozenset()  # what the report says it may still deliver from or commit for
     unheard: float = 0.0  # seconds since its report was last read
+    leaving: float = 0.0  # seconds since it was first seen terminating, and so asked to give up everything
 
     def lost(self, lost_after: float, asked: float | None) -> bool:
         """Whether waiting for it costs more than the risk; `asked`: how long ago it was asked to give something up.
@@ -136,6 +139,7 @@ class Seen:
         A member that is Ready obeys, though we do not hear it: it is lost only after it had time to see that it must.
         """
         silent = self.unheard >= lost_after and not self.ready
+        asked = self.leaving if self.terminating and asked is None else asked
         return silent or (asked is not None and min(asked, self.unheard) >= GIVEN_UP)
 
     def obeys(self, holder: Holder, generation: int) -> bool:

@@ -142,6 +142,16 @@ def test_a_lost_members_queues_are_forced_and_marked() -> None:
     assert found.status["lastRebalance"]["reason"] == "MemberLost"
 
 
+def test_a_leaving_member_that_is_not_heard_is_lost_after_two_minutes_though_its_pod_says_that_it_is_ready() -> None:
+    before = settled()
+    leaving = a_pod("m1", before.pods[0].report, terminating=True, unheard=LONG)
+    waits = plan(replace(before, pods=(replace(leaving, leaving=119.0), before.pods[1])), NOW)
+    assert waits.document is None
+    lost = plan(replace(before, pods=(replace(leaving, leaving=120.0), before.pods[1])), NOW).document
+    assert lost
+    assert lost.forced == dict.fromkeys(Q[:3], 6)
+
+
 def test_within_its_grace_an_unready_member_keeps_its_queues_and_one_without_queues_does_not_come_in() -> None:
     before = settled()
     within = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, steady=9.0))), NOW)
@@ -218,6 +228,34 @@ def test_a_paused_policy_only_freezes() -> None:
     assert conditions(joined)["Progressing"] == ("False", "Paused")
     ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
+
+
+NOWHERE: dict[str, Any] = {"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": ["elsewhere"]}}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "changed", "reason"),
+    [
+        ({"paused": True}, {}, "Paused"),
+        ({"budget": {"maxMoves": 0, "per": "1m"}}, {}, "BudgetSpent"),
+        ({"triggers": {"debounce": "1h"}}, {}, "Debounce"),
+        ({}, {"views": {}}, "NoView"),
+    ],
+    ids=["paused", "no budget", "a young document", "no view"],
+)
+def test_what_the_policy_gives_to_nobody_is_held_back_as_moves_are(
+    policy: dict[str, Any], changed: dict[str, Any], reason: str
+) -> None:
+    found = plan(settled(policy=a_policy(**NOWHERE, **policy), **changed), NOW)
+    assert found.document is None or not found.document.releasing
+    assert conditions(found)["Progressing"][1] == reason
+
+
+def test_what_the_policy_gives_to_nobody_is_given_up_and_counted() -> None:
+    found = plan(settled(policy=a_policy(**NOWHERE, budget={"maxMoves": 4, "per": "1m"})), NOW).document
+    assert found
+    assert [release.to for release in found.releasing.values()] == [None] * 4
+    assert [count for _, count in found.spent] == [4]
 
 
 def test_a_budget_lets_only_so_many_move_and_more_when_its_window_is_over() -> None:
@@ -472,6 +510,29 @@ def test_a_group_that_is_left_alone_is_not_looked_at_all_the_time(changed: dict[
 def test_a_policy_that_is_not_there_freezes_who_owns_what() -> None:
     found = plan(settled(policy=None, views={"orders": a_view(6)}), NOW)
     assert found.document is None
+
+
+def test_without_a_policy_to_follow_nobody_is_overruled_sooner_than_any_policy_allows() -> None:
+    before = settled(policy=None)
+    silent = a_pod("m2", before.pods[1].report, ready=False, steady=60.0, unheard=60.0)
+    found = plan(replace(before, pods=(before.pods[0], silent)), NOW)
+    assert found.document is None
+    assert conditions(found)["Progressing"] == ("False", "InvalidPolicy")
+
+
+def test_what_is_left_alone_keeps_its_figures() -> None:
+    newer = Verdict(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
+    before = {"queues": 6, "unownedQueues": 0, "members": 2, "generation": 5}
+    found = plan(settled(document=None, problems=(newer,), status=before), NOW)
+    assert before.items() <= found.status.items()
+    assert "QueuesUnowned" not in conditions(found)
+
+
+def test_queues_that_a_broker_tells_twice_change_nothing() -> None:
+    twice = {"orders": a_view(6)._replace(queues=(*Q[:6], Q[0]))}
+    found = plan(settled(views=twice), NOW)
+    assert found.document is None
+    assert conditions(found)["Degraded"] == ("True", "StrategyFailed")
 
 
 def test_without_a_policy_to_follow_only_foreigners_get_their_share_and_the_budget_stays_as_spent() -> None:

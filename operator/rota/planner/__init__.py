@@ -13,10 +13,9 @@ from rota.model import Holder, Reason, Verdict
 from rota.planner import pokes, record, telling
 from rota.planner.members import Standing, standings, works
 from rota.planner.moves import Draft, decide, document_of
-from rota.planner.situation import SHRINK_PATIENCE, Situation
+from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.planner.world import Event, Heard, Plan, Pod, Poke, Snapshot, View
-from rota.spec import PolicySpec
 
 __all__ = [
     "Event",
@@ -35,12 +34,14 @@ __all__ = [
 
 URGENT = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE)  # to forget a queue that nobody works can wait
 
+_NEWS = ("observedGeneration", "conditions")
+
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide what is to be done about a group; `now` is the time of day in seconds."""
     too_new = any(verdict.reason is Reason.RECORD_TOO_NEW for verdict in snapshot.problems)
     if snapshot.spec is None or too_new:
-        return _told(_situation(snapshot, now), Draft(), None)
+        return _left_alone(_situation(snapshot, now))
     damaged = record.damage(snapshot)
     if (damaged or snapshot.document is None) and not snapshot.fresh:
         return Plan(reread=True, status=snapshot.status, again=1.0)
@@ -57,8 +58,15 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
 
 def _situation(snapshot: Snapshot, now: float) -> Situation:
     document = snapshot.document or Assignment(group=snapshot.group, generation=0, issued_at="")
-    policy = snapshot.policy or PolicySpec()
+    policy = snapshot.policy or WITHOUT_POLICY
     return Situation(snapshot, standings(snapshot.pods, snapshot.gone, policy, document), document, now)
+
+
+def _left_alone(it: Situation) -> Plan:
+    """Change nothing and tell only what is wrong; how many queues there are, and whose, is as it was."""
+    found = _told(it, Draft(), None, whole=False)
+    before = {name: value for name, value in it.snapshot.status.items() if name not in _NEWS}
+    return replace(found, status={**found.status, **before})
 
 
 def _recovery(snapshot: Snapshot, damaged: str, now: float) -> Plan:
@@ -75,7 +83,12 @@ def _recovery(snapshot: Snapshot, damaged: str, now: float) -> Plan:
         {**line, "reason": why.reason, "message": why.message} if line["kind"] == "plan" else line
         for line in found.records
     ]
-    return replace(found, events=(*found.events, Event(*why, warning=True)), records=tuple(lines), again=0.0)
+    return replace(
+        found,
+        events=(*found.events, Event(*why, warning=True)),
+        records=tuple(lines),
+        again=0.0 if found.document else found.again,
+    )
 
 
 def _differs(it: Situation, draft: Draft) -> bool:
@@ -132,8 +145,8 @@ def _to_owners(it: Situation) -> Assignment:
     return replace(it.document, generation=generation, issued_at=at, everyone=None, barrier=generation)
 
 
-def _told(it: Situation, draft: Draft, document: Assignment | None) -> Plan:
-    """Put the plan together around what is decided."""
+def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bool = True) -> Plan:
+    """Put the plan together around what is decided; `whole`: what is not owned on record is nobody's."""
     snapshot = it.snapshot
     data, too_large = _written(document)
     if too_large:
@@ -142,7 +155,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None) -> Plan:
     behind = pokes.behind(snapshot.pods, standing, snapshot.gone)
     due = pokes.due(behind, standing)
     leaving = [pod for pod in snapshot.pods if it.standings[pod.name] is Standing.LEAVING and pod.terminating]
-    found = telling.problems(it, draft, telling.unowned_queues(it, standing))
+    found = telling.problems(it, draft, telling.unowned_queues(it, standing) if whole else 0)
     going = [pod for pod in leaving if works(standing, pod)]
     status = telling.status(it, draft, standing, len(behind) + len(going), found)
     lines = telling.records(it, draft, document) if document else []

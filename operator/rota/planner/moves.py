@@ -32,6 +32,7 @@ class Decision(NamedTuple):
     want: Want
     holder: Holder | None
     to: Holder | None
+    voluntary: bool = False  # the holder could keep it, only the policy wants it otherwise: what gates hold back
     act: Act = Act.WAIT
 
 
@@ -62,7 +63,7 @@ def decide(it: Situation) -> Draft:
     """Decide on every queue that does not simply stay with its owner."""
     aim = _aim(it)
     found = [_question(it, queue, to) for queue, to in _open(it, aim).items()]
-    movable = [one for one in found if (one.state, one.known, one.want) == (State.OWNED, Proof.NONE, Want.MOVE)]
+    movable = [one for one in found if one.voluntary]
     # A terminating pod is shown no document any more: it is asked to drain, and until then it goes on.
     draining = {one.queue for one in movable if one.holder and it.seen(one.holder).terminating}
     voluntary = [one for one in movable if one.queue not in draining]
@@ -88,7 +89,7 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
     owned, releasing = dict(it.owned), dict(before.releasing)
     # Who takes over a forced queue, however much later, must know that the one it was forced from may still work it.
     forced = {queue: since for queue, since in before.forced.items() if not it.overcome(queue, since)}
-    for queue, _, _, _, holder, to, chosen in draft.decisions:
+    for queue, _, _, _, holder, to, _, chosen in draft.decisions:
         wish = to.name if to else None
         if chosen is Act.REVOKE and holder:
             del owned[queue]
@@ -120,10 +121,7 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
 
 def voluntary_moves(draft: Draft) -> int:
     """Return how many queues were taken from a member that could have kept them: what a budget counts."""
-    return sum(
-        one.state is State.OWNED and one.known is Proof.NONE and one.want is Want.MOVE and one.act is not Act.KEEP
-        for one in draft.decisions
-    )
+    return sum(one.voluntary and one.act is not Act.KEEP for one in draft.decisions)
 
 
 def _aim(it: Situation) -> Aim:
@@ -131,8 +129,9 @@ def _aim(it: Situation) -> Aim:
     chosen = it.policy.strategy
     if not it.counted or not it.queues:
         return Aim(chosen)
-    roster = Roster.of(it.queues, it.counted, _preferred(it))
+    roster = None
     try:
+        roster = Roster.of(it.queues, it.counted, _preferred(it))
         if it.snapshot.foreigners:
             ids = {name: it.pods[name].client_id or name for name in it.counted}
             return Aim("Averagely", roster, beside_foreigners(roster, it.snapshot.foreigners, ids))
@@ -144,7 +143,8 @@ def _aim(it: Situation) -> Aim:
         return Aim(chosen, roster, target(it.policy, roster, _measured(it)))
     except ValueError as error:
         told = Verdict(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
-        return Aim(it.document.strategy, roster, _as_it_is(it, roster), told)
+        owners = nobody(0) if roster is None else _as_it_is(it, roster)
+        return Aim(it.document.strategy, roster, owners, told)
 
 
 def _as_it_is(it: Situation, roster: Roster, *, free: bool = False) -> Owners:
@@ -213,7 +213,8 @@ def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
         return Decision(queue, State.RELEASING, known, _want(release.holder, to), release.holder, to)
     if owner:
         known = proof(queue, owner, None, it.seen(owner), it.policy.handover.lost_after)
-        return Decision(queue, State.OWNED, known, _want(owner, to), owner, to)
+        voluntary = known is Proof.NONE and (to is not None or queue in it.freely_left)
+        return Decision(queue, State.OWNED, known, _want(owner, to), owner, to, voluntary and to != owner)
     return Decision(queue, State.FREE, it.free(queue), Want.MOVE, None, to)
 
 
@@ -233,7 +234,8 @@ def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts
     return gates.Facts(
         wanted=wanted,
         paused=it.policy.paused,
-        unseen=(*it.unseen, *(["a policy that can be followed"] if it.snapshot.policy is None else [])),
+        followed=it.snapshot.policy is not None,
+        unseen=tuple(it.unseen),
         debounce=it.policy.triggers.debounce,
         written=written if written >= 0 else float("inf"),  # told by a clock that was ahead of ours
         moving=tuple(it.motion),

@@ -10,10 +10,13 @@ from rota.model import RETRY, Holder, Queue
 from rota.planner import record
 from rota.planner.members import Standing, in_motion
 from rota.planner.world import Pod, Snapshot
-from rota.spec import PolicySpec
+from rota.spec import Handover, PolicySpec, Seconds
 
 # Brokers tell the name servers every 30 s that they are there: one that has just started knows only some of them.
 SHRINK_PATIENCE = 40.0
+
+# How long somebody may be silent is not known without a policy: nobody is overruled sooner than anybody may be.
+WITHOUT_POLICY = PolicySpec(handover=Handover(lost_after=Seconds("inf")))
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Situation:
 
     @cached_property
     def policy(self) -> PolicySpec:
-        """The policy, or the defaults where it cannot be understood."""
-        return self.snapshot.policy or PolicySpec()
+        """The policy, or what goes without one where it cannot be followed."""
+        return self.snapshot.policy or WITHOUT_POLICY
 
     @cached_property
     def pods(self) -> dict[str, Pod]:
@@ -69,6 +72,11 @@ class Situation:
         for queue in [*self.owned, *self.document.releasing]:
             found.setdefault(queue.topic, set()).add(queue)
         return found
+
+    @cached_property
+    def freely_left(self) -> frozenset[Queue]:
+        """The queues of which the policy alone may say that nobody shall own them; a foreigner's share is his."""
+        return frozenset() if self.snapshot.foreigners else frozenset(self.queues)
 
     @property
     def _topics(self) -> list[str]:

@@ -150,7 +150,7 @@ def _progress(draft: Draft, under_way: int) -> tuple[bool, Verdict]:
     if under_way:
         return True, Verdict(Reason.HANDOVER_IN_FLIGHT, f"{under_way} queues or members are under way")
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
-        frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW}
+        frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
         return not frozen, Verdict(draft.held.reason, draft.held.message)
     return False, Verdict(Reason.SETTLED, "Every queue is where the policy wants it")
 

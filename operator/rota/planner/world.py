@@ -88,6 +88,7 @@ class Pod:
             report=self.report,
             working=self.heard.working if self.heard else frozenset(),
             unheard=self.unheard if self.started else 0.0,  # nobody asks who has not begun
+            leaving=self.leaving,
         )
 
 
