@@ -44,7 +44,7 @@ class Operator(Process):
         self._busy = self._woken = self._looked = False
         self._reading: set[str] = set()
         self._awaited: frozenset[str] = frozenset()
-        self._read_as: tuple[str | bytes, Assignment | None, str] = ("", None, "")
+        self._read_as: tuple[str | bytes, Assignment | None, str, bool] = ("", None, "", False)
         self._alarm = 0
         self._deaf: dict[str, int] = {}
         world.api.watchers.append(self.hear)
@@ -204,8 +204,8 @@ class Operator(Process):
         text = record.text if record else ""
         if text != self._read_as[0]:
             self._read_as = (text, *_believed(text))
-        _, document, damage = self._read_as
-        too_new = (Verdict(Reason.RECORD_TOO_NEW, damage),) if "schema" in damage else ()
+        _, document, damage, newer = self._read_as
+        too_new = (Verdict(Reason.RECORD_TOO_NEW, damage),) if newer else ()
         return Snapshot(
             group=world.group,
             spec=None if world.bad_spec else world.spec,
@@ -308,13 +308,12 @@ class Operator(Process):
         yield self.chance.uniform(0.01, 0.1)
 
 
-def _believed(text: str | bytes) -> tuple[Assignment | None, str]:
+def _believed(text: str | bytes) -> tuple[Assignment | None, str, bool]:
+    """Return the document, or why it cannot be read, and whether that is because it is newer than we are."""
     try:
-        return read_assignment(text), ""
-    except TooNew as error:
-        return None, str(error)
+        return read_assignment(text), "", False
     except ValueError as error:
-        return None, str(error)
+        return None, str(error), isinstance(error, TooNew)
 
 
 def restarted(operator: Operator) -> Operator:

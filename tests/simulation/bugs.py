@@ -171,6 +171,11 @@ def never_satisfied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planner, "_differs", lambda *_: True)
 
 
+def looks_all_the_time(patch: pytest.MonkeyPatch) -> None:
+    """It is worth looking again at once, always."""
+    patch.setattr(planner.pokes, "next_due", lambda *_: 0.0)
+
+
 def locks_are_trusted_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A member delivers in order under a lock that has run out."""
     patch.setattr(machine, "TRUST", 1e6)
@@ -202,6 +207,7 @@ BUGS: tuple[Plant, ...] = (
     namesakes_are_one,
     orphans_wait_for_gates,
     never_satisfied,
+    looks_all_the_time,
     locks_are_trusted_for_ever,
 )
 

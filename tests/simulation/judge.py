@@ -1,5 +1,6 @@
 """What must hold (DESIGN page, §9), looked at after every step of a run."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 
+RESTLESS = 15.0  # seconds
 PUSH_TIMEOUT = 20.0  # seconds that a delivery may take in an Orderly group
 
 
@@ -39,6 +41,7 @@ class Judge:
         self.documents: dict[int, Assignment] = {}
         self.obeyed: set[int] = set()
         self.document: Assignment | None = None
+        self._lately: deque[float] = deque(maxlen=300)  # when it was planned; the busiest quarter minute has a hundred
         self.forced: dict[Queue, int] = {}  # and by which generation
         self.moves: list[tuple[float, int]] = []
         self.granted = 0
@@ -49,8 +52,12 @@ class Judge:
         world.api.on_record.append(self.recorded)
 
     def planned(self) -> None:
-        """Count a plan."""
+        """Count a plan; nothing that happens is a reason to plan all the time."""
         self.plans += 1
+        now = self.world.clock.now
+        self._lately.append(now)
+        if len(self._lately) == self._lately.maxlen and now - self._lately[0] < RESTLESS:
+            raise Broken(f"{len(self._lately)} plans within {RESTLESS:g} s")
 
     def status_written(self) -> None:
         """Count a status."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Any
 
 from rota.documents import PACKED, PLAIN
@@ -55,8 +54,8 @@ Watcher = Callable[[str, PodObject | None, int], None]
 class Api:
     """Objects with versions; watchers are told of each change, later, by whoever connects them."""
 
-    def __init__(self, clock: Clock, chance: Random) -> None:
-        self.clock, self.chance = clock, chance
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.version = 0
         self.record: Stored | None = None
         self.pods: dict[str, PodObject] = {}

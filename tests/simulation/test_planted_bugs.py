@@ -28,6 +28,7 @@ SEEDS = {
     "namesakes_are_one": 80,
     "orphans_wait_for_gates": 10,
     "never_satisfied": 0,
+    "looks_all_the_time": 0,
     "locks_are_trusted_for_ever": 97,
 }
 

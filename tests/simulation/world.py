@@ -33,7 +33,7 @@ class World:
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.clock = Clock()
-        self.api = Api(self.clock, self.chance)
+        self.api = Api(self.clock)
         routes = routes or self._some_routes()
         self.subscribed = list(routes)
         self.broker = Broker(self.clock, {**routes, "%RETRY%orders": {"a": 1}})
@@ -43,7 +43,7 @@ class World:
         self.settings = "{}"
         self.policy = policy or self._some_policy()
         self.spec = self._spec()
-        self.policy_changed = self.permissive = self.grown = 0.0
+        self.policy_changed = self.permissive = self.grown = self.loose_until = 0.0
         self.weights: dict[Queue, float] | None = {}
         self.calm = self.by_hand = self.leapt = False
         self.bad_watch = self.silent_watch = False
@@ -70,8 +70,6 @@ class World:
     def loose(self) -> bool:
         """Whether two may meet by the user's own wish."""
         return self.policy.handover.mode == "Immediate" or bool(self.clock.now < self.loose_until)
-
-    loose_until = 0.0
 
     @property
     def topics(self) -> list[str]:

@@ -523,8 +523,10 @@ def test_without_a_policy_to_follow_nobody_is_overruled_sooner_than_any_policy_a
 def test_what_is_left_alone_keeps_its_figures() -> None:
     newer = Verdict(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
     before = {"queues": 6, "unownedQueues": 0, "members": 2, "generation": 5}
-    found = plan(settled(document=None, problems=(newer,), status=before), NOW)
-    assert before.items() <= found.status.items()
+    status = {**before, "observedGeneration": 1, "conditions": []}
+    found = plan(settled(document=None, problems=(newer,), status=status, observed=2), NOW)
+    assert {name: found.status[name] for name in before} == before
+    assert found.status["observedGeneration"] == 2
     assert "QueuesUnowned" not in conditions(found)
 
 

@@ -150,7 +150,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     snapshot = it.snapshot
     data, too_large = _written(document)
     if too_large:
-        draft, document = Draft(held=draft.held, problem=too_large, strategy=draft.strategy), None
+        draft, document = Draft(held=draft.held, problem=too_large), None
     standing = document or it.document
     behind = pokes.behind(snapshot.pods, standing, snapshot.gone)
     due = pokes.due(behind, standing)
@@ -209,8 +209,7 @@ def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[fl
     limits = [*it.motion.values()]
     if draft.held and draft.held.seconds:
         limits.append(draft.held.seconds)
-    waits = standing is it.snapshot.document and it.snapshot.spec is not None
-    if waits and (draft.of(Act.DROP) or _stale(it, draft.strategy)):
+    if standing is it.snapshot.document:
         limits.append(_quiet_for(it))
     for pod in it.snapshot.pods:
         if not pod.ended and not pod.ready:

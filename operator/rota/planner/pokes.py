@@ -1,10 +1,11 @@
 """Whom to wake, and how often: the kubelet shows a changed document late unless the pod's annotation changes too."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rota.documents import Assignment
 from rota.model import Holder, Queue
-from rota.planner.world import Plan, Pod, Poke
+from rota.planner.world import Pod, Poke
 
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
 
@@ -39,9 +40,9 @@ def due(pods: Sequence[Pod], document: Assignment) -> dict[str, Poke]:
 
 
 def next_due(pods: Sequence[Pod], poked: Mapping[str, Poke]) -> float:
-    """Return the seconds until the next poke is due."""
+    """Return the seconds until the next poke is due, if there is one."""
     left = [_pause(poked[pod.name]) if pod.name in poked else _pause(pod.poke) - pod.poked for pod in pods]
-    return min((seconds for seconds in left if seconds > 0), default=Plan().again)
+    return min((seconds for seconds in left if seconds > 0), default=math.inf)
 
 
 def _pause(poke: Poke) -> float:

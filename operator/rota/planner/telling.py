@@ -265,7 +265,8 @@ def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str,
 
 def verdict_records(it: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
     """Return the journal's lines about conditions whose state or reason is not what it was."""
-    before = {it["type"]: (it["status"], it["reason"]) for it in it.snapshot.status.get("conditions") or []}
+    conditions = it.snapshot.status.get("conditions") or []
+    before = {one["type"]: (one["status"], one["reason"]) for one in conditions}
     return [
         journal_record(
             "verdict",
