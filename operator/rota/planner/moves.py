@@ -104,7 +104,6 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
             owned.pop(queue, None)
         if chosen is Act.FORCE:
             forced[queue] = generation
-    waiting = any(one.state is State.FREE and one.act is not Act.GRANT for one in draft.decisions)
     return replace(
         before,
         generation=generation,
@@ -115,7 +114,7 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
         forced=forced,
         spent=_spent(it, draft),
         # Also while nobody shall own it, a queue that is still drained is only remembered by the barrier.
-        barrier=before.barrier if waiting or it.strays or it.free_proof is not Proof.RELEASED else 0,
+        barrier=before.barrier if it.strays or it.free_proof is not Proof.RELEASED else 0,
     )
 
 
@@ -213,8 +212,9 @@ def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
         return Decision(queue, State.RELEASING, known, _want(release.holder, to), release.holder, to)
     if owner:
         known = proof(queue, owner, None, it.seen(owner), it.policy.handover.lost_after)
-        voluntary = known is Proof.NONE and (to is not None or queue in it.freely_left)
-        return Decision(queue, State.OWNED, known, _want(owner, to), owner, to, voluntary and to != owner)
+        want = _want(owner, to)
+        voluntary = known is Proof.NONE and (want is Want.MOVE or (want is Want.LEAVE and queue in it.freely_left))
+        return Decision(queue, State.OWNED, known, want, owner, to, voluntary)
     return Decision(queue, State.FREE, it.free(queue), Want.MOVE, None, to)
 
 
