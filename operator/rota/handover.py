@@ -133,14 +133,13 @@ class Seen:
     unheard: float = 0.0  # seconds since its report was last read
     leaving: float = 0.0  # seconds since it was first seen terminating, and so asked to give up everything
 
-    def lost(self, lost_after: float, asked: float | None) -> bool:
+    def lost(self, lost_after: float, asked: float = 0.0) -> bool:
         """Whether waiting for it costs more than the risk; `asked`: how long ago it was asked to give something up.
 
         A member that is Ready obeys, though we do not hear it: it is lost only after it had time to see that it must.
         """
         silent = self.unheard >= lost_after and not self.ready
-        asked = self.leaving if self.terminating and asked is None else asked
-        return silent or (asked is not None and min(asked, self.unheard) >= GIVEN_UP)
+        return silent or min(max(asked, self.leaving), self.unheard) >= GIVEN_UP
 
     def obeys(self, holder: Holder, generation: int) -> bool:
         """Whether its own report, not a namesake's, says that it obeys this generation."""
@@ -170,7 +169,7 @@ def proof(queue: Queue, holder: Holder, taken: Taken | None, seen: Seen, lost_af
         return Proof.RELEASED
     if seen.terminating and seen.obeys(holder, 0) and seen.report and seen.report.drained:
         return Proof.RELEASED
-    if seen.lost(lost_after, taken.ago if taken else None):
+    if seen.lost(lost_after, taken.ago if taken else 0.0):
         return Proof.LOST
     return Proof.NONE
 

@@ -165,3 +165,15 @@ def test_a_report_is_read_and_later_fields_are_passed_over() -> None:
 def test_what_is_no_report_is_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=r"^The report cannot be read: "):
         read_report(text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "leaving", "unheard", "lost"),
+    [(0.0, 0.0, 500.0, False), (120.0, 0.0, 119.0, False), (120.0, 0.0, 120.0, True), (5.0, 120.0, 120.0, True)],
+    ids=["nobody asked it", "heard meanwhile", "two minutes of both", "asked for all when it was told to leave"],
+)
+def test_who_is_ready_is_lost_two_minutes_after_it_was_asked_and_heard(
+    asked: float, leaving: float, unheard: float, *, lost: bool
+) -> None:
+    seen = Seen(ready=True, unheard=unheard, leaving=leaving, terminating=leaving > 0)
+    assert seen.lost(10.0, asked) is lost
