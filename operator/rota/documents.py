@@ -10,10 +10,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import groupby
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 
 from rota.model import Holder, Queue
 
@@ -21,12 +23,14 @@ T = TypeVar("T")
 
 Ranged = dict[str, dict[str, str]]
 
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_ID = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 SCHEMA = 1
 PLAIN, PACKED = "assignment.json", "assignment.json.gz"
 PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
 MOST_IDS = 1_000_000  # what one document can name; a wider range is a slip of the pen
+DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
 
 
 def to_ranges(queues: Iterable[Queue]) -> Ranged:
@@ -50,12 +54,13 @@ def _ranges(ids: list[int]) -> Iterable[str]:
 
 def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
     """Read queues that are written as ranges; what cannot be read is a sentence."""
-    return [
-        Queue(topic, broker, number)
-        for topic, brokers in ranged.items()
-        for broker, ids in brokers.items()
-        for number in ids_of(ids)
-    ]
+    queues: list[Queue] = []
+    for topic, brokers in ranged.items():
+        for broker, ids in brokers.items():
+            queues += [Queue(topic, broker, number) for number in ids_of(ids)]
+            if len(queues) > MOST_IDS:
+                raise ValueError(f"There are more than {MOST_IDS} queues in one share")
+    return queues
 
 
 def ids_of(ranges: str) -> list[int]:
@@ -130,16 +135,17 @@ def read_assignment(text: str | bytes) -> Assignment:
         plain = gzip.decompress(text) if isinstance(text, bytes) and text[:2] == b"\x1f\x8b" else text
         body = json.loads(plain)
         told = body.pop("sum", None)
-    except (ValueError, TypeError, AttributeError, OSError, EOFError, zlib.error):
+        matches = told == _sum(body)
+    except (ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, zlib.error):
         raise ValueError("The assignment is torn: it is no JSON object") from None
-    if told != _sum(body):
+    if not matches:
         raise ValueError("The assignment was changed or torn: its sum does not match")
     if body.get("schema") != SCHEMA:
         raise TooNew(f"The assignment has schema {body.get('schema')!r}; this version reads schema {SCHEMA}")
     try:
         return _assignment(body)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"The assignment cannot be read: {type(error).__name__}: {error}") from None
+    except ValueError as error:  # msgspec's errors are such too
+        raise ValueError(f"The assignment cannot be read: {error}") from None
 
 
 def _body(it: Assignment) -> dict[str, Any]:
@@ -166,27 +172,81 @@ def _release_body(it: Release) -> dict[str, Any]:
     return {"from": it.holder.name, "uid": it.holder.uid, **to, "since": it.since, "at": it.at}
 
 
+Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Nested = dict[str, dict[str, dict[str, T]]]
+
+
+class _Share(Struct):
+    uid: str
+    queues: Ranged
+
+
+class _Release(Struct, rename={"holder": "from"}):
+    holder: str
+    uid: str
+    since: Whole
+    at: datetime
+    to: str | None = None
+
+
+class _Document(Struct, rename="camel"):
+    """The shape of a body; only what has it is taken apart."""
+
+    group: str
+    generation: Whole
+    issued_at: datetime
+    strategy: str
+    members: dict[str, _Share]
+    releasing: Nested[_Release]
+    forced: Nested[Whole]
+    spent: list[tuple[datetime, Whole]]
+    barrier: Whole
+    everyone: Ranged | None = None
+
+
 def _assignment(body: dict[str, Any]) -> Assignment:
-    everyone = body.get("everyone")
+    shape = msgspec.convert(body, _Document)
+    releasing = {
+        queue: Release(Holder(it.holder, it.uid), it.to, it.since, told["at"])
+        for (queue, it), (_, told) in zip(_queues_of(shape.releasing), _queues_of(body["releasing"]), strict=True)
+    }
     return Assignment(
-        group=body["group"],
-        generation=int(body["generation"]),
-        issued_at=body["issuedAt"],
-        strategy=body["strategy"],
-        members={
-            name: Share(share["uid"], tuple(sorted(from_ranges(share["queues"]))))
-            for name, share in body["members"].items()
-        },
-        everyone=None if everyone is None else tuple(sorted(from_ranges(everyone))),
-        releasing={
-            queue: Release(Holder(it["from"], it["uid"]), it.get("to"), int(it["since"]), it["at"])
-            for queue, it in _queues_of(body["releasing"])
-        },
-        forced={queue: int(generation) for queue, generation in _queues_of(body["forced"])},
-        spent=tuple((at, int(count)) for at, count in body["spent"]),
-        barrier=int(body["barrier"]),
-        extra={name: value for name, value in body.items() if name not in _KNOWN},
+        group=shape.group,
+        generation=shape.generation,
+        issued_at=body["issuedAt"],  # times stay as they were written
+        strategy=shape.strategy,
+        members=_shares(shape.members, set(releasing)),
+        everyone=None if shape.everyone is None else tuple(sorted(from_ranges(shape.everyone))),
+        releasing=releasing,
+        forced=dict(_queues_of(shape.forced)),
+        spent=tuple((at, count) for at, count in body["spent"]),
+        barrier=shape.barrier,
+        extra=_shallow({name: value for name, value in body.items() if name not in _KNOWN}, DEEPEST),
     )
+
+
+def _shares(members: Mapping[str, _Share], taken: set[Queue]) -> dict[str, Share]:
+    """Read who owns what; two owners cannot be written down."""
+    shares: dict[str, Share] = {}
+    for name, share in members.items():
+        queues = from_ranges(share.queues)
+        if not taken.isdisjoint(queues):
+            twice = next(queue for queue in queues if queue in taken)
+            raise ValueError(f"queue {twice} is given to {name} and to somebody else, or is still being released")
+        taken.update(queues)
+        if len(taken) > MOST_IDS:
+            raise ValueError(f"it names more than {MOST_IDS} queues")
+        shares[name] = Share(share.uid, tuple(sorted(queues)))
+    return shares
+
+
+def _shallow(value: Any, deepest: int) -> Any:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not deepest:
+        raise ValueError(f"a field of it is nested more than {DEEPEST} deep")
+    for it in inner:
+        _shallow(it, deepest - 1)
+    return value
 
 
 _KNOWN = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
@@ -200,22 +260,24 @@ def _by_queue(entries: Mapping[Queue, T], body: Callable[[T], Any]) -> dict[str,
     return nested
 
 
-def _queues_of(nested: Mapping[str, Any]) -> Iterator[tuple[Queue, Any]]:
+def _queues_of(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:
     for topic, brokers in nested.items():
         for broker, ids in brokers.items():
             for number, entry in ids.items():
+                if not _ID.fullmatch(number):
+                    raise ValueError(f"Queue id {number!r} is no number")
                 yield Queue(topic, broker, int(number)), entry
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _sum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(body)).hexdigest()
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(Struct, frozen=True, kw_only=True):
     """What a member says of itself: one consistent cut, so that what it does not name it does not work."""
 
     member: str
@@ -246,7 +308,7 @@ def read_report(text: bytes | str) -> Report:
     try:
         report = msgspec.json.decode(text, type=Report)
         report.working  # noqa: B018 - its ranges must be readable
-    except (msgspec.DecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors are such too
         raise ValueError(f"The report cannot be read: {error}") from None
     return report
 

@@ -1,6 +1,8 @@
 """The command line as a user meets it: on files, without a cluster."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +206,7 @@ def test_explain_has_a_line_for_each_queue_that_moves(before: str) -> None:
 
 def test_explain_tells_also_of_queues_whose_member_is_gone(before: str) -> None:
     shown = rota("explain", "-f", GROUP, "--members", "m0", *EIGHT, "--current", before)
-    assert shown.output.count("goes to m0: nobody owned it") == 4
+    assert shown.output.count("goes to m0: its owner m1 is not there; m0 had 4") == 4
 
 
 def test_explain_has_a_line_for_each_member_if_nothing_moves() -> None:
@@ -241,11 +243,11 @@ def test_explain_is_readable_by_programs(output: str, before: str) -> None:
     ("arguments", "sentence"),
     [
         (["-f", "nowhere.yaml", *EIGHT], "nowhere.yaml cannot be read: No such file or directory"),
-        (["-f", "-", *EIGHT], "The file holds 0 ConsumerGroups"),
+        (["-f", "-", *EIGHT], "Standard input holds 0 ConsumerGroups"),
         (["-f", GROUP, "--queues", "payments=a:1"], "--queues names topic 'payments'"),
         (["-f", GROUP, "--queues", "orders=a"], "--queues 'orders=a' cannot be read"),
         (["-f", GROUP, *EIGHT, "--members", "a,a"], "Member a is listed twice"),
-        (["-f", GROUP, *EIGHT, "--members", "0"], "There is nobody to assign to"),
+        (["-f", GROUP, *EIGHT, "--members", "0"], "--members 0 cannot be meant: give a whole number from 1"),
         (["-f", GROUP, *EIGHT, "--rooms", "east"], "--rooms 'east' cannot be read"),
         (["-f", GROUP, *EIGHT, "--current", GROUP], "is no assignment"),
         (["-f", GROUP, *EIGHT, "--members", ""], "A member's name is empty"),
@@ -253,7 +255,13 @@ def test_explain_is_readable_by_programs(output: str, before: str) -> None:
         (["-f", GROUP, "--queues", "orders=broker-a:0"], "There is nothing to assign"),
         (["-f", GROUP, *EIGHT, *EIGHT], "Queue orders/broker-a/0 is listed twice"),
         (["-f", GROUP, *EIGHT, "--rooms", "m0=east,m0=west"], "names a member twice"),
-        (["-f", POLICIES, *EIGHT, "--policy", "fast"], "The file holds 0 RebalancePolicies named fast, which --policy"),
+        (["-f", GROUP, *EIGHT, "--rooms", "m9=east"], "--rooms names m9, which is none of the 3 members"),
+        (["-f", GROUP, *EIGHT, "--members", "-1"], "--members -1 cannot be meant: give a whole number from 1 up"),
+        (["-f", GROUP, *EIGHT, "--members", "1.5"], "--members 1.5 cannot be meant: give a whole number from 1 up"),
+        (["-f", GROUP, *EIGHT, "--members", "a, a"], "Member a is listed twice"),
+        (["-f", "", *EIGHT], "The name of a file is empty; give one, or - for standard input"),
+        (["-f", str(EXAMPLES), *EIGHT], "cannot be read: Is a directory"),
+        (["-f", POLICIES, *EIGHT, "--policy", "fast"], "policies.yaml holds 0 RebalancePolicies named fast, which"),
         (["-f", POLICIES, *EIGHT, "--policy", "nearby"], "Queue orders/broker-a/0 has no room"),
         (["-f", POLICIES, "--queues", "orders=east@broker-a:1", "--policy", "nearby"], "Member m0 has no room"),
     ],
@@ -293,7 +301,14 @@ TWICE = [
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
-        ({"strategy": "Evenly"}, "spec.strategy: invalid enum value 'Evenly'"),
+        (
+            {"strategy": "Evenly"},
+            "RebalancePolicy p: spec.strategy: invalid enum value 'Evenly'; choose one of Averagely, AveragelyByCircle",
+        ),
+        (
+            {"handover": {"mode": "Slow"}},
+            "spec.handover.mode: invalid enum value 'Slow'; choose one of Cooperative, Imm",
+        ),
         ({"strategy": None}, "spec.strategy: expected str, got null"),
         ({"strategy": "Sticky", "options": {"ring": {}}}, "spec.options: object contains unknown field ring"),
         (
@@ -315,7 +330,7 @@ TWICE = [
         ),
         (
             {"strategy": "ByConfig", "options": {"byConfig": {"members": TWICE}}},
-            "Queue orders/broker-a/1 is configured for m0 and for m1; leave it to one",
+            "spec.options.byConfig.members[1].queues[0].ids names queue orders/broker-a/1, which",
         ),
         (
             {"strategy": "Custom", "options": {"custom": {"name": "mine"}}},
@@ -338,16 +353,23 @@ NAMED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("documents", "sentence"),
     [
-        ([NAMED, NAMED], "The file holds 2 ConsumerGroups; give it exactly one"),
-        ([NAMED], "The file holds 0 RebalancePolicies named p, which spec.policyRef asks for; give it one"),
-        ([NAMED, POLICY, POLICY], "The file holds 2 RebalancePolicies named p"),
-        ([NAMED, POLICY | {"metadata": "p"}], "The file holds 0 RebalancePolicies named p"),
+        ([NAMED, NAMED], "Standard input holds 2 ConsumerGroups; give it exactly one"),
+        ([NAMED], "Standard input holds 0 RebalancePolicies named p, which spec.policyRef asks for; give it one"),
+        ([NAMED, POLICY, POLICY], "Standard input holds 2 RebalancePolicies named p"),
+        ([NAMED, POLICY | {"metadata": "p"}], "Standard input holds 0 RebalancePolicies named p"),
         ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": []}}], "spec.subscriptions: expected array of"),
         ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": None}}], "spec.subscriptions: expected array,"),
         (
             [{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {"messageModel": "Broadcasting"}}, POLICY],
             "The group is Broadcasting: every member reads every queue, so nobody owns one",
         ),
+        (
+            [{"kind": "ConsumerGroup", "metadata": {"name": "shop"}, "spec": {}}],
+            "ConsumerGroup shop: spec: object missing required field broker",
+        ),
+        ([{"kind": "ConsumerGroup", "spec": {1: 2}}], "ConsumerGroup: spec: of a key, expected str"),
+        ([{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {5: 2}}], "ConsumerGroup: spec: "),
+        ([{1: 2}], "Standard input holds 0 ConsumerGroups"),
         ([{"kind": "ConsumerGroup", "spec": None}], "spec: object missing required field broker"),
     ],
 )
@@ -360,6 +382,8 @@ def test_a_file_that_cannot_be_meant_is_a_sentence(documents: list[Any], sentenc
     [
         (b"\xff\xfe", "is no text in UTF-8"),
         (b"[]", "is no assignment"),
+        (b"[" * 200_000, "is no assignment"),
+        (b'{"members": {"m0": {"uid": "u"}}}', "is no assignment"),
         (b'{"members": null}', "is no assignment"),
         (b'{"members": {"m0": null}}', "is no assignment"),
         (b'{"members": {"m0": {"orders": {"broker-a": 3}}}}', "is no assignment"),
@@ -427,7 +451,82 @@ def test_a_custom_strategys_reason_is_that_it_says_so(tmp_path: Path, monkeypatc
     assert shown.output == "orders/broker-a/0 goes to m1: the custom strategy mine answers so and gives no reason\n"
 
 
-def test_a_file_that_is_no_yaml_is_one_sentence() -> None:
-    shown = rota("plan", "-f", "-", *EIGHT, feed="a: [")
-    assert shown.exit_code == 2
-    assert shown.output.startswith("rota: - is no YAML, line ")
+@pytest.mark.parametrize(
+    "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: 2026-99-99", "[" * 20_000, "? [a]\n: b", "!!python/x y"]
+)
+def test_a_file_that_is_no_yaml_is_one_sentence(text: str) -> None:
+    refused("Standard input is no YAML", "plan", "-f", "-", *EIGHT, feed=text)
+
+
+def test_a_mistake_in_yaml_has_a_line() -> None:
+    refused("Standard input is no YAML, line 2", "plan", "-f", "-", *EIGHT, feed="a: b\nx: [")
+
+
+def test_names_are_stripped_and_are_no_markup() -> None:
+    world = ["plan", "-f", GROUP, "--members", "a[b], [/foo]", "--queues", "orders=[red]x:2, y:1"]
+    shown = rota(*world).output
+    assert all(name in shown for name in ("a[b] ", "[/foo] ", "orders/[red]x/0"))
+    assert list(json.loads(rota(*world, "-o", "json").output)["members"]) == ["[/foo]", "a[b]"]
+
+
+def test_a_table_cuts_nothing() -> None:
+    topics = [f"{'long' * 10}{number}" for number in range(3)]
+    queues = [part for topic in topics for part in ("--queues", f"{topic}=broker-a:3000")]
+    shown = rota("plan", "-f", "-", "--members", "2", *queues, feed=a_group(*topics, strategy="AveragelyByCircle"))
+    assert "…" not in shown.output
+    assert f"{topics[2]}/broker-a/0,2,4,6," in shown.output
+    assert ",2994,2996,2998" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("policy", "group", "note"),
+    [
+        ({"budget": {"maxMoves": 3}}, {}, "budget: at most 3 queues move in any 60s; the rest waits its turn"),
+        ({"budget": {"maxMoves": 4}}, {}, ""),
+        ({"strategy": "Balanced", "budget": {"maxMoves": 1}}, {}, "budget: at most 1 queues move in any 60s"),
+        ({"paused": True}, {}, "paused: the policy is paused, so no queue is taken from a member that works it"),
+        ({}, {"paused": True}, "paused: the group is paused, so its members release everything"),
+    ],
+)
+def test_plan_says_what_would_hold_it_back(
+    policy: dict[str, Any], group: dict[str, Any], note: str, tmp_path: Path
+) -> None:
+    spec = NAMED["spec"] | group
+    file = tmp_path / "group.yaml"
+    file.write_text(yaml.safe_dump_all([NAMED | {"spec": spec}, POLICY | {"spec": {"strategy": "Sticky"} | policy}]))
+    before = tmp_path / "before.json"
+    before.write_text(rota("plan", "-f", str(file), "--members", "1", *EIGHT, "-o", "json").output)
+    world = ["plan", "-f", str(file), "--members", "2", *EIGHT, "--current", str(before)]
+    notes = json.loads(rota(*world, "-o", "json").output)["notes"]
+    assert [told.startswith(note) for told in notes] == [True] * bool(note)
+    assert rota(*world).output.endswith("".join(f"{told}\n" for told in notes))
+
+
+ROTA = f"{sys.executable} -m rota.cli"
+PLAN = f"{ROTA} plan -f {GROUP} {' '.join(EIGHT)}"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (f"{ROTA} strategies", 0, ""),
+        (f"{PLAN} > /dev/full", 2, "rota: The output cannot be written: No space left on device\n"),
+        (f"{PLAN} >&-", 2, "rota: The output cannot be written: standard output is closed\n"),
+        (f"{PLAN} 2>&-", 0, ""),
+        (f"{ROTA} plan -f - {' '.join(EIGHT)} <&-", 2, "rota: Standard input cannot be read: it is closed\n"),
+        (f"set -o pipefail; {PLAN} | true", 0, ""),
+        (f"set -o pipefail; {PLAN} -o json | true", 0, ""),
+    ],
+)
+def test_a_command_ends_plainly_in_a_shell(command: str, code: int, words: str) -> None:
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stderr) == (code, words)
+
+
+def test_who_interrupts_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rota.cli.given.world", interrupt)
+    shown = rota("plan", "-f", GROUP, *EIGHT)
+    assert (shown.exit_code, shown.output) == (130, "")

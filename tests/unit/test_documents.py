@@ -19,6 +19,7 @@ from rota.documents import (
     from_ranges,
     ids_of,
     read_assignment,
+    read_report,
     to_ranges,
     write_assignment,
 )
@@ -170,12 +171,76 @@ def test_an_assignment_changed_by_hand_is_refused(data: st.DataObject) -> None:
         assert str(error).startswith("The assignment ")  # noqa: PT017 - either is right
 
 
-@pytest.mark.parametrize(
-    "change", [{"schema": 2}, {"schema": None}, {"members": []}, {"generation": "x"}, {"spent": 3}]
-)
-def test_what_this_version_cannot_read_is_refused_whole(change: dict[str, object]) -> None:
+RELEASE = {"from": "m1", "uid": "u", "since": 4, "at": NOW}
+ORDERS = {"uid": "u", "queues": {"orders": {"broker-a": "0-3"}}}
+
+
+def nested(depth: int) -> object:
+    return [nested(depth - 1)] if depth else 0
+
+
+def signed(change: dict[str, object]) -> str:
+    """Return the example with a change and the sum that then is right."""
     body = json.loads(plain(EXAMPLE)) | change
     del body["sum"]
-    body["sum"] = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(body | {"sum": hashlib.sha256(text).hexdigest()})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"schema": None},
+        {"members": []},
+        {"members": {"m1": {"uid": 5, "queues": {}}}},
+        {"members": {"m1": {"uid": "u", "queues": {"orders": {"broker-a": "3-1"}}}}},
+        {"members": {"m1": {"uid": "u", "queues": {"t": {str(broker): "0-999998" for broker in range(3)}}}}},
+        {"generation": "x"},
+        {"generation": float("inf")},
+        {"generation": -1},
+        {"generation": 2**64},
+        {"generation": 1.5},
+        {"barrier": float("inf")},
+        {"group": None},
+        {"strategy": ["Sticky"]},
+        {"issuedAt": 5},
+        {"issuedAt": "yesterday"},
+        {"spent": 3},
+        {"spent": [[5, 1]]},
+        {"spent": [[NOW, float("inf")]]},
+        {"releasing": {"orders": {"broker-a": {"5": RELEASE | {"at": 5}}}}},
+        {"releasing": {"orders": {"broker-a": {"5": RELEASE | {"to": 5}}}}},
+        {"releasing": {"orders": {"broker-a": {"-5": RELEASE}}}},
+        {"forced": {"orders": {"broker-a": {"x": 1}}}},
+        {"extra": "\ud800"},
+        {"extra": float("nan")},
+        {"extra": nested(100)},
+        {"extra": nested(900)},
+    ],
+)
+def test_what_this_version_cannot_read_is_refused_whole(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"^The assignment "):
-        read_assignment(json.dumps(body))
+        read_assignment(signed(change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"members": {"m1": ORDERS, "m2": ORDERS}},
+        {"members": {"m1": ORDERS}, "releasing": {"orders": {"broker-a": {"3": RELEASE}}}},
+    ],
+)
+def test_two_owners_cannot_be_read(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"^The assignment cannot be read: queue orders/broker-a/\d is given to m"):
+        read_assignment(signed(change))
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, '{"group": 1e999, "sum": ""}'])
+def test_nonsense_without_end_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^The assignment "):
+        read_assignment(text)
+    with pytest.raises(ValueError, match=r"^The report cannot be read: "):
+        read_report(text)
+    with pytest.raises(ValueError, match=r"^The report cannot be read: "):
+        read_report('{"member":"m","uid":"u","generation":1,"held":' + text)

@@ -23,7 +23,7 @@ NAMES = {
     for body in yaml.safe_load_all(POLICIES.read_text())
     if body["kind"] == "RebalancePolicy"
 }
-ROOMS = "m0=east,m1=west,m2=east,m3=west"
+ROOMS = ["m0=east", "m1=west", "m2=east", "m3=west"]
 
 
 def blocks(language: str) -> list[str]:
@@ -32,7 +32,8 @@ def blocks(language: str) -> list[str]:
 
 def plan(policy: str, members: int, queues: int, current: Path | None = None) -> Any:
     """Plan with so many queues on each of the page's two brokers."""
-    world = ["-f", str(POLICIES), "--policy", policy, "--members", str(members), "--rooms", ROOMS]
+    world = ["-f", str(POLICIES), "--policy", policy, "--members", str(members)]
+    world += ["--rooms", ",".join(ROOMS[:members])]
     world += ["--queues", f"orders=east@broker-a:{queues},west@broker-b:{queues}"]
     ran = CliRunner().invoke(main, ["plan", *world, *(["--current", str(current)] if current else []), "-o", "json"])
     return json.loads(ran.output)
@@ -58,6 +59,16 @@ def test_every_strategy_has_a_section_and_an_example() -> None:
 def test_the_policies_shown_are_understood(block: str) -> None:
     shown = yaml.safe_load(block)
     policy_spec(shown if "kind" in shown else {"spec": shown})
+
+
+def test_the_policies_shown_are_those_of_the_examples() -> None:
+    examples = {
+        body["spec"]["strategy"]: body["spec"]
+        for body in yaml.safe_load_all(POLICIES.read_text())
+        if body["kind"] == "RebalancePolicy"
+    }
+    shown = [body for body in map(yaml.safe_load, blocks("yaml")) if "kind" not in body]
+    assert {body["strategy"]: body for body in shown if body["strategy"] != "Custom"} == examples
 
 
 @pytest.mark.parametrize("strategy", NAMES)

@@ -17,7 +17,7 @@ NAME, UID, GROUP = "m1", "uid-1", "shop/orders"
 
 
 def a_document(generation: int, *queues: Queue, uid: str = UID, name: str = NAME, **changed: Any) -> str:
-    fields = {"group": GROUP, "issued_at": "", "members": {name: Share(uid, queues)}} | changed
+    fields = {"group": GROUP, "issued_at": "2026-11-21T08:00:00.000Z", "members": {name: Share(uid, queues)}} | changed
     text = write_assignment(Assignment(generation=generation, **fields))["assignment.json"]
     assert isinstance(text, str)
     return text

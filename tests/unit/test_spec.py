@@ -16,6 +16,14 @@ def a_group(**changed: Any) -> dict[str, Any]:
     return {"spec": LEAST | changed}
 
 
+def by_config(*ids: str) -> dict[str, Any]:
+    """Return a policy that names these ids of one broker's queues, for one member after the other."""
+    members = [
+        {"index": index, "queues": [{"topic": "t", "broker": "b", "ids": some}]} for index, some in enumerate(ids)
+    ]
+    return {"strategy": "ByConfig", "options": {"byConfig": {"members": members}}}
+
+
 def test_what_a_group_does_not_say_has_a_default() -> None:
     spec = group_spec(a_group())
     assert (spec.message_model, spec.ordering, spec.delivery.mode) == ("Clustering", "Concurrent", "Push")
@@ -74,6 +82,9 @@ def test_the_examples_are_understood() -> None:
         ({"delivery": {"push": {"timeout": "0s"}}}, "spec.delivery.push.timeout: expected a duration"),
         ({"subscriptions": [{"topic": "a\n"}]}, r"spec.subscriptions\[0\].topic: expected str matching regex"),
         ({"broker": {"rocketmq": {"nameServers": []}}}, "spec.broker.rocketmq.nameServers: expected array"),
+        ({"group": "g", "subscriptions": [{"topic": "%RETRY%g"}]}, r"spec.subscriptions\[0\].topic %RETRY%g is"),
+        ({"group": "g", "subscriptions": [{"topic": "%DLQ%g"}]}, r"spec.subscriptions\[0\].topic %DLQ%g is"),
+        ({"delivery": {"push": {"timeout": "9" * 400 + "s"}}}, "spec.delivery.push.timeout: expected a duration"),
     ],
 )
 def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, Any], sentence: str) -> None:
@@ -100,8 +111,47 @@ def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, An
             {"strategy": "ByConfig", "options": {"byConfig": {"members": [{"index": 0, "queues": [{"topic": "t"}]}]}}},
             r"spec.options.byConfig.members\[0\].queues\[0\]: object missing required field broker",
         ),
+        (
+            {"strategy": "ConsistentHash", "options": {"consistentHash": {"virtualNodes": 1001}}},
+            "spec.options.consistentHash.virtualNodes: expected int <= 1000",
+        ),
+        ({"triggers": {"resync": "999ms"}}, "spec.triggers.resync must be at least 1s"),
+        ({"triggers": {"debounce": "1ms"}}, "spec.triggers.debounce must be at least 10ms"),
+        ({"triggers": {"unreadyGrace": "1ms"}}, "spec.triggers.unreadyGrace must be at least 100ms"),
+        ({"handover": {"drainTimeout": "1ms"}}, "spec.handover.drainTimeout must be at least 100ms"),
+        ({"handover": {"lostAfter": "0.5s"}}, "spec.handover.lostAfter must be at least 1s"),
+        ({"budget": {"maxMoves": 1, "per": "1ms"}}, "spec.budget.per must be at least 1s"),
+        (
+            by_config("3-1"),
+            r"spec.options.byConfig.members\[0\].queues\[0\].ids '3-1' cannot be read: write it as 0-3,7",
+        ),
+        (by_config("0-999999999"), r"spec.options.byConfig.members\[0\].queues\[0\].ids '0-999999999' cannot be read"),
+        (by_config("1,0-2"), r"spec.options.byConfig.members\[0\].queues\[0\].ids names queue t/b/1, which"),
+        (
+            by_config("0-3", "5,2-8"),
+            r"spec.options.byConfig.members\[1\].queues\[0\].ids names queue t/b/2, which .*members\[0\].* too",
+        ),
+        (
+            {
+                "strategy": "MachineRoomNearby",
+                "options": {
+                    "machineRoomNearby": {
+                        "roomLabel": "zone",
+                        "brokers": [{"broker": "b", "room": "east"}, {"broker": "b", "room": "west"}],
+                    }
+                },
+            },
+            r"spec.options.machineRoomNearby.brokers\[1\]: broker b is in room east already; leave it in one",
+        ),
     ],
 )
 def test_a_mistake_in_a_policy_is_a_sentence_with_the_field(spec: dict[str, Any], sentence: str) -> None:
     with pytest.raises(Mistake, match=f"^{sentence}"):
         policy_spec({"spec": spec})
+
+
+def test_a_groups_name_at_the_broker_is_its_objects_name_unless_said() -> None:
+    body = a_group(subscriptions=[{"topic": "%RETRY%shop"}])
+    assert group_spec(body).subscriptions[0].topic == "%RETRY%shop"  # another group's
+    with pytest.raises(Mistake, match=r"%RETRY%shop is the group's own"):
+        group_spec(body | {"metadata": {"name": "shop"}})

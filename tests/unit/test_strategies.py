@@ -1,5 +1,8 @@
 """Particular answers and mistakes of the strategy library; what holds for all is in tests/properties."""
 
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from rota.strategies.balanced import trusted
 from rota.strategies.custom import checked
 
 ORDERS = [("orders", "broker-a", number) for number in range(8)]
+NEAR = {"queueRooms": {"broker-a": "x"}, "memberRooms": {"a": "x"}}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +80,7 @@ def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment
         ("ByMachineRoom", ORDERS, ["a"], {"rooms": "room1"}, "Option rooms must be a list"),
         ("ConsistentHash", ORDERS, ["a"], {"virtualNodes": -1}, "Option virtualNodes must be a whole number"),
         ("ConsistentHash", ORDERS, ["a"], {"virtualNodes": True}, "Option virtualNodes must be a whole number"),
+        ("ConsistentHash", ORDERS, ["a"], {"virtualNodes": 1001}, "Option virtualNodes may be at most 1000, not 1001"),
         ("Balanced", ORDERS, ["a"], {"maxMoves": -1}, "Option maxMoves must be a whole number"),
         ("MachineRoomNearby", ORDERS, ["a"], {"queueRooms": {}, "memberRooms": {}}, "Queue .* has no room"),
         (
@@ -85,6 +90,43 @@ def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment
             {"queueRooms": {"broker-a": "x"}, "memberRooms": {}},
             "Member a has no room",
         ),
+        ("Averagely", [("orders", "a")], ["a"], {}, r"Queue \('orders', 'a'\) cannot be meant: give "),
+        ("Averagely", [None], ["a"], {}, "Queue None cannot be meant"),
+        ("Averagely", ["abc"], ["a"], {}, "Queue 'abc' cannot be meant"),
+        ("Averagely", [("t", "b", -1)], ["a"], {}, "Queue .* cannot be meant"),
+        ("Averagely", [("t", "b", 1.5)], ["a"], {}, "Queue .* cannot be meant"),
+        ("Averagely", [("t", "b", "0")], ["a"], {}, "Queue .* cannot be meant"),
+        ("Averagely", [(None, "b", 0)], ["a"], {}, "Queue .* cannot be meant"),
+        ("Averagely", 5, ["a"], {}, "The list of queues must be a list of queues, not 5"),
+        ("Averagely", ORDERS, "abc", {}, "The list of members must be a list of names, not 'abc'"),
+        ("Averagely", ORDERS, 3, {}, "The list of members must be a list of names, not 3"),
+        ("Averagely", ORDERS, [None], {}, "The list of members has None, which is no name"),
+        ("Averagely", ORDERS, ["a", 1], {}, "The list of members has 1, which is no name"),
+        ("Averagely", ORDERS, [b"a"], {}, "The list of members has b'a', which is no name"),
+        ("Averagely", ORDERS, ["a"], [1], r"The options must be a mapping, not \[1\]"),
+        (["Averagely"], ORDERS, ["a"], {}, r"There is no strategy \['Averagely'\]: choose one of"),
+        ("ByConfig", ORDERS, ["a"], {"members": None}, "Option members must be a mapping"),
+        ("ByConfig", ORDERS, ["a"], {"members": ["a"]}, "Option members must be a mapping"),
+        ("ByConfig", ORDERS, ["a"], {"members": {"a": None}}, "Option members, for a, must be a list of queues"),
+        ("ByConfig", ORDERS, ["a"], {"members": {"a": [("t", "b")]}}, "Queue .* cannot be meant"),
+        ("ByConfig", ORDERS, ["a"], {"queues": None}, "Option queues must be a list of queues"),
+        ("ByMachineRoom", ORDERS, ["a"], {"rooms": None}, "Option rooms must be a list"),
+        ("ByMachineRoom", ORDERS, ["a"], {"rooms": 5}, "Option rooms must be a list"),
+        ("MachineRoomNearby", ORDERS, ["a"], {"queueRooms": [], "memberRooms": {}}, "Option queueRooms must be a map"),
+        ("MachineRoomNearby", ORDERS, ["a"], {"queueRooms": None, "memberRooms": None}, "Queue .* has no room"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"memberRooms": {"a": ["x"]}}, "Option memberRooms has .* for a"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": 5}, "There is no strategy 5"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"innerOptions": [5]}, "The options must be a mapping"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: [7] * 8}, "The strategy inside .* number 7"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: None}, "The strategy inside .* must answer"),
+        ("Balanced", ORDERS, ["a"], {"queueWeights": [1.0]}, "Option queueWeights must be a mapping"),
+        ("Balanced", ORDERS, ["a"], {"queueWeights": {ORDERS[0]: "1"}}, "Option queueWeights has .1. for orders"),
+        ("Balanced", ORDERS, ["a"], {"memberWeights": {"a": [1]}}, r"Option memberWeights has \[1\] for a"),
+        ("Balanced", ORDERS, ["a"], {"memberRooms": {"a": [1]}}, r"Option memberRooms has \[1\] for a, which is no"),
+        ("ConsistentHash", ORDERS, ["a"], {"hash": 5}, "Option hash must be a function"),
+        ("ConsistentHash", ORDERS, ["a"], {"hash": str}, "Option hash must answer whole numbers"),
+        ("ConsistentHash", ORDERS, ["a"], {"hash": lambda _: 2**64}, "Option hash must answer whole numbers"),
+        ("Custom", ORDERS, ["a"], {"name": ["mine"]}, r"There is no custom strategy \['mine'\]"),
         ("Custom", ORDERS, ["a"], {"name": "mine"}, r"There is no custom strategy mine: .*\(offered: none\)"),
     ],
 )
@@ -93,6 +135,18 @@ def test_bad_input_is_a_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         allocate(strategy, queues, members, options=options)
+
+
+@pytest.mark.parametrize(
+    ("current", "sentence"),
+    [
+        ([("orders", "broker-a", 0)], "The mapping of present owners must be a mapping"),
+        ({ORDERS[0]: ["a"]}, r"The mapping of present owners has \['a'\] for orders/broker-a/0, which is no name"),
+    ],
+)
+def test_present_owners_that_cannot_be_are_a_sentence(current: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        allocate("Averagely", ORDERS, ["a"], current=current)
 
 
 def test_present_owners_that_are_gone_and_queues_that_are_gone_do_not_count() -> None:
@@ -106,6 +160,50 @@ def test_a_custom_strategys_nonsense_is_refused(answer: object) -> None:
         checked("mine", answer, a_roster(3, 2))
 
 
+class Throws:
+    """An array that throws as it is looked at."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __array__(self, *_: object, **__: object) -> None:
+        raise self._error
+
+
+class Wordless(Exception):  # noqa: N818 - it has none
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError("x"), RuntimeError("x"), ValueError("x"), SystemExit(0), GeneratorExit(), Wordless()]
+)
+def test_whatever_a_custom_strategy_throws_is_a_sentence(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def throw(*_: object) -> None:
+        raise error
+
+    kind = type(error).__name__
+    with pytest.raises(ValueError, match=rf"^Custom strategy mine must answer one member .* queues: {kind}"):
+        checked("mine", Throws(error), a_roster(3, 2))
+    monkeypatch.setattr(sys.modules[checked.__module__], "load", lambda _name: throw)
+    with pytest.raises(ValueError, match=rf"^Custom strategy mine failed: {kind}"):
+        allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
+
+
+def test_a_module_that_exits_as_it_is_imported_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(3)\n")
+    point = EntryPoint("mine", "exits_at_once:mine", "rota.strategies")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys.modules[checked.__module__], "entry_points", lambda **_: [point])
+    with pytest.raises(ValueError, match=r"^Custom strategy mine cannot be loaded: SystemExit: 3$"):
+        allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
+
+
+def test_who_interrupts_a_custom_strategy_means_us_too() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        checked("mine", Throws(KeyboardInterrupt()), a_roster(3, 2))
+
+
 def test_a_custom_strategys_answer_is_taken() -> None:
     assert list(checked("mine", [1, 0, -1], a_roster(3, 2))) == [1, 0, -1]
 
@@ -115,6 +213,13 @@ def test_weights_that_lie_are_replaced_by_ordinary_ones() -> None:
     assert trusted([1.0, 1.0, 1e12]) == [1.0, 1.0, 1000.0]
     assert trusted([0.0, 0.0], least=0.5) == [0.5, 0.5]
     assert trusted([None, None]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("weight", [1e308, 10**400, 5e-324, 0.0])
+def test_weights_that_are_absurd_for_everybody_count_as_equal(weight: float) -> None:
+    weights = {"memberWeights": dict.fromkeys("ab", weight), "queueWeights": dict.fromkeys(ORDERS, weight)}
+    shares = allocate("Balanced", ORDERS, ["a", "b"], options=weights)
+    assert [len(share) for share in shares.values()] == [4, 4]
 
 
 def why(strategy: str, roster: Roster, queue: int, **options: Any) -> str:

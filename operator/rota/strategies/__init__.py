@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from rota.model import Present, Queue, Roster
+from rota.strategies import given
 from rota.strategies.arrays import Owners
 from rota.strategies.averagely import averagely, averagely_by_circle, why_averagely, why_averagely_by_circle
 from rota.strategies.balanced import balanced, why_balanced
@@ -20,7 +21,7 @@ from rota.strategies.consistent_hash import consistent_hash, why_consistent_hash
 from rota.strategies.custom import Strategy, custom, why_custom
 from rota.strategies.machine_room_nearby import machine_room_nearby, nearest_first, why_machine_room_nearby
 from rota.strategies.sticky import sticky, why_sticky
-from rota.strategies.words import what_happens
+from rota.strategies.words import NOBODY_OWNED_IT, what_happens
 
 STRATEGIES: dict[str, Strategy] = {
     "Averagely": averagely,
@@ -57,9 +58,9 @@ REFERENCE_NAMES = {
 }
 
 
-def named(name: str) -> str:
+def named(name: object) -> str:
     """Return the strategy's name as policies spell it; the reference client's names are understood too."""
-    known = REFERENCE_NAMES.get(name, name)
+    known = REFERENCE_NAMES.get(name, name) if isinstance(name, str) else ""
     if known not in STRATEGIES:
         raise ValueError(f"There is no strategy {name!r}: choose one of {', '.join(STRATEGIES)}")
     return known
@@ -68,19 +69,19 @@ def named(name: str) -> str:
 def prepared(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """Return a function of the roster alone: the strategy with its options, which are checked by name."""
     strategy = STRATEGIES[named(name)]
-    given = dict(options or {})
+    chosen = dict(given.mapping("The options", options))
     if strategy is machine_room_nearby:
-        inner = given.pop("inner", "Averagely")
-        given["inner"] = inner if callable(inner) else prepared(inner, given.pop("innerOptions", None))
+        inner = chosen.pop("inner", "Averagely")
+        chosen["inner"] = inner if callable(inner) else prepared(inner, chosen.pop("innerOptions", None))
     parameters = list(inspect.signature(strategy).parameters.values())[1:]
-    for option in given:
+    for option in chosen:
         if option not in {parameter.name for parameter in parameters}:
             has = ", ".join(parameter.name for parameter in parameters) or "none"
             raise ValueError(f"Strategy {named(name)} has no option {option} (it has: {has})")
     for parameter in parameters:
-        if parameter.default is parameter.empty and parameter.name not in given:
+        if parameter.default is parameter.empty and parameter.name not in chosen:
             raise ValueError(f"Strategy {named(name)} needs the option {parameter.name}")
-    return partial(strategy, **given)
+    return partial(strategy, **chosen)
 
 
 def allocate(
@@ -96,14 +97,18 @@ def allocate(
     >>> allocate("AVG", [("orders", "broker-a", n) for n in range(3)], ["m1", "m2"])["m2"]
     [Queue(topic='orders', broker='broker-a', id=2)]
     """
-    roster = Roster.of(() if queues is None else queues, () if members is None else members, current)
-    given = dict(options or {})
-    if named(strategy) == "ByConfig" and "queues" in given:
-        return _one_list_for_all(roster, given)
-    shares = roster.assignment(prepared(strategy, given)(roster).tolist())
+    roster = Roster.of(
+        given.queues("The list of queues", () if queues is None else queues),
+        given.names("The list of members", () if members is None else members),
+        given.texts("The mapping of present owners", current),
+    )
+    chosen = dict(given.mapping("The options", options))
+    if named(strategy) == "ByConfig" and "queues" in chosen:
+        return _one_list_for_all(roster, chosen)
+    shares = roster.assignment(prepared(strategy, chosen)(roster).tolist())
     if named(strategy) == "MachineRoomNearby":
         for member, share in shares.items():
-            share.sort(key=partial(nearest_first, given["memberRooms"][member], given["queueRooms"]))
+            share.sort(key=partial(nearest_first, chosen["memberRooms"][member], chosen["queueRooms"]))
     return shares
 
 
@@ -129,8 +134,13 @@ def explain_all(
     owners: Owners,
     queues: Iterable[tuple[str, str, int]],
     options: Mapping[str, Any] | None = None,
+    *,
+    present: Mapping[Queue, str] | None = None,
 ) -> list[str]:
-    """Return that sentence for each of these queues; the strategy runs once more, so that no reason is made up."""
+    """Return that sentence for each of these queues; the strategy runs once more, so that no reason is made up.
+
+    `present` names the owners of queues as the roster was told them, those that are gone among them.
+    """
     places = {queue: number for number, queue in enumerate(roster.queues)}
     wanted = [Queue(*queue) for queue in queues]
     for queue in wanted:
@@ -140,25 +150,30 @@ def explain_all(
     answer = prepared(strategy, options)(roster)
     reasons = _reasons(strategy, roster, answer, asked, options)
     return [
-        f"{what_happens(roster, owners, number)}: {reason}"
+        f"{what_happens(roster, owners, number)}: {_of_the_gone(reason, (present or {}).get(roster.queues[number]))}"
         if owners[number] == answer[number]
         else f"{what_happens(roster, owners, number)}, which is not what {strategy} answers"
         for number, reason in zip(asked, reasons, strict=True)
     ]
 
 
+def _of_the_gone(reason: str, owner: str | None) -> str:
+    """Say whose a queue was: strategies know no owner but members."""
+    return reason.replace(NOBODY_OWNED_IT, f"its owner {owner} is not there", 1) if owner else reason
+
+
 def _reasons(
     strategy: str, roster: Roster, owners: Owners, queues: Sequence[int], options: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    given = dict(options or {})
+    chosen = dict(options or {})
     if named(strategy) == "MachineRoomNearby":
-        given["inner"] = partial(_reasons, given.get("inner", "Averagely"), options=given.pop("innerOptions", None))
-    return REASONS[named(strategy)](roster, owners, queues, **given)
+        chosen["inner"] = partial(_reasons, chosen.get("inner", "Averagely"), options=chosen.pop("innerOptions", None))
+    return REASONS[named(strategy)](roster, owners, queues, **chosen)
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:
     """Answer as the reference's CONFIG does: the same list to everybody, which is no assignment and no owners array."""
     if set(options) != {"queues"}:
         raise ValueError("Strategy ByConfig takes either the option queues (one list for all) or members, not both")
-    listed = [Queue(*queue) for queue in options["queues"]]
+    listed = given.queues("Option queues", options["queues"])
     return {member: list(listed) for member in roster.members}

@@ -19,18 +19,21 @@ Reasons are read off the same scales (`rota.strategies.scales`) after the same d
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from math import inf
 from statistics import median
 from typing import TypeGuard
 
 import numpy as np
 
 from rota.model import NOBODY, RETRY, Queue, Roster
+from rota.strategies import given
 from rota.strategies.arrays import Owners, whole
 from rota.strategies.scales import Scales, Step
+from rota.strategies.words import NOBODY_OWNED_IT
 from rota.strategies.words import queues as say_queues
 
 ABSURD = 1000.0  # no queue counts for more than so many ordinary ones
+TINY, HUGE = 1e-15, 1e15  # whatever is measured in: beyond these, sums of squares are no numbers any more
 COUNTS = 0.001  # queues that weigh nothing are spread too: each counts for this share of an ordinary one
 PRECISION = 2**40  # steps to a mean weight
 
@@ -54,13 +57,17 @@ def balanced(
 
 def trusted(measured: Sequence[float | None], least: float = 0.0) -> list[float]:
     """Replace what cannot be true: no number, negative, or far from the ordinary. All unknown means all equal."""
-    known = [float(it) if _can_be(it) else None for it in measured]
+    known = [_bounded(it) if _can_be(it) else None for it in measured]
     ordinary = median([it for it in known if it] or [1.0])
     return [ordinary if it is None else max(min(it, ordinary * ABSURD), ordinary * least) for it in known]
 
 
 def _can_be(measured: float | None) -> TypeGuard[float]:
-    return measured is not None and isfinite(measured) and measured >= 0
+    return measured is not None and 0 <= measured < inf
+
+
+def _bounded(measured: float) -> float:
+    return float(max(min(measured, HUGE), TINY)) if measured else 0.0
 
 
 def why_balanced(
@@ -90,11 +97,13 @@ def _scales(
     queue_rooms: Mapping[str, str] | None,
     member_rooms: Mapping[str, str] | None,
 ) -> Scales:
+    broker_rooms = given.texts("Option queueRooms", queue_rooms)
+    own_rooms = given.texts("Option memberRooms", member_rooms)
     return Scales(
-        _weights(roster, queue_weights or {}),
-        _trusted_capacities(roster, member_weights or {}),
-        [(queue_rooms or {}).get(queue.broker) for queue in roster.queues],
-        [(member_rooms or {}).get(member) for member in roster.members],
+        _weights(roster, given.weights("Option queueWeights", queue_weights)),
+        _trusted_capacities(roster, given.weights("Option memberWeights", member_weights)),
+        [broker_rooms.get(queue.broker) for queue in roster.queues],
+        [own_rooms.get(member) for member in roster.members],
     )
 
 
@@ -140,7 +149,7 @@ class _Reasons:
             return self._why_it_stays(queue, now)
         if was == NOBODY:
             reason, members = self._why_it_moves(queue, now)
-            return f"nobody owned it; {reason}", members
+            return f"{NOBODY_OWNED_IT}; {reason}", members
         return self._why_it_moves(queue, now)
 
     def _why_it_moves(self, queue: int, owner: int) -> tuple[str, list[int]]:

@@ -6,6 +6,7 @@ The reference's CONFIG gives one list to everybody, which is no assignment; `all
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rota.model import NOBODY, Queue, Roster
+from rota.strategies import given
 from rota.strategies.arrays import Owners, nobody
 
 
@@ -18,8 +19,10 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
     where = {queue: index for index, queue in enumerate(roster.queues)}
     owners = nobody(len(roster.queues))
     claimed: dict[Queue, str] = {}
-    for member, queues in members.items():
-        for queue in (Queue(*queue) for queue in queues):
+    if members is None:
+        raise ValueError("Option members must be a mapping of members to their queues, not None")
+    for member, listed in given.mapping("Option members", members).items():
+        for queue in given.queues(f"Option members, for {member},", listed):
             if claimed.setdefault(queue, member) != member:
                 raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; leave it to one")
             if queue in where and member in places:

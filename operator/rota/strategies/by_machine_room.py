@@ -13,7 +13,8 @@ def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
 
     As in the reference the members' own rooms do not count, and queues outside the rooms are nobody's.
     """
-    if isinstance(rooms, str) or not all(isinstance(room, str) for room in rooms):
+    given: object = rooms
+    if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(room, str) for room in given):
         raise ValueError("Option rooms must be a list of room names")
     wanted = set(rooms)
     owners = nobody(len(roster.queues))

@@ -12,6 +12,7 @@ from rota.model import Roster
 from rota.strategies.arrays import Indices, Owners, nobody, whole
 
 Hash = Callable[[str], int]
+MOST_NODES = 1000  # a member; more makes it no evener that one could see, only slower
 
 
 def ring_position(key: str) -> int:
@@ -26,6 +27,10 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     """
     if not whole(virtualNodes):
         raise ValueError(f"Option virtualNodes must be a whole number from 0 up, not {virtualNodes!r}")
+    if not callable(hash):
+        raise ValueError(f"Option hash must be a function from text to number, not {hash!r}")  # noqa: TRY004 - a user's mistake
+    if virtualNodes > MOST_NODES:
+        raise ValueError(f"Option virtualNodes may be at most {MOST_NODES}, not {virtualNodes}")
     if virtualNodes == 0:
         return nobody(len(roster.queues))
     replicas = [f"-{number}" for number in range(virtualNodes)]
@@ -53,7 +58,10 @@ def why_consistent_hash(
 
 def _places(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
     if hash is not ring_position:
-        return np.fromiter(map(hash, keys), dtype=np.int64)
+        try:
+            return np.fromiter(map(hash, keys), dtype=np.int64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"Option hash must answer whole numbers of at most 63 bits: {error}") from error
     # The reference's: all sums are joined first and cut once, which takes two thirds of the time.
     sums = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
     return np.frombuffer(sums, ">u4")[::4].astype(np.int64)

@@ -17,10 +17,7 @@ Strategy = Callable[..., Owners]
 def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = None) -> Owners:
     """Call the strategy registered under `name` and take its answer if it is one."""
     found = load(name)
-    try:
-        answer = found(roster, **(options or {}))
-    except Exception as error:  # whatever a stranger's code throws, the assignment stays and the user hears why
-        raise ValueError(f"Custom strategy {name} failed: {type(error).__name__}: {error}") from error
+    answer = _guarded(f"Custom strategy {name}", "failed", lambda: found(roster, **(options or {})))
     return checked(name, answer, roster)
 
 
@@ -30,30 +27,48 @@ def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name:
         yield f"the custom strategy {name} answers so and gives no reason"
 
 
-def load(name: str) -> Strategy:
+def load(name: object) -> Strategy:
     """Find a strategy by its entry point."""
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name not in found:
+    if not isinstance(name, str) or name not in found:
         known = ", ".join(sorted(found)) or "none"
         raise ValueError(f"There is no custom strategy {name}: no installed package offers it (offered: {known})")
-    try:
-        loaded: Strategy = found[name].load()
-    except Exception as error:
-        raise ValueError(f"Custom strategy {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    loaded: Strategy = _guarded(f"Custom strategy {name}", "cannot be loaded", found[name].load)
     return loaded
 
 
 def checked(name: str, answer: object, roster: Roster) -> Owners:
-    """Refuse what is no owners array over the roster: two owners cannot be written in one, but strangers can."""
-    try:
-        owners = np.asarray(answer)
-    except ValueError:
-        owners = np.empty(0)
+    """Refuse what is no owners array over the roster."""
+    return owners_array(f"Custom strategy {name}", answer, roster)
+
+
+def owners_array(whose: str, answer: object, roster: Roster) -> Owners:
+    """Return an answer as owners: two owners cannot be written in one, but strangers can."""
+    wanted = f"must answer one member index for each of {len(roster.queues)} queues"
+    owners = _guarded(whose, wanted, lambda: np.asarray(answer))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":
-        raise ValueError(f"Custom strategy {name} must answer one member index for each of {len(roster.queues)} queues")
+        raise ValueError(f"{whose} {wanted}")
     wrong = (owners < NOBODY) | (owners >= len(roster.members))
     if wrong.any():
         queue = int(np.flatnonzero(wrong)[0])
         told = f"member number {owners[queue]}, but members are numbered 0 to {len(roster.members) - 1}"
-        raise ValueError(f"Custom strategy {name} gives queue {roster.queues[queue]} to {told} (nobody is -1)")
-    return owners.astype(np.int32)
+        raise ValueError(f"{whose} gives queue {roster.queues[queue]} to {told} (nobody is -1)")
+    found: Owners = owners.astype(np.int32)
+    return found
+
+
+def _guarded(whose: str, what: str, call: Callable[[], Any]) -> Any:
+    """Call a stranger's code: whatever it throws, the assignment stays and the user hears why."""
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() in it must not end us
+        raise ValueError(f"{whose} {what}: {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own text may throw too
+        return type(error).__name__

@@ -7,8 +7,10 @@ from itertools import chain
 import numpy as np
 
 from rota.model import NOBODY, Queue, Roster, Run, java_order
+from rota.strategies import given
 from rota.strategies.arrays import Owners, nobody, of_runs, present
 from rota.strategies.averagely import averagely
+from rota.strategies.custom import owners_array
 
 
 def machine_room_nearby(
@@ -22,14 +24,15 @@ def machine_room_nearby(
 
     Each such room is assigned by itself, so low names get one more of each.
     """
-    by_room = _runs_by_room(roster, queueRooms)
-    at_home = _members_by_room(roster, memberRooms)
+    by_room = _runs_by_room(roster, given.texts("Option queueRooms", queueRooms))
+    at_home = _members_by_room(roster, given.texts("Option memberRooms", memberRooms))
     everybody = list(range(len(roster.members)))
     owners = nobody(len(roster.queues))
     for room, runs in by_room.items():
         members = at_home.get(room, everybody)
         back = np.array([*members, NOBODY])  # an owner of -1 finds the last one, which is -1
-        owners[of_runs(runs)] = back[inner(_part(roster, runs, members))]
+        part = _part(roster, runs, members)
+        owners[of_runs(runs)] = back[owners_array("The strategy inside MachineRoomNearby", inner(part), part)]
     return owners
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from rota.model import NOBODY, RETRY, Roster
 from rota.strategies.arrays import Indices, Owners, of_runs, present, ranks
+from rota.strategies.words import NOBODY_OWNED_IT
 from rota.strategies.words import queues as say_queues
 
 
@@ -47,7 +48,7 @@ def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterato
         if not others[queue]:
             yield f"retry queues are spread after the others, to members that then own fewest ({even_with_retry})"
         elif was == NOBODY:
-            yield f"nobody owned it; {name} had {say_queues(had[now])} ({even})"
+            yield f"{NOBODY_OWNED_IT}; {name} had {say_queues(had[now])} ({even})"
         elif was == now:
             kept = "all" if keeps[now] == had[now] else keeps[now]
             yield f"{name} keeps {kept} of its {say_queues(had[now])} ({even})"

@@ -3,6 +3,8 @@
 from rota.model import NOBODY, Roster
 from rota.strategies.arrays import Owners
 
+NOBODY_OWNED_IT = "nobody owned it"
+
 
 def queues(count: int) -> str:
     """Say how many queues."""

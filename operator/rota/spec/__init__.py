@@ -4,12 +4,14 @@ The CRDs refuse most of this at `kubectl apply` already; here it is refused for 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
+
+from rota.spec.rules import in_group, in_policy
 
 T = TypeVar("T", bound=Struct)
 
@@ -17,9 +19,7 @@ Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-
 Word = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Ranges = Annotated[str, Meta(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*\Z")]
-
-ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
+Ranges = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\Z")]
 
 
 class Seconds(float):
@@ -30,7 +30,7 @@ class Seconds(float):
     @classmethod
     def parse(cls, text: object) -> "Seconds":
         """Read a duration; anything else is a sentence."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text) if isinstance(text, str) else None
+        found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(ms|s|m|h)", text) if isinstance(text, str) else None
         if not found or not float(found[1]):
             raise ValueError(f"Expected a duration such as 500ms, 30s or 1m, got {text!r}")
         return cls(float(found[1]) * cls.UNITS[found[2]])
@@ -215,7 +215,7 @@ class MachineRoomNearby(_Part, frozen=True):
 class ConsistentHash(_Part, frozen=True):
     """Options of the strategy ConsistentHash."""
 
-    virtual_nodes: Count = 10
+    virtual_nodes: Annotated[int, Meta(ge=1, le=1000)] = 10
 
 
 class Balanced(_Part, frozen=True):
@@ -293,9 +293,10 @@ class PolicySpec(_Part, frozen=True):
 def group_spec(body: Mapping[str, Any]) -> GroupSpec:
     """Parse a ConsumerGroup's `spec`."""
     spec = _parse(body, GroupSpec)
-    for holds, sentence in _group_rules(spec):
-        if not holds:
-            raise Mistake(sentence)
+    metadata = body.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    for mistake in in_group(spec, spec.group or name):
+        raise Mistake(mistake)
     return spec
 
 
@@ -308,60 +309,19 @@ def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
         raise Mistake(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
     if own in _NEEDED and given[own] is None:
         raise Mistake(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
-    if spec.options.by_config:
-        indices = [entry.index for entry in spec.options.by_config.members]
-        if len(set(indices)) < len(indices):
-            raise Mistake("spec.options.byConfig.members names an index twice; list its queues together")
+    for mistake in in_policy(spec):
+        raise Mistake(mistake)
     return spec
 
 
 _NEEDED = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}
 
 
-def _group_rules(spec: GroupSpec) -> Sequence[tuple[bool, str]]:
-    topics = [subscription.topic for subscription in spec.subscriptions]
-    position, timestamp = spec.start_from.position, spec.start_from.timestamp
-    return [
-        (
-            len(set(topics)) == len(topics),
-            "spec.subscriptions names a topic twice; join the two expressions with ||",
-        ),
-        (
-            all(it.type != "Tag" or it.expression.replace("|", " ").strip() for it in spec.subscriptions),
-            "spec.subscriptions has an expression without a tag; write * for all messages",
-        ),
-        (
-            not (spec.orderly and spec.delivery.mode == "Pull"),
-            "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering",
-        ),
-        (
-            not spec.orderly or spec.delivery.push.timeout <= ORDERLY_TIMEOUT,
-            "spec.delivery.push.timeout may be at most 30s in an Orderly group, whose queue locks live 60s",
-        ),
-        (
-            timestamp is None or position == "Timestamp",
-            f"spec.startFrom.timestamp goes with position Timestamp, not with {position}",
-        ),
-        (
-            timestamp is None or timestamp.tzinfo is not None,
-            "spec.startFrom.timestamp has no time zone; write it as 2026-11-21T08:00:00Z",
-        ),
-        (
-            spec.max_attempts != 0,
-            "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever",
-        ),
-        (
-            spec.replicas is None or spec.template is not None,
-            "spec.replicas goes with spec.template; without one somebody else runs the pods and scales them",
-        ),
-    ]
-
-
 def _parse(body: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(body.get("spec") or {}, kind, dec_hook=_duration)
     except msgspec.ValidationError as error:
-        raise Mistake(_sentence(str(error))) from None
+        raise Mistake(_sentence(str(error), kind)) from None
 
 
 def _duration(kind: type[Any], value: object) -> object:
@@ -370,8 +330,18 @@ def _duration(kind: type[Any], value: object) -> object:
     raise NotImplementedError
 
 
-def _sentence(told: str) -> str:
+def _sentence(told: str, kind: type[Struct]) -> str:
     """Say msgspec's message with the path first: what people look for is the field."""
     message, _, path = told.partition(" - at ")
-    where = "spec" + path.strip("`").removeprefix("$")
-    return f"{where}: {message[0].lower()}{message[1:]}".replace("`", "")
+    key, _, where = path.strip("`").rpartition("$")  # "key in $.template": it is no value that is wrong
+    choices = f"; choose one of {', '.join(_choices(kind, where))}" if message.startswith("Invalid enum") else ""
+    return f"spec{where}: {'of a key, ' if key else ''}{message[0].lower()}{message[1:]}{choices}".replace("`", "")
+
+
+def _choices(kind: Any, path: str) -> tuple[str, ...]:
+    """Return what the field at a path can be."""
+    for name in re.findall(r"[a-z]\w*", path, re.IGNORECASE):
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == name)
+        while get_origin(kind) not in {None, Literal}:  # a list of it, it or None
+            kind = get_args(kind)[0]
+    return get_args(kind)

@@ -1,0 +1,95 @@
+"""The `rota` command line (also `kubectl rota`): each command imports the room it needs, and only that."""
+
+# ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rota.cli.endings import plainly
+from rota.cli.show import show, table
+
+OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rota-operator", prog_name="rota")
+def main() -> None:
+    """Manage fleets of message-queue consumers by rebalance policy."""
+
+
+def on_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that describe a group without a cluster; `rota.cli.given` reads them."""
+    options = [
+        click.option(
+            "-f", "--filename", required=True, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin)."
+        ),
+        click.option("--policy", help="A policy in the file, instead of the one that the group names."),
+        click.option(
+            "--members",
+            default="3",
+            show_default=True,
+            help="How many, or their names (beside --foreign: client ids).",
+        ),
+        click.option("--queues", multiple=True, required=True, help="TOPIC=BROKER:N,BROKER:N; once for each topic."),
+        click.option(
+            "--rooms", default="", help="The members' rooms, where the policy asks for them: m0=east,m1=west."
+        ),
+        click.option("--foreign", default="", help="Client ids of consumers in the group that are not Rota's: a,b."),
+        click.option(
+            "--current", type=Path, help="Present owners: what `rota plan -o json` printed, or an assignment.json."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command()
+@on_files
+@click.option("--diff", is_flag=True, help="Print what moves instead of who owns what.")
+@OUTPUT
+@plainly
+def plan(*, diff: bool, output: str, **given: Any) -> None:
+    """Show who would own which queue, without a cluster."""
+    from rota.cli import given as reading
+    from rota.cli import planning
+
+    outlook = planning.outlook(reading.world(given))
+    show(outlook, output, lambda: planning.tables(outlook, diff=diff))
+
+
+@main.command()
+@on_files
+@click.argument("queue", required=False)
+@OUTPUT
+@plainly
+def explain(*, queue: str | None, output: str, **given: Any) -> None:
+    """Say why QUEUE (TOPIC/BROKER/ID) has its owner; without one, why each queue moves that does.
+
+    Where nothing moves, as without --current, there is a line for each member.
+    """
+    from rota.cli import explaining
+    from rota.cli import given as reading
+
+    told = explaining.reasons(reading.world(given), queue)
+    show(told, output, lambda: explaining.sentences(told))
+
+
+@main.command()
+@OUTPUT
+@plainly
+def strategies(output: str) -> None:
+    """List the strategies that a policy can choose."""
+    from rota.strategies import REFERENCE_NAMES, STRATEGIES
+
+    theirs = {ours: reference for reference, ours in REFERENCE_NAMES.items()}
+    known = [
+        {"strategy": name, "reference": theirs.get(name, ""), "does": str(strategy.__doc__).partition("\n")[0]}
+        for name, strategy in STRATEGIES.items()
+    ]
+    show(known, output, lambda: table(known))

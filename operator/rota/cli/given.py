@@ -1,0 +1,158 @@
+"""What commands on files are given: manifests, queues, members, rooms, present owners."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+
+from rota.documents import from_ranges
+from rota.model import Queue, Roster
+from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
+
+T = TypeVar("T")
+
+MOST_MEMBERS = 99_999  # more is a slip of the pen
+_UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
+
+
+class World(NamedTuple):
+    """A group without a cluster; beside foreigners its policy's strategy does not count."""
+
+    group: GroupSpec
+    policy: PolicySpec
+    roster: Roster
+    foreigners: list[str]
+    rooms: dict[str, str]
+    present: dict[Queue, str]
+
+
+def world(given: Mapping[str, Any]) -> World:
+    """Read the options that `rota.cli.on_files` adds."""
+    group, policy = _resources(given["filename"], given["policy"])
+    if group.message_model == "Broadcasting":
+        raise ValueError("The group is Broadcasting: every member reads every queue, so nobody owns one")
+    topics = [subscription.topic for subscription in group.subscriptions]
+    present = _present(given["current"])
+    roster = Roster.of(_queues(given["queues"], topics), _members(given["members"]), present)
+    foreigners = [name.strip() for name in given["foreign"].split(",") if name.strip()]
+    return World(group, policy, roster, foreigners, _rooms(given["rooms"], roster), present)
+
+
+def _spelled(filename: str) -> str:
+    return "Standard input" if filename == "-" else filename
+
+
+def _read(filename: str) -> list[dict[Any, Any]]:
+    text = _text(filename)
+    try:
+        return [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
+    except _UNREADABLE as error:  # its constructors throw whatever Python does at a date or a tag that cannot be
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{_spelled(filename)} is no YAML{line}; give a file with a ConsumerGroup") from None
+
+
+def _text(filename: str) -> str:
+    if not filename:
+        raise ValueError("The name of a file is empty; give one, or - for standard input")
+    if filename == "-" and sys.stdin is None:  # Python's way to say that it was closed before we began
+        raise ValueError("Standard input cannot be read: it is closed")
+    try:
+        return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{_spelled(filename)} is no text in UTF-8; give YAML or JSON") from None
+    except OSError as error:
+        raise ValueError(f"{_spelled(filename)} cannot be read: {error.strerror}") from None
+
+
+def _resources(filename: str, chosen: str | None) -> tuple[GroupSpec, PolicySpec]:
+    """Return the file's group and the chosen policy, or else the group's; without one, the defaults."""
+    documents, where = _read(filename), _spelled(filename)
+    groups = [document for document in documents if document.get("kind") == "ConsumerGroup"]
+    if len(groups) != 1:
+        raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
+    group = _parsed(group_spec, groups[0])
+    wanted = chosen or (group.policy_ref and group.policy_ref.name)
+    if not wanted:
+        return group, PolicySpec()
+    policies = [body for body in documents if body.get("kind") == "RebalancePolicy" and _name_of(body) == wanted]
+    if len(policies) != 1:
+        asks = "--policy" if chosen else "spec.policyRef"
+        raise ValueError(
+            f"{where} holds {len(policies)} RebalancePolicies named {wanted}, which {asks} asks for; give it one"
+        )
+    return group, _parsed(policy_spec, policies[0])
+
+
+def _parsed(parse: Callable[[Mapping[str, Any]], T], body: dict[Any, Any]) -> T:
+    try:
+        return parse(body)
+    except Mistake as mistake:
+        name = _name_of(body)
+        raise ValueError(f"{body['kind']}{f' {name}' if name else ''}: {mistake}") from None
+
+
+def _name_of(body: dict[Any, Any]) -> Any:
+    metadata = body.get("metadata")
+    return metadata.get("name") if isinstance(metadata, dict) else None
+
+
+def _queues(given: tuple[str, ...], topics: list[str]) -> Iterator[tuple[str, str, int]]:
+    for topic_text in given:
+        topic, _, brokers = topic_text.partition("=")
+        if topic not in topics:
+            raise ValueError(
+                f"--queues names topic {topic!r}, which the group does not subscribe to: {', '.join(topics)}"
+            )
+        for part in brokers.split(","):
+            found = re.fullmatch(r"([^:]+):(\d{1,6})", part.strip(), re.ASCII)
+            if not found:
+                raise ValueError(f"--queues {topic_text!r} cannot be read: write it as {topic}=broker-a:8,broker-b:8")
+            yield from ((topic, found[1], number) for number in range(int(found[2])))
+
+
+def _members(given: str) -> list[str]:
+    given = given.strip()
+    if not re.fullmatch(r"[-+]?[0-9]*[.]?[0-9]+", given):
+        return [name.strip() for name in given.split(",")]
+    if not re.fullmatch(r"0*[1-9][0-9]*", given):
+        raise ValueError(f"--members {given} cannot be meant: give a whole number from 1 up, or names: a,b")
+    if len(given) > len(str(MOST_MEMBERS)):
+        raise ValueError(f"--members {given} is more than {MOST_MEMBERS}")
+    return [f"m{number:0{len(given)}d}" for number in range(int(given))]
+
+
+def _rooms(given: str, roster: Roster) -> dict[str, str]:
+    parts = [part.partition("=") for part in given.split(",") if part.strip()]
+    pairs = [(name.strip(), room.strip()) for name, _, room in parts]
+    if any(not name or not room for name, room in pairs):
+        raise ValueError(f"--rooms {given!r} cannot be read: write it as m0=east,m1=west")
+    rooms = dict(pairs)
+    if len(rooms) < len(pairs):
+        raise ValueError(f"--rooms {given!r} names a member twice; give each member one room")
+    for name in rooms.keys() - set(roster.members):
+        raise ValueError(f"--rooms names {name}, which is none of the {len(roster.members)} members; remove it")
+    return rooms
+
+
+def _present(path: Path | None) -> dict[Queue, str]:
+    """Read the present owners; a share is either plain ranges, or in a document beside the pod's uid."""
+    owners: dict[Queue, str] = {}
+    if path is None:
+        return owners
+    try:
+        members = json.loads(_text(str(path)))["members"]
+        shares = {name: from_ranges(it["queues"] if "uid" in it else it) for name, it in members.items()}
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError):
+        raise ValueError(
+            f"{path} is no assignment: give what `rota plan -o json` printed, or an assignment.json"
+        ) from None
+    for name, share in shares.items():
+        for queue in share:
+            if owners.setdefault(queue, name) != name:
+                raise ValueError(f"{path} gives queue {queue} to {owners[queue]} and to {name}; leave it to one")
+    return owners

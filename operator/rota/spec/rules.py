@@ -1,0 +1,116 @@
+"""What a type cannot say of a spec: each mistake is a sentence that names the field."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rota.spec import GroupSpec, Options, PolicySpec
+
+MOST_IDS = 1_000_000  # queues of a topic on one broker; a higher id is a slip of the pen
+ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
+
+
+def in_group(spec: "GroupSpec", name: str | None) -> Iterator[str]:
+    """Yield the mistakes in a group that has this name at the broker."""
+    yield from (sentence for holds, sentence in _group_rules(spec) if not holds)
+    for at, subscription in enumerate(spec.subscriptions):
+        if name and subscription.topic in {f"%RETRY%{name}", f"%DLQ%{name}"}:
+            why = "members read its retries anyway, and its dead letters are for another group"
+            yield f"spec.subscriptions[{at}].topic {subscription.topic} is the group's own: {why}; remove it"
+
+
+def in_policy(spec: "PolicySpec") -> Iterator[str]:
+    """Yield the mistakes in a policy."""
+    yield from _too_short(spec)
+    yield from _configured_twice(spec.options)
+    yield from _in_two_rooms(spec.options)
+
+
+def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
+    topics = [subscription.topic for subscription in spec.subscriptions]
+    position, timestamp = spec.start_from.position, spec.start_from.timestamp
+    return [
+        (
+            len(set(topics)) == len(topics),
+            "spec.subscriptions names a topic twice; join the two expressions with ||",
+        ),
+        (
+            all(it.type != "Tag" or it.expression.replace("|", " ").strip() for it in spec.subscriptions),
+            "spec.subscriptions has an expression without a tag; write * for all messages",
+        ),
+        (
+            not (spec.orderly and spec.delivery.mode == "Pull"),
+            "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering",
+        ),
+        (
+            not spec.orderly or spec.delivery.push.timeout <= ORDERLY_TIMEOUT,
+            "spec.delivery.push.timeout may be at most 30s in an Orderly group, whose queue locks live 60s",
+        ),
+        (
+            timestamp is None or position == "Timestamp",
+            f"spec.startFrom.timestamp goes with position Timestamp, not with {position}",
+        ),
+        (
+            timestamp is None or timestamp.tzinfo is not None,
+            "spec.startFrom.timestamp has no time zone; write it as 2026-11-21T08:00:00Z",
+        ),
+        (
+            spec.max_attempts != 0,
+            "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever",
+        ),
+        (
+            spec.replicas is None or spec.template is not None,
+            "spec.replicas goes with spec.template; without one somebody else runs the pods and scales them",
+        ),
+    ]
+
+
+def _too_short(spec: "PolicySpec") -> Iterator[str]:
+    """Yield the durations in which nobody could even take notice: reports and looks come no faster."""
+    handover, triggers = spec.handover, spec.triggers
+    given = [
+        ("handover.drainTimeout", handover.drain_timeout, 0.1),
+        ("handover.lostAfter", handover.lost_after, 1.0),
+        ("triggers.debounce", triggers.debounce, 0.01),
+        ("triggers.resync", triggers.resync, 1.0),
+        ("triggers.unreadyGrace", triggers.unready_grace, 0.1),
+        *([("budget.per", spec.budget.per, 1.0)] if spec.budget else []),
+    ]
+    for path, seconds, least in given:
+        if seconds < least:
+            yield f"spec.{path} must be at least {f'{least:g}s' if least >= 1 else f'{least * 1000:g}ms'}"
+
+
+def _configured_twice(options: "Options") -> Iterator[str]:
+    """Yield what is wrong with ByConfig's queues, whether or not there is a member for each index."""
+    members = options.by_config.members if options.by_config else []
+    if len({entry.index for entry in members}) < len(members):
+        yield "spec.options.byConfig.members names an index twice; list its queues together"
+    taken: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    for at, entry in enumerate(members):
+        for place, some in enumerate(entry.queues):
+            path = f"spec.options.byConfig.members[{at}].queues[{place}].ids"
+            others = taken.setdefault((some.topic, some.broker), [])
+            for first, last in _spans(some.ids):
+                if not first <= last < MOST_IDS:
+                    yield f"{path} {some.ids!r} cannot be read: write it as 0-3,7, below {MOST_IDS}"
+                for start, stop, other in others:
+                    if first <= stop and start <= last:
+                        shown = f"{some.topic}/{some.broker}/{max(first, start)}"
+                        yield f"{path} names queue {shown}, which {other} names too; leave it to one"
+                others.append((first, last, path))
+
+
+def _spans(ranges: str) -> Iterator[tuple[int, int]]:
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        yield int(first), int(last or first)
+
+
+def _in_two_rooms(options: "Options") -> Iterator[str]:
+    for block, chosen in (("machineRoomNearby", options.machine_room_nearby), ("balanced", options.balanced)):
+        rooms: dict[str, str] = {}
+        for at, entry in enumerate(chosen.brokers if chosen else ()):
+            if rooms.setdefault(entry.broker, entry.room) != entry.room:
+                told = f"broker {entry.broker} is in room {rooms[entry.broker]} already; leave it in one"
+                yield f"spec.options.{block}.brokers[{at}]: {told}"
