@@ -276,7 +276,7 @@ class Operator(Process):
             world.api.status = found.status
             world.judge.status_written()
         self.unsure, self._awaited = found.confirm, found.awaited
-        for name in found.awaited:
+        for name in sorted(found.awaited):  # a set has an order of its own in each process
             self._read(name)
 
     def _confirm(self) -> Work:

@@ -11,7 +11,7 @@ SEEDS = {
     "revoke_skipped": 0,
     "draining_counts_as_released": 0,
     "idle_counts_as_released": 0,
-    "any_generation_acknowledges": 71,
+    "any_generation_acknowledges": 162,
     "unfinished_drain_is_enough": 4,
     "a_crash_is_an_end": 3,
     "lost_at_once": 0,
