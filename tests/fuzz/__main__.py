@@ -1,13 +1,12 @@
 """`python -m fuzz`: read mutated frames, bodies and messages until told to stop, or show one again."""
 
 import argparse
-import itertools
 import signal
 import sys
-import time
 from types import FrameType
 
 from fuzz.run import READERS, broken, made
+from soaking import soak
 
 PATIENCE = 60  # seconds for one; most take less than a thousandth of one
 
@@ -27,33 +26,18 @@ def main() -> int:
         READERS[name](data)
         print(f"seed {asked.seed} holds")
         return 0
-    return fuzz(asked.first, asked.runs, asked.seconds)
+    found = soak(_within_patience, asked.first, asked.runs, seconds=asked.seconds, what="tries", every=100_000)
+    signal.alarm(0)
+    return found
 
 
 def _too_long(_: int, __: FrameType | None) -> None:
     raise TimeoutError(f"not read within {PATIENCE} s")
 
 
-def fuzz(first: int, runs: int | None, seconds: float | None) -> int:
-    """Try seed after seed, and tell of each that fails."""
-    began, failed, done = time.monotonic(), 0, 0
-    try:
-        for seed in itertools.islice(itertools.count(first), runs):
-            if seconds is not None and time.monotonic() - began > seconds:
-                break
-            signal.alarm(PATIENCE)
-            found = broken(seed)
-            done += 1
-            if found:
-                failed += 1
-                print(f"seed {seed}: {found}", flush=True)
-            if done % 100_000 == 0:
-                print(f"{done} tries, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
-    except KeyboardInterrupt:
-        pass
-    signal.alarm(0)
-    print(f"{done} tries, {failed} failed, {time.monotonic() - began:.0f} s")
-    return 1 if failed else 0
+def _within_patience(seed: int) -> object:
+    signal.alarm(PATIENCE)
+    return broken(seed)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """`python -m simulation`: run seeds until told to stop, or show one again."""
 
 import argparse
-import itertools
 import sys
-import time
 
 from simulation.bugs import BUGS, planted
 from simulation.run import broken, failure, run
+from soaking import soak
 
 
 def main() -> int:
@@ -25,7 +24,7 @@ def main() -> int:
         return 0
     if asked.bugs:
         return hunt(asked.runs or 1000)
-    return soak(asked.first, asked.runs)
+    return soak(failure, asked.first, asked.runs, what="runs", every=1000)
 
 
 def hunt(runs: int) -> int:
@@ -37,24 +36,6 @@ def hunt(runs: int) -> int:
         missed += found is None
         print(f"    {bug.__name__}: {found},", flush=True)
     return 1 if missed else 0
-
-
-def soak(first: int, runs: int | None) -> int:
-    """Run seed after seed, and tell of each that fails."""
-    began, failed, done = time.monotonic(), 0, 0
-    try:
-        for seed in itertools.islice(itertools.count(first), runs):
-            found = failure(seed)
-            done += 1
-            if found:
-                failed += 1
-                print(f"seed {seed}: {found}", flush=True)
-            if done % 1000 == 0:
-                print(f"{done} runs, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
-    except KeyboardInterrupt:
-        pass
-    print(f"{done} runs, {failed} failed, {time.monotonic() - began:.0f} s")
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

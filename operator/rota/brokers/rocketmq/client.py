@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -133,43 +133,43 @@ class Client:
 
     # Brokers.
 
-    async def address(self, broker: str, broker_id: int = MASTER) -> str:
-        """Return a broker's address; one that no route names is looked for among all."""
+    async def address(self, broker: str) -> str:
+        """Return the address of a broker's master; one that no route names is looked for among all."""
         if broker not in self._addresses:
             self._addresses |= await self.brokers()
         ids = self._addresses.get(broker)
         if not ids:
             raise Unreachable(f"The name server knows of no broker {broker} at present")
-        if broker_id not in ids:
-            raise Unreachable(f"The broker {broker} has no replica {broker_id} at present")
-        return ids[broker_id]
+        if MASTER not in ids:
+            raise Unreachable(f"The broker {broker} has no replica {MASTER} at present")
+        return ids[MASTER]
 
-    async def ask(self, broker: str, request: Frame, seconds: float = CALL_SECONDS, *, replica: int = MASTER) -> Frame:
-        """Ask a broker, by default its master, and return the answer, whatever it says."""
-        address = await self.address(broker, replica)
+    async def ask(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
+        """Ask a broker's master, and return the answer, whatever it says."""
+        address = await self.address(broker)
         try:
             return await self.connections.ask(address, request, seconds)
         except Unreachable:
-            moved = await self._moved(broker, replica)
+            moved = await self._moved(broker)
             if moved in {None, address}:
                 raise
         return await self.connections.ask(str(moved), request, seconds)
 
-    async def _moved(self, broker: str, replica: int) -> str | None:
+    async def _moved(self, broker: str) -> str | None:
         """Look up, once a second at most, where a broker is that cannot be reached: its pod may have been moved."""
         now = asyncio.get_running_loop().time()
         if now - self._looked.get(broker, -LOOK_SECONDS) >= LOOK_SECONDS:
             self._looked[broker] = now
             with suppress(BrokerError):
                 self._addresses |= await self.brokers()
-        return self._addresses.get(broker, {}).get(replica)
+        return self._addresses.get(broker, {}).get(MASTER)
 
     async def get(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Ask a broker's master, and return its answer if that is SUCCESS."""
-        names = (request.fields.get(name) for name in ("topic", "consumerGroup", "group"))
-        subject = " ".join(name for name in names if name)
-        asked = " of ".join(filter(None, (Request(request.code).name, subject)))
-        return _good(f"{asked} at {broker}", await self.ask(broker, request, seconds))
+        answer = await self.ask(broker, request, seconds)
+        if answer.code != Answer.SUCCESS:
+            raise refusal(f"{_spelled(request)} at {broker}", answer)
+        return answer
 
     async def need(self, queue: Queue) -> None:
         """Make sure that there is such a queue: brokers tell offsets of queues that there are not."""
@@ -187,16 +187,19 @@ class Client:
         errors = [error for error in found if isinstance(error, BaseException) and not isinstance(error, BrokerError)]
         if errors:
             raise errors[0]
-        self.keep_known()
-
-    def keep_known(self, besides: Collection[str] = ()) -> None:
-        """Close the connections to addresses that no route names."""
         known = {address for ids in self._addresses.values() for address in ids.values()}
-        self.connections.keep({*known, *self._name_servers, *besides})
+        self.connections.keep({*known, *self._name_servers})
 
     def close(self) -> None:
         """Close all connections."""
         self.connections.close()
+
+
+def _spelled(request: Frame) -> str:
+    """Say what is asked, and of what, for people."""
+    names = (request.fields.get(name) for name in ("topic", "consumerGroup", "group"))
+    subject = " ".join(name for name in names if name)
+    return " of ".join(filter(None, (Request(request.code).name, subject)))
 
 
 def _good(asked: str, answer: Frame) -> Frame:

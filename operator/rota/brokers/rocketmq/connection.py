@@ -61,13 +61,15 @@ class Connection(asyncio.Protocol):
         self._send(msgspec.structs.replace(request, opaque=number))
         answer: asyncio.Future[Frame] = loop.create_future()
         self._waiting[number] = answer
-        late = Unreachable(f"{self.address} did not answer within {seconds:g} s")
-        patience = loop.call_later(seconds, _fail, answer, late)  # a third of what `asyncio.timeout` costs
+        patience = loop.call_later(seconds, self._give_up, answer, seconds)  # a third of what `asyncio.timeout` costs
         try:
             return await answer
         finally:
             patience.cancel()
             self._waiting.pop(number, None)
+
+    def _give_up(self, answer: "asyncio.Future[Frame]", seconds: float) -> None:
+        _fail(answer, Unreachable(f"{self.address} did not answer within {seconds:g} s"))
 
     def tell(self, request: Frame) -> None:
         """Send a request that nobody answers."""
