@@ -78,6 +78,12 @@ async def test_a_member_tells_by_its_broker_how_it_is(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("member")
+async def test_members_are_told_by_their_ids(cluster: Cluster) -> None:
+    assert await cluster.client_ids(GROUP, BROKER) == (CLIENT,)
+    assert await cluster.client_ids("deserted", BROKER) == ()
+
+
+@pytest.mark.usefixtures("member")
 async def test_a_broker_assigns_by_itself_to_who_asks_it(cluster: Cluster) -> None:
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER, "No such strategy") is None

@@ -101,6 +101,14 @@ async def test_what_the_broker_asks_is_told_from_an_answer_by_its_flag_though_it
         assert [it.body for it in server.heard if it.answers] == [b"ours"], "nobody waits for an answer to the other"
 
 
+async def test_who_is_told_something_does_not_answer(connections: Connections) -> None:
+    async with a_server(good) as server:
+        await connections.tell(server.address, a_request("told"))
+        assert (await connections.ask(server.address, a_request("asked"))).body == b"asked"
+        assert [it.one_way for it in server.heard] == [True, False]
+        assert server.connections == 1
+
+
 async def test_who_does_not_answer_in_time_is_given_up_alone_and_the_connection_stays(connections: Connections) -> None:
     held: list[Frame] = []
 
@@ -184,6 +192,17 @@ async def test_connections_to_other_addresses_are_closed_when_only_some_are_kept
         await connections.ask(new.address, a_request())
         await connections.ask(old.address, a_request())
         assert (old.connections, new.connections) == (2, 1)
+
+
+async def test_a_connection_that_is_opened_while_all_are_closed_does_not_stay(connections: Connections) -> None:
+    async with a_server(good) as server:
+        opening = asyncio.create_task(connections.ask(server.address, a_request()))
+        await asyncio.sleep(0)
+        connections.close()
+        with pytest.raises(Unreachable, match="went out of use"):
+            await opening
+        with pytest.raises(Unreachable, match="this client was closed"):
+            await connections.ask(server.address, a_request())
 
 
 async def test_everybody_who_asks_at_once_shares_one_connection(connections: Connections) -> None:

@@ -474,6 +474,12 @@ async def test_nobody_joins_for_a_topic_that_is_not_there(world: World) -> None:
     await all_fail(Unknown, member.check(), member.join())
 
 
+async def test_what_is_not_subscribed_to_is_not_pulled(world: World) -> None:
+    [queue] = await world.topic()
+    with pytest.raises(ValueError, match="has not subscribed to"):
+        await world.member("another").pull(queue, 0, wait=0)
+
+
 async def test_an_sql92_filter_is_refused(world: World) -> None:
     [queue] = await world.topic()
     filtered = Subscription(topic=queue.topic, expression="a > 1", type="SQL92")

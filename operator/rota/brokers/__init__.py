@@ -195,6 +195,12 @@ class Membership:
     on_members: Callable[[], None] = field(default=lambda: None)  # others have come or gone
     on_reset: Callable[[Mapping[Queue, int]], None] = field(default=_let_it_be)  # somebody set the group's offsets
 
+    @property
+    def topics(self) -> dict[str, Subscription]:
+        """What is subscribed to by topic, and what comes of itself: the group's retry topic."""
+        retry = [] if self.broadcasting else [Subscription(topic=RETRY + self.group)]
+        return {it.topic: it for it in [*self.subscriptions, *retry]}
+
 
 class Consumer(Protocol):
     """One member's place in a group at the brokers.

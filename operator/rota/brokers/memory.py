@@ -33,7 +33,6 @@ from rota.brokers import (
 from rota.brokers.rocketmq.messages import java_hash
 from rota.brokers.rocketmq.requests import tags_of
 from rota.model import RETRY, Queue
-from rota.spec import Subscription
 
 BROKER = "memory"
 NAME_SERVER = "name-server"  # can be down as a broker can: then there are no routes to be had
@@ -130,7 +129,7 @@ class Memory:
         await self.reach(broker)
         committed, pulled, online = self.offsets[group], self.pulled[group], self._online(group, broker)
         asked = {*topics} or {queue.topic for queue in committed}
-        read = {topic for member in online for topic in subscriptions(member)} if online else asked
+        read = {topic for member in online for topic in member.topics} if online else asked
         found = {}
         for queue, log in [it for topic in asked & read for it in self._on(topic, broker).items()]:
             done = committed.get(queue, 0)
@@ -216,7 +215,7 @@ class Memory:
 
     def where(self, member: Membership) -> list[str]:
         """Return the brokers of what a member subscribes to."""
-        return sorted({queue.broker for topic in subscriptions(member) for queue in self._topics.get(topic, ())})
+        return sorted({queue.broker for topic in member.topics for queue in self._topics.get(topic, ())})
 
     def _online(self, group: str, broker: str) -> list[Membership]:
         return [member for member in self.members[group] if broker in self.where(member)]
@@ -264,8 +263,8 @@ class MemoryConsumer:
     def __init__(self, memory: Memory, member: Membership) -> None:
         """Do nothing yet."""
         self._memory, self._member, self._group = memory, member, member.group
-        self._subscriptions = subscriptions(member)
-        self._tags = {topic: frozenset(tags_of(it)) for topic, it in self._subscriptions.items()}
+        self._subscriptions = member.topics
+        self._tags = {topic: frozenset(tags_of(it)) for topic, it in member.topics.items()}
 
     async def check(self) -> None:
         """Ask whether the subscriptions are taken."""
@@ -274,6 +273,8 @@ class MemoryConsumer:
             self._take_tags_only(topic)
 
     def _take_tags_only(self, topic: str) -> None:
+        if topic not in self._subscriptions:
+            raise ValueError(f"{self._group} has not subscribed to {topic}")
         if self._subscriptions[topic].type != "Tag":  # what follows are a real one's words
             raise Refused(f"{topic}: The broker does not support consumer to filter message by SQL92")
 
@@ -312,11 +313,12 @@ class MemoryConsumer:
 
     async def _fetch(self, queue: Queue, offset: int, most: int) -> Pulled:
         """Ask as a broker is asked: it looks at the hash of a tag only."""
-        group, memory, hashes = self._group, self._memory, {*map(java_hash, self._tags[queue.topic])}
+        group, memory = self._group, self._memory
         log, first = await memory.log(queue), memory.firsts[queue]
         if not memory.group(group, queue.broker).enabled:
             raise SwitchedOff(f"The group {group} is switched off on {queue.broker}")
         self._take_tags_only(queue.topic)
+        hashes = {*map(java_hash, self._tags[queue.topic])}
         if queue in memory.marked[group]:
             memory.marked[group].remove(queue)
             return Pulled((), memory.offsets[group][queue], first, len(log), Moved.RESET)
@@ -388,12 +390,6 @@ class MemoryConsumer:
     async def unlock(self, queues: Collection[Queue]) -> None:
         """Give locks back."""
         await self._memory.unlock(self._group, self._member.client_id, queues)
-
-
-def subscriptions(member: Membership) -> dict[str, Subscription]:
-    """Return what a member subscribes to by topic, the retry topic of its group included."""
-    retry = [] if member.broadcasting else [Subscription(topic=RETRY + member.group)]
-    return {it.topic: it for it in [*member.subscriptions, *retry]}
 
 
 def _stored(one: Sequence[Message]) -> float:

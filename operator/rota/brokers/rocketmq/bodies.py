@@ -126,6 +126,12 @@ class ConsumerConnection(Body, frozen=True):
     message_model: str | None = None
 
 
+class ClientIds(Body, frozen=True):
+    """The ids of a group's members."""
+
+    consumer_id_list: list[str] = []
+
+
 class LockRequest(Body, frozen=True):
     """Queues to lock or unlock."""
 

@@ -49,6 +49,15 @@ class Cluster:
         found = body(answer, bodies.ConsumerConnection).connection_set
         return tuple(Online(peer.client_id, peer.client_addr, peer.language, str(peer.version)) for peer in found)
 
+    async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
+        """Return what a member that decides by itself asks: the ids of who is online, each once."""
+        answer = await self._client.ask(broker, requests.client_ids(group))
+        if answer.code == Answer.SYSTEM_ERROR:  # a broker has no other word for nobody
+            return ()
+        if answer.code != Answer.SUCCESS:
+            raise refusal(f"The members of {group} at {broker}", answer)
+        return tuple(body(answer, bodies.ClientIds).consumer_id_list)
+
     async def settings(self, group: str, broker: str) -> Settings:
         """Return a group's settings."""
         found = body(await self._client.get(broker, requests.group_config(group)), bodies.GroupConfig)

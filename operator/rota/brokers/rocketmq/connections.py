@@ -45,6 +45,7 @@ class Connections:
         self._tls = tls
         self._credentials = credentials
         self._places: dict[str, _Place] = {}
+        self._closed = False
 
     async def ask(self, address: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Ask an address; who says GO_AWAY is about to close, and is asked once more by a new connection."""
@@ -68,13 +69,16 @@ class Connections:
                 place.connection.close("the address is not in use any more")
 
     def close(self) -> None:
-        """Close all."""
+        """Close all, and open none any more."""
+        self._closed = True
         self.keep(())
 
     def _signed(self, request: Frame) -> Frame:
         return signed(request, self._credentials) if self._credentials else request
 
     async def _open(self, address: str) -> Connection:
+        if self._closed:
+            raise Unreachable(f"{address} is not asked any more: this client was closed")
         place = self._places.setdefault(address, _Place())
         if place.connection and not place.connection.closed:
             return place.connection
@@ -91,6 +95,9 @@ class Connections:
                 place.not_before = now() + place.pause * random.uniform(0.5, 1.0)  # noqa: S311 - not all at once
                 place.why = str(error)
                 raise
+            if self._places.get(address) is not place:
+                place.connection.close("the address went out of use while it was opened")
+                raise Unreachable(f"{address} went out of use while it was opened")
             place.pause = 0.0
             self._opened(address)
             return place.connection

@@ -14,8 +14,7 @@ from rota.brokers.rocketmq.client import Client, Site, body, number, refusal
 from rota.brokers.rocketmq.codes import Answer, Request
 from rota.brokers.rocketmq.frames import Frame, Malformed
 from rota.brokers.rocketmq.messages import decode
-from rota.model import RETRY, Queue
-from rota.spec import Subscription
+from rota.model import Queue
 
 HEARTBEAT_SECONDS = 30.0
 PULL_MARGIN = 10.0  # a broker answers a held request at its next 5 s tick, so later than it was asked to
@@ -36,9 +35,8 @@ class RocketMQConsumer:
         self._member, self._name_servers = member, site.name_servers
         self._client = Client(site, self._serve, self._opened)
         self._began = int(time.time() * 1000)
-        every = [*member.subscriptions, *([] if member.broadcasting else [Subscription(topic=RETRY + member.group)])]
-        self._subscriptions = {it.topic: requests.subscription(it, self._began) for it in every}
-        self._tags = {it.topic: frozenset(requests.tags_of(it)) for it in every if it.type == "Tag"}
+        self._subscriptions = {topic: requests.subscription(it, self._began) for topic, it in member.topics.items()}
+        self._tags = {it.topic: frozenset(requests.tags_of(it)) for it in member.topics.values() if it.type == "Tag"}
         self._beating: asyncio.Task[None] | None = None
         self._strange: set[str] = set()  # addresses whose broker does not know us by this connection yet
         self._met = asyncio.Event()
