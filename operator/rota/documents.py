@@ -29,7 +29,9 @@ SCHEMA = 1
 PLAIN, PACKED = "assignment.json", "assignment.json.gz"
 PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
+LARGEST = 256 * 2**20  # bytes unpacked: what names that many queues one by one takes less
 MOST_IDS = 1_000_000  # what one document can name; a wider range is a slip of the pen
+LATEST = 2**53  # the highest generation that is believed: JSON's numbers are whole so far, and there is room above
 DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
 
 
@@ -121,8 +123,12 @@ def write_assignment(assignment: Assignment, room: int = MOST_BYTES) -> dict[str
     packed = gzip.compress(text, mtime=0)
     if len(packed) > room:
         told = f"The assignment of {assignment.group} takes {len(packed)} bytes, but a ConfigMap has room for {room}"
-        raise ValueError(f"{told}; split the group or give its topics fewer queues")
+        raise TooLarge(f"{told}; split the group or give its topics fewer queues")
     return {PACKED: packed}
+
+
+class TooLarge(ValueError):  # noqa: N818 - it says what the document is
+    """A document does not fit into a ConfigMap."""
 
 
 class TooNew(ValueError):  # noqa: N818 - it says what the document is
@@ -132,20 +138,28 @@ class TooNew(ValueError):  # noqa: N818 - it says what the document is
 def read_assignment(text: str | bytes) -> Assignment:
     """Read what `write_assignment` wrote; what is torn, changed or of another schema is refused whole."""
     try:
-        plain = gzip.decompress(text) if isinstance(text, bytes) and text[:2] == b"\x1f\x8b" else text
-        body = json.loads(plain)
+        body = json.loads(_unpacked(text) if isinstance(text, bytes) and text[:2] == b"\x1f\x8b" else text)
         told = body.pop("sum", None)
         matches = told == _sum(body)
     except (ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, zlib.error):
         raise ValueError("The assignment is torn: it is no JSON object") from None
     if not matches:
         raise ValueError("The assignment was changed or torn: its sum does not match")
-    if body.get("schema") != SCHEMA:
+    if body.get("schema") != SCHEMA or isinstance(body["schema"], bool):
         raise TooNew(f"The assignment has schema {body.get('schema')!r}; this version reads schema {SCHEMA}")
     try:
         return _assignment(body)
     except ValueError as error:  # msgspec's errors are such too
         raise ValueError(f"The assignment cannot be read: {error}") from None
+
+
+def _unpacked(text: bytes) -> bytes:
+    """Unpack gzip; more than a document can be is not unpacked to the end."""
+    stream = zlib.decompressobj(wbits=31)
+    plain = stream.decompress(text, LARGEST)
+    if not stream.eof:
+        raise ValueError
+    return plain
 
 
 def _body(it: Assignment) -> dict[str, Any]:
@@ -173,6 +187,7 @@ def _release_body(it: Release) -> dict[str, Any]:
 
 
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Generation = Annotated[int, Meta(ge=0, le=LATEST)]
 Nested = dict[str, dict[str, dict[str, T]]]
 
 
@@ -208,7 +223,7 @@ def _assignment(body: dict[str, Any]) -> Assignment:
     shape = msgspec.convert(body, _Document)
     releasing = {
         queue: Release(Holder(it.holder, it.uid), it.to, it.since, told["at"])
-        for (queue, it), (_, told) in zip(_queues_of(shape.releasing), _queues_of(body["releasing"]), strict=True)
+        for (queue, it), (_, told) in zip(unnested(shape.releasing), unnested(body["releasing"]), strict=True)
     }
     return Assignment(
         group=shape.group,
@@ -218,7 +233,7 @@ def _assignment(body: dict[str, Any]) -> Assignment:
         members=_shares(shape.members, set(releasing)),
         everyone=None if shape.everyone is None else tuple(sorted(from_ranges(shape.everyone))),
         releasing=releasing,
-        forced=dict(_queues_of(shape.forced)),
+        forced=dict(unnested(shape.forced)),
         spent=tuple((at, count) for at, count in body["spent"]),
         barrier=shape.barrier,
         extra=_shallow({name: value for name, value in body.items() if name not in _KNOWN}, DEEPEST),
@@ -260,7 +275,8 @@ def _by_queue(entries: Mapping[Queue, T], body: Callable[[T], Any]) -> dict[str,
     return nested
 
 
-def _queues_of(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:
+def unnested(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:
+    """Yield what is told of each queue, written as topic, broker, id."""
     for topic, brokers in nested.items():
         for broker, ids in brokers.items():
             for number, entry in ids.items():
@@ -282,7 +298,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     member: str
     uid: str
-    generation: int
+    generation: Generation
     revision: int = 0
     reads: int = 1
     state: Literal["serving", "draining", "drained"] = "serving"

@@ -15,8 +15,8 @@ nobody yet.
   Or its pod is terminating and its final drain is done: such a process takes no queue again, whatever it reads.
 - *Ended*: the pod with that uid is known to be no more (seen, never guessed from its absence), its process with it.
 - *Lost*: nobody has heard it for so long that waiting costs more than the risk: it is not Ready and silent, or it had
-  two minutes to see that the queue was taken from it. Only this proof can be wrong, so such a grant is marked forced,
-  and the time both may have worked the queue is counted.
+  two minutes (more if it may drain for longer) to see that the queue was taken from it. Only this proof can be wrong,
+  so such a grant is marked forced, and the time both may have worked the queue is counted.
 
 Each proof stays true until the document changes: once released, ended or given up, the holder never comes to own the
 queue again without a new document. So a decision that was right when it was made is right when it is written, by
@@ -36,8 +36,10 @@ from typing import NamedTuple
 
 from rota.documents import Report
 from rota.model import Holder, Queue
+from rota.spec import Handover
 
-GIVEN_UP = 120.0  # seconds: longer than the slowest kubelet and any drain
+GIVEN_UP = 120.0  # seconds: longer than the slowest kubelet and a usual drain
+KUBELET = 90.0  # seconds: the slowest kubelet
 
 
 class State(StrEnum):
@@ -133,13 +135,13 @@ class Seen:
     unheard: float = 0.0  # seconds since its report was last read
     leaving: float = 0.0  # seconds since it was first seen terminating, and so asked to give up everything
 
-    def lost(self, lost_after: float, asked: float = 0.0) -> bool:
+    def lost(self, rules: Handover, asked: float = 0.0) -> bool:
         """Whether waiting for it costs more than the risk; `asked`: how long ago it was asked to give something up.
 
         A member that is Ready obeys, though we do not hear it: it is lost only after it had time to see that it must.
         """
-        silent = self.unheard >= lost_after and not self.ready
-        return silent or min(max(asked, self.leaving), self.unheard) >= GIVEN_UP
+        silent = self.unheard >= rules.lost_after and not self.ready
+        return silent or min(max(asked, self.leaving), self.unheard) >= given_up(rules)
 
     def obeys(self, holder: Holder, generation: int) -> bool:
         """Whether its own report, not a namesake's, says that it obeys this generation."""
@@ -158,7 +160,12 @@ class Taken(NamedTuple):
     ago: float
 
 
-def proof(queue: Queue, holder: Holder, taken: Taken | None, seen: Seen, lost_after: float) -> Proof:
+def given_up(rules: Handover) -> float:
+    """Return how long nobody is overruled who is Ready, but not heard: it may have to drain for longer than usual."""
+    return max(GIVEN_UP, KUBELET + rules.drain_timeout)
+
+
+def proof(queue: Queue, holder: Holder, taken: Taken | None, seen: Seen, rules: Handover) -> Proof:
     """Say what is known about a holder that shall give up a queue.
 
     While it was not taken from him, that he does not work it proves nothing: he may take it up any moment.
@@ -169,7 +176,7 @@ def proof(queue: Queue, holder: Holder, taken: Taken | None, seen: Seen, lost_af
         return Proof.RELEASED
     if seen.terminating and seen.obeys(holder, 0) and seen.report and seen.report.drained:
         return Proof.RELEASED
-    if seen.lost(lost_after, taken.ago if taken else 0.0):
+    if seen.lost(rules, taken.ago if taken else 0.0):
         return Proof.LOST
     return Proof.NONE
 

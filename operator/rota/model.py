@@ -4,6 +4,7 @@ Two orders hold everywhere, the reference client's: queues by topic, broker and 
 compares strings (it differs from code points only beyond U+FFFF).
 """
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -98,6 +99,12 @@ class Run(NamedTuple):
     stop: int
 
 
+def plain(text: str, most: int = 300) -> str:
+    """Return a stranger's text as a part of a sentence: one line, not too long, and the same each time it is told."""
+    line = re.sub(r"\b0x[0-9a-f]+\b", "0x…", " ".join(text.split())).encode(errors="replace").decode()
+    return line if len(line) <= most else line[:most] + "…"
+
+
 def java_order(name: str) -> bytes:
     """Return the key under which names sort as in the reference client."""
     return name.encode("utf-16-be", "surrogatepass")
@@ -149,7 +156,7 @@ class Roster:
 
 
 def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
-    listed = [queue if type(queue) is Queue else Queue._make(queue) for queue in queues]
+    listed = [queue if type(queue) is Queue else _queue(queue) for queue in queues or ()]
     if not listed:
         raise ValueError("There is nothing to assign: give at least one queue")
     plain = all(name.isascii() for name in {queue.topic for queue in listed} | {queue.broker for queue in listed})
@@ -160,8 +167,18 @@ def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
     return tuple(listed)
 
 
+def _queue(given: object) -> Queue:
+    if not isinstance(given, tuple | list) or len(given) != len(Queue._fields):
+        raise ValueError(f"Queue {given!r} cannot be meant: give (topic, broker, id)")
+    return Queue._make(given)
+
+
 def _sorted_members(members: Iterable[str]) -> tuple[str, ...]:
-    listed = sorted(members, key=java_order)
+    listed = [members] if isinstance(members, str) else list(members or ())
+    for name in listed:
+        if not isinstance(name, str):
+            raise ValueError(f"A member is named {name!r}, which is no name; give a text")  # noqa: TRY004 - as above
+    listed.sort(key=java_order)
     if not listed:
         raise ValueError("There is nobody to assign to: give at least one member")
     if not all(listed):

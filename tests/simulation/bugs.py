@@ -38,8 +38,8 @@ def idle_counts_as_released(patch: pytest.MonkeyPatch) -> None:
     """That a member does not work a queue is proof, though it may not have seen yet that it should."""
     right = handover.proof
 
-    def wrong(queue: Any, holder: Any, taken: Any, seen: Seen, lost_after: float) -> Proof:
-        return right(queue, holder, taken or handover.Taken(0, 0.0), seen, lost_after)
+    def wrong(queue: Any, holder: Any, taken: Any, seen: Seen, rules: Any) -> Proof:
+        return right(queue, holder, taken or handover.Taken(0, 0.0), seen, rules)
 
     patch.setattr(moves, "proof", wrong)
 

@@ -410,6 +410,47 @@ def test_present_owners_and_queues_that_are_gone_do_not_count(tmp_path: Path) ->
     assert outlook["moves"] == []
 
 
+def test_what_is_under_way_counts_where_it_goes(tmp_path: Path) -> None:
+    going = {"from": "m0", "uid": "u", "to": "m1", "since": 2, "at": "2026-11-21T08:00:00Z"}
+    left = going | {"to": "gone"}
+    document = {
+        "members": {"m0": {"uid": "u", "queues": {"orders": {"broker-a": "0-3"}}}},
+        "releasing": {"orders": {"broker-a": {"4": going, "5": going, "6": left}}},
+    }
+    current = tmp_path / "assignment.json"
+    current.write_text(json.dumps(document))
+    given = ["--members", "2", "--queues", "orders=broker-a:7", "--current", str(current), "-o", "json"]
+    outlook = json.loads(rota("plan", "-f", GROUP, *given).output)
+    assert outlook["members"]["m1"] == {"orders": {"broker-a": "4-6"}}
+    assert [(it["id"], it["from"], it["to"]) for it in outlook["moves"]] == [(6, "m0", "m1")]
+
+
+def test_members_keep_their_names_when_there_are_more(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    queues = ["--queues", "orders=broker-a:20"]
+    before.write_text(rota("plan", "-f", GROUP, "--members", "9", *queues, "-o", "json").output)
+    after = json.loads(
+        rota("plan", "-f", GROUP, "--members", "10", *queues, "--current", str(before), "-o", "json").output
+    )
+    assert {move["to"] for move in after["moves"]} == {"m9"}
+    assert after["notes"] == []
+
+
+def test_what_the_plan_could_not_see_is_noted(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps({"members": {"old": {"orders": {"broker-a": "0-1"}}}}))
+    group = {"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": [{"topic": "orders"}, {"topic": "pay"}]}}
+    shown = rota("plan", "-f", "-", *EIGHT, "--members", "2", "--current", str(before), feed=yaml.safe_dump(group))
+    assert "gone: 2 queues belong to members that are not there, such as old\n" in shown.output
+    assert "unseen: --queues tells of no queue of pay\n" in shown.output
+
+
+def test_a_topic_may_be_called_uid(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps({"members": {"m0": {"orders": {"broker-a": "0-1"}, "uid": {"broker-a": "0"}}}}))
+    assert rota("plan", "-f", GROUP, *EIGHT, "--current", str(before)).exit_code == 0
+
+
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """Leave a package that offers the strategy `mine` as pip would."""
     module = f"strategies_of_{hash(folder) % 10**9}"  # each test its own: what was imported stays

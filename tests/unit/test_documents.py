@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.documents import (
+    LATEST,
     PACKED,
     PLAIN,
     PLAIN_BYTES,
@@ -201,6 +203,7 @@ def signed(change: dict[str, object]) -> str:
         {"generation": -1},
         {"generation": 2**64},
         {"generation": 1.5},
+        {"schema": True},
         {"barrier": float("inf")},
         {"group": None},
         {"strategy": ["Sticky"]},
@@ -234,6 +237,21 @@ def test_what_this_version_cannot_read_is_refused_whole(change: dict[str, object
 def test_two_owners_cannot_be_read(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"^The assignment cannot be read: queue orders/broker-a/\d is given to m"):
         read_assignment(signed(change))
+
+
+def test_a_generation_that_is_too_high_to_go_on_from_is_not_heard() -> None:
+    told = '{"member": "m1", "uid": "u", "generation": %d}'
+    assert read_report(told % LATEST).generation == LATEST
+    with pytest.raises(ValueError, match=r"^The report cannot be read: "):
+        read_report(told % (LATEST + 1))
+
+
+def test_a_document_that_unpacks_without_end_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = gzip.compress(b" " * 1000 + plain(Assignment(group="g", generation=1, issued_at=NOW)).encode())
+    assert read_assignment(packed).group == "g"
+    monkeypatch.setattr(sys.modules[read_assignment.__module__], "LARGEST", 1000)
+    with pytest.raises(ValueError, match=r"^The assignment is torn"):
+        read_assignment(packed)
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, '{"group": 1e999, "sum": ""}'])

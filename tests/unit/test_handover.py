@@ -10,9 +10,11 @@ from rota import handover
 from rota.documents import Report, read_report
 from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Proof, Seen, State, Taken, Want, act, picture, proof
 from rota.model import Holder, Queue
+from rota.spec import Handover, Seconds
 
 Q = Queue("orders", "broker-a", 3)
 M1 = Holder("m1", "uid-1")
+RULES, HASTY = Handover(), Handover(lost_after=Seconds(0.5))
 SINCE = 42
 
 
@@ -24,7 +26,7 @@ def a_report(**changed: object) -> Report:
 def known(since: int | None = SINCE, report: Report | None = None, ago: float = 1.0, **seen: Any) -> Proof:
     working = report.working if report else frozenset()
     taken = None if since is None else Taken(since, ago)
-    return proof(Q, M1, taken, Seen(report=report, working=working, **seen), lost_after=10)
+    return proof(Q, M1, taken, Seen(report=report, working=working, **seen), RULES)
 
 
 def test_an_owner_that_obeys_and_works_the_queue_no_more_has_released_it() -> None:
@@ -84,10 +86,16 @@ def test_a_ready_member_gets_two_minutes() -> None:
     assert known(ready=True, unheard=120.0, ago=119.9) is Proof.NONE
 
 
+def test_who_may_drain_for_longer_gets_longer() -> None:
+    patient = Handover(drain_timeout=Seconds(600))
+    assert not Seen(unheard=689.0).lost(patient, 689.0)
+    assert Seen(unheard=690.0).lost(patient, 690.0)
+
+
 def test_nothing_known_of_a_holder_speaks_for_it() -> None:
-    assert proof(Q, M1, Taken(SINCE, 0.0), Seen(), lost_after=0.5) is Proof.NONE
-    assert proof(Q, M1, None, Seen(ready=False), lost_after=0.5) is Proof.NONE
-    assert proof(Q, M1, None, Seen(unheard=60.0), lost_after=0.5) is Proof.NONE
+    assert proof(Q, M1, Taken(SINCE, 0.0), Seen(), HASTY) is Proof.NONE
+    assert proof(Q, M1, None, Seen(ready=False), HASTY) is Proof.NONE
+    assert proof(Q, M1, None, Seen(unheard=60.0), HASTY) is Proof.NONE
 
 
 def test_a_final_drain_is_a_release_whatever_the_member_ever_obeyed_if_it_is_its_own() -> None:
@@ -176,4 +184,4 @@ def test_who_is_ready_is_lost_two_minutes_after_it_was_asked_and_heard(
     asked: float, leaving: float, unheard: float, *, lost: bool
 ) -> None:
     seen = Seen(ready=True, unheard=unheard, leaving=leaving, terminating=leaving > 0)
-    assert seen.lost(10.0, asked) is lost
+    assert seen.lost(RULES, asked) is lost

@@ -484,6 +484,24 @@ def test_a_strategy_that_fails_leaves_everything_and_orphans_go_to_who_owns_leas
     assert conditions(ended)["Ready"] == ("False", "QueuesUnowned")
 
 
+def test_another_groups_retries_may_be_read() -> None:
+    retries = "%RETRY%other"
+    spec = a_spec(subscriptions=[{"topic": "orders"}, {"topic": retries}])
+    views = {"orders": a_view(4), retries: a_view(1, retries), "%RETRY%orders": a_view(1, "%RETRY%orders")}
+    found = plan(settled(spec=spec, views=views), NOW)
+    assert found.document
+    given = {queue for share in found.document.members.values() for queue in share.queues}
+    assert given | set(found.document.releasing) >= {queue for view in views.values() for queue in view.queues}
+    assert conditions(found)["Degraded"][0] == "False"
+
+
+@pytest.mark.parametrize("generation", [2**63, -1, "many", None, {"a": 1}])
+def test_a_generation_that_somebody_wrote_into_the_status_and_cannot_be_is_not_believed(generation: object) -> None:
+    found = plan(settled(status={"generation": generation, "conditions": [{"type": "Ready", "status": "True"}]}), NOW)
+    assert found.document is None
+    assert found.status["generation"] == 5
+
+
 def test_of_two_problems_with_one_reason_event_and_condition_tell_the_first() -> None:
     wrong = tuple(Verdict(Reason.INVALID_SPEC, told) for told in ("spec.a", "spec.b"))
     found = plan(settled(spec=None, problems=wrong), NOW)

@@ -15,7 +15,7 @@ from rota.planner import Event, Measured, Plan, Pod, Poke, Snapshot, beside_fore
 from rota.planner.members import Standing, in_motion, standings
 from rota.planner.record import written
 from rota.planner.target import options
-from rota.spec import PolicySpec
+from rota.spec import Handover, PolicySpec
 
 Q = [Queue("orders", "a", number) for number in range(10)]
 M1, M2, M3 = (Holder(name, f"uid-{name}") for name in ("m1", "m2", "m3"))
@@ -325,11 +325,11 @@ def test_a_lost_record_of_a_broadcasting_group_gives_everybody_everything_at_onc
 )
 def test_a_queue_of_nobodys_is_free_once_nobody_can_be_working_it(pods: tuple[Pod, ...], expected: Proof) -> None:
     document = a_document(5, barrier=5, age=120.0)
-    assert record.past_barrier(document, pods, 10.0, NOW) is expected
-    assert record.past_barrier(replace(document, barrier=0), pods, 10.0, NOW) is Proof.RELEASED
+    assert record.past_barrier(document, pods, Handover(), NOW) is expected
+    assert record.past_barrier(replace(document, barrier=0), pods, Handover(), NOW) is Proof.RELEASED
     just_written = a_document(5, barrier=5, age=0.0)
     heard = expected is not Proof.LOST or not pods[0].ready
-    assert record.past_barrier(just_written, pods, 10.0, NOW) is (expected if heard else Proof.NONE)
+    assert record.past_barrier(just_written, pods, Handover(), NOW) is (expected if heard else Proof.NONE)
 
 
 def test_an_entry_stays_until_its_pod_has_ended() -> None:
@@ -430,7 +430,7 @@ EAST = [{"broker": "a", "room": "east"}]
         (
             "ByConfig",
             {"members": [{"index": 1, "queues": NAMED}, {"index": 2, "queues": [NAMED[0] | {"ids": "0"}]}]},
-            {"members": {"m2": [Q[1], Q[3], Q[4]]}},
+            {"members": {"m2": [Q[1], Q[3]]}},  # a range may be wider than the topic
         ),
         ("ByMachineRoom", {"rooms": ["east"]}, {"rooms": ["east"]}),
         (

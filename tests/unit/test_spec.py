@@ -54,6 +54,13 @@ def test_the_examples_are_understood() -> None:
     [
         ({"replicas": "three", "template": {}}, "spec.replicas: expected int"),
         ({"replicas": 3}, "spec.replicas goes with spec.template"),
+        ({"group": "a b"}, "spec.group: expected str matching regex"),
+        ({"group": 256 * "g"}, "spec.group: expected str of length <= 255"),
+        ({"replicas": 2**31, "template": {}}, "spec.replicas: expected int <= 2147483647"),
+        ({"rollout": {"maxSurge": -1}}, "spec.rollout.maxSurge: expected int >= 0"),
+        ({"rollout": {"maxSurge": "101%"}}, "spec.rollout.maxSurge: expected str matching regex"),
+        ({"rollout": {"maxSurge": "0%", "maxUnavailable": 0}}, "spec.rollout.maxSurge and maxUnavailable are both 0"),
+        ({"messageModel": "\ud800"}, r"spec has a text that is no Unicode: '\\ud800'"),
         ({"subscriptions": []}, "spec.subscriptions: expected array of length >= 1"),
         ({"subscriptions": [{"topic": "a b"}]}, r"spec.subscriptions\[0\].topic: expected str matching regex"),
         ({"subscriptions": [{"topic": "a"}, {"topic": "a"}]}, "spec.subscriptions names a topic twice"),
@@ -105,6 +112,8 @@ def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, An
             {"strategy": "ByConfig", "options": {"byConfig": {"members": [{"index": 0, "queues": []}] * 2}}},
             "spec.options.byConfig.members names an index twice",
         ),
+        ({"budget": {"maxMoves": 10**30}}, "spec.budget.maxMoves: "),
+        ({"triggers": {"resync": 1000 * "9"}}, "spec.triggers.resync: expected a duration .{0,400}$"),
         ({"budget": {"maxMoves": -1}}, "spec.budget.maxMoves: expected int >= 0"),
         ({"handover": {"mode": "Quick"}}, "spec.handover.mode: invalid enum value 'Quick'"),
         (
@@ -155,3 +164,17 @@ def test_a_groups_name_at_the_broker_is_its_objects_name_unless_said() -> None:
     assert group_spec(body).subscriptions[0].topic == "%RETRY%shop"  # another group's
     with pytest.raises(Mistake, match=r"%RETRY%shop is the group's own"):
         group_spec(body | {"metadata": {"name": "shop"}})
+
+
+@pytest.mark.parametrize("spec", [[], 0, "", False, "Sticky"])
+def test_a_spec_that_is_none_is_no_empty_one(spec: object) -> None:
+    with pytest.raises(Mistake, match=r"^spec: expected object"):
+        policy_spec({"spec": spec})
+
+
+def test_a_spec_without_end_is_a_sentence() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(Mistake, match=r"^spec"):
+        policy_spec({"spec": {"triggers": {"resync": deep}}})

@@ -1,6 +1,7 @@
 """Particular answers and mistakes of the strategy library; what holds for all is in tests/properties."""
 
 import sys
+from fractions import Fraction
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from builders import a_roster
 from rota.model import Queue, Roster
 from rota.strategies import allocate, explain, explain_all, named, prepared
+from rota.strategies.averagely import averagely
 from rota.strategies.balanced import trusted
 from rota.strategies.custom import checked
 
@@ -202,6 +204,42 @@ def test_a_module_that_exits_as_it_is_imported_is_a_sentence(tmp_path: Path, mon
 def test_who_interrupts_a_custom_strategy_means_us_too() -> None:
     with pytest.raises(KeyboardInterrupt):
         checked("mine", Throws(KeyboardInterrupt()), a_roster(3, 2))
+
+
+def test_reasons_are_given_for_all_that_can_be_allocated() -> None:
+    roster = a_roster(2, 2)
+    rooms = {"queueRooms": {"broker-a": "x"}, "memberRooms": {"m0": "x", "m1": "x"}}
+    told = explain(
+        "MachineRoomNearby", roster, prepared("Averagely")(roster), roster.queues[0], {"inner": averagely} | rooms
+    )
+    assert told.endswith("the strategy inside answers so and gives no reason")
+    shares = {"members": {"m1": (queue for queue in roster.queues)}}
+    assert explain("ByConfig", roster, np.array([1, 1]), roster.queues[0], shares).endswith(
+        "the policy names it for m1"
+    )
+    weights = {roster.queues[0]: 10**400, roster.queues[1]: Fraction(1, 3)}
+    owners = prepared("Balanced", {"queueWeights": weights})(roster)
+    told = explain("Balanced", roster, owners, roster.queues[0], {"queueWeights": weights})
+    assert "its weight cannot be so large and counts as" in told
+
+
+@pytest.mark.parametrize(
+    ("queues", "members", "sentence"),
+    [
+        (None, ["m"], "There is nothing to assign"),
+        ([("t", "b")], ["m"], r"Queue \('t', 'b'\) cannot be meant"),
+        (["tb0"], ["m"], "Queue 'tb0' cannot be meant"),
+        (ORDERS, None, "There is nobody to assign to"),
+        (ORDERS, [None], "A member is named None, which is no name"),
+    ],
+)
+def test_a_roster_that_cannot_be_is_a_sentence(queues: Any, members: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        Roster.of(queues, members)
+
+
+def test_one_text_is_one_member() -> None:
+    assert Roster.of(ORDERS, "abc").members == ("abc",)
 
 
 def test_a_custom_strategys_answer_is_taken() -> None:

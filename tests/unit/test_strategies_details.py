@@ -1,5 +1,6 @@
 """The strategies' finer points: thresholds, ties, options that are taken or refused, and what reasons say of them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from builders import a_roster
-from rota.model import Queue, Roster
+from rota.model import Queue, Roster, plain
 from rota.strategies import STRATEGIES, allocate, explain, prepared
 from rota.strategies.arrays import ranks
 from rota.strategies.balanced import trusted
@@ -72,6 +73,23 @@ def an_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **functions: s
     points = [f"{name} = strangers:{name}\n" for name in functions]
     (info / "entry_points.txt").write_text("[rota.strategies]\n" + "".join(points) + "torn = strangers:nothing\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "strangers", raising=False)  # what another test has imported
+
+
+def test_what_a_stranger_writes_into_the_roster_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = "roster.owners[0] = 1; "
+    an_installed(tmp_path, monkeypatch, inplace=write + "return roster.owners", throws=write + "raise KeyError")
+    roster = a_roster(3, 2, {0: "m0", 1: "m1"})
+    assert prepared("Custom", {"name": "inplace"})(roster).tolist() == [1, 1, -1]
+    with pytest.raises(ValueError, match="KeyError"):
+        prepared("Custom", {"name": "throws"})(roster)
+    assert roster.owners.tolist() == [0, 1, -1]
+
+
+def test_what_a_stranger_throws_is_told_in_one_line_that_is_the_same_each_time() -> None:
+    told = plain(f"{object()!r}\nsecond \ud800 line " + 1000 * "x")
+    assert told.startswith("<object object at 0x…> second ? line xxx")
+    assert len(told) == 301
 
 
 def test_a_strangers_strategy_is_found_told_its_options_and_checked(

@@ -3,13 +3,13 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from rota.documents import from_ranges
+from rota.documents import from_ranges, unnested
 from rota.model import Queue, Roster
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
@@ -36,8 +36,9 @@ def world(given: Mapping[str, Any]) -> World:
     if group.message_model == "Broadcasting":
         raise ValueError("The group is Broadcasting: every member reads every queue, so nobody owns one")
     topics = [subscription.topic for subscription in group.subscriptions]
-    present = _present(given["current"])
-    roster = Roster.of(_queues(given["queues"], topics), _members(given["members"]), present)
+    members = _members(given["members"])
+    present = _present(given["current"], members)
+    roster = Roster.of(_queues(given["queues"], topics), members, present)
     foreigners = [name.strip() for name in given["foreign"].split(",") if name.strip()]
     return World(group, policy, roster, foreigners, _rooms(given["rooms"], roster), present)
 
@@ -76,12 +77,12 @@ def _resources(filename: str, chosen: str | None) -> tuple[GroupSpec, PolicySpec
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
     group = _parsed(group_spec, groups[0])
-    wanted = chosen or (group.policy_ref and group.policy_ref.name)
-    if not wanted:
+    wanted = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
+    if wanted is None:
         return group, PolicySpec()
     policies = [body for body in documents if body.get("kind") == "RebalancePolicy" and _name_of(body) == wanted]
     if len(policies) != 1:
-        asks = "--policy" if chosen else "spec.policyRef"
+        asks = "--policy" if chosen is not None else "spec.policyRef"
         raise ValueError(
             f"{where} holds {len(policies)} RebalancePolicies named {wanted}, which {asks} asks for; give it one"
         )
@@ -121,9 +122,10 @@ def _members(given: str) -> list[str]:
         return [name.strip() for name in given.split(",")]
     if not re.fullmatch(r"0*[1-9][0-9]*", given):
         raise ValueError(f"--members {given} cannot be meant: give a whole number from 1 up, or names: a,b")
-    if len(given) > len(str(MOST_MEMBERS)):
+    number = given.lstrip("0")
+    if len(number) > len(str(MOST_MEMBERS)):
         raise ValueError(f"--members {given} is more than {MOST_MEMBERS}")
-    return [f"m{number:0{len(given)}d}" for number in range(int(given))]
+    return [f"m{index}" for index in range(int(number))]  # the same names however many there are
 
 
 def _rooms(given: str, roster: Roster) -> dict[str, str]:
@@ -134,19 +136,29 @@ def _rooms(given: str, roster: Roster) -> dict[str, str]:
     rooms = dict(pairs)
     if len(rooms) < len(pairs):
         raise ValueError(f"--rooms {given!r} names a member twice; give each member one room")
-    for name in rooms.keys() - set(roster.members):
+    for name in sorted(rooms.keys() - set(roster.members)):
         raise ValueError(f"--rooms names {name}, which is none of the {len(roster.members)} members; remove it")
     return rooms
 
 
-def _present(path: Path | None) -> dict[Queue, str]:
-    """Read the present owners; a share is either plain ranges, or in a document beside the pod's uid."""
+def _of_a_pod(share: Mapping[str, Any]) -> bool:
+    return isinstance(share.get("uid"), str)  # else it is a topic of that name
+
+
+def _present(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
+    """Read the present owners; a share is either plain ranges, or in a document beside the pod's uid.
+
+    What a document lists as under way already counts where it goes, as it does for the operator.
+    """
     owners: dict[Queue, str] = {}
     if path is None:
         return owners
     try:
-        members = json.loads(_text(str(path)))["members"]
-        shares = {name: from_ranges(it["queues"] if "uid" in it else it) for name, it in members.items()}
+        told = json.loads(_text(str(path)))
+        shares = {name: from_ranges(it["queues"] if _of_a_pod(it) else it) for name, it in told["members"].items()}
+        for queue, release in unnested(told.get("releasing") or {}):
+            owner = release["to"] if release.get("to") in members else release["from"]
+            shares.setdefault(owner, []).append(queue)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError):
         raise ValueError(
             f"{path} is no assignment: give what `rota plan -o json` printed, or an assignment.json"

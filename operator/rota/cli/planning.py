@@ -39,8 +39,15 @@ def outlook(world: World) -> dict[str, Any]:
 
 def _notes(world: World, moves: int) -> list[str]:
     """Say what would keep a cluster from doing at once what is planned."""
-    budget = world.policy.budget
+    budget, roster = world.policy.budget, world.roster
     notes = []
+    gone = [name for name in world.present.values() if name not in set(roster.members)]
+    if gone:
+        names = ", ".join(sorted(set(gone))[:3])
+        notes.append(f"gone: {len(gone)} queues belong to members that are not there, such as {names}")
+    unseen = {it.topic for it in world.group.subscriptions} - {run.topic for run in roster.runs}
+    if unseen:
+        notes.append(f"unseen: --queues tells of no queue of {', '.join(sorted(unseen))}")
     if world.group.paused:
         notes.append("paused: the group is paused, so its members release everything")
     if world.policy.paused:

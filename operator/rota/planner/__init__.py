@@ -7,8 +7,8 @@ plan goes on from there. So it makes no difference who calls it, how often, or w
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rota.documents import Assignment, Share, write_assignment
-from rota.handover import GIVEN_UP, Act
+from rota.documents import Assignment, Share, TooLarge, write_assignment
+from rota.handover import Act, given_up
 from rota.model import Holder, Reason, Verdict
 from rota.planner import pokes, record, telling
 from rota.planner.members import Standing, standings, works
@@ -176,7 +176,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
 def _written(document: Assignment | None) -> tuple[Mapping[str, str | bytes], Verdict | None]:
     try:
         return write_assignment(document) if document else {}, None
-    except ValueError as error:
+    except TooLarge as error:
         return {}, Verdict(Reason.DOCUMENT_TOO_LARGE, f"{error}; what was assigned stays")
 
 
@@ -216,5 +216,5 @@ def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[fl
             limits += [triggers.unready_grace - pod.steady, handover.lost_after - pod.unheard]
         limits += [triggers.unready_grace - seconds for seconds in pod.cut_off.values()]
     limits += [SHRINK_PATIENCE - view.steady for view in it.snapshot.views.values() if view]
-    limits += [GIVEN_UP - record.ago(release.at, it.now) for release in standing.releasing.values()]
+    limits += [given_up(handover) - record.ago(release.at, it.now) for release in standing.releasing.values()]
     yield from (seconds for seconds in limits if seconds > 0)

@@ -86,7 +86,7 @@ def _standing(pod: Pod, gone: frozenset[str], policy: PolicySpec, working: bool)
         return Standing.ENDED
     if pod.terminating or (pod.report and pod.report.final):
         return Standing.LEAVING
-    if pod.seen.lost(policy.handover.lost_after):
+    if pod.seen.lost(policy.handover):
         return Standing.LOST if working else Standing.JOINING
     if pod.ready and (pod.heard or working):
         return Standing.READY

@@ -208,10 +208,10 @@ def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
     release, owner = it.document.releasing.get(queue), it.owned.get(queue)
     if release:
         taken = Taken(release.since, record.ago(release.at, it.now))
-        known = proof(queue, release.holder, taken, it.seen(release.holder), it.policy.handover.lost_after)
+        known = proof(queue, release.holder, taken, it.seen(release.holder), it.policy.handover)
         return Decision(queue, State.RELEASING, known, _want(release.holder, to), release.holder, to)
     if owner:
-        known = proof(queue, owner, None, it.seen(owner), it.policy.handover.lost_after)
+        known = proof(queue, owner, None, it.seen(owner), it.policy.handover)
         want = _want(owner, to)
         voluntary = known is Proof.NONE and (want is Want.MOVE or (want is Want.LEAVE and queue in it.freely_left))
         return Decision(queue, State.OWNED, known, want, owner, to, voluntary)

@@ -9,10 +9,11 @@ hear, so queues without an owner are granted only when every pod is past the bar
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from rota.documents import Assignment, Share
+from rota.documents import LATEST, Assignment, Share
 from rota.handover import Proof
 from rota.model import Holder, Queue
 from rota.planner.world import Pod, Snapshot
+from rota.spec import Handover
 
 EVERYTHING = 1_000_000  # moves: of a budget that nobody knows
 
@@ -47,8 +48,13 @@ def damage(snapshot: Snapshot) -> str:
 
 def newest(snapshot: Snapshot) -> int:
     """Return the highest generation that was seen anywhere."""
-    told = [max(pod.generation, pod.poke.generation) for pod in snapshot.pods if not pod.ended]
-    return max([int(snapshot.status.get("generation") or 0), *told])
+    told = [number for pod in snapshot.pods if not pod.ended for number in (pod.generation, pod.poke.generation)]
+    return max(believed(number) for number in [snapshot.status.get("generation"), *told, 0])
+
+
+def believed(generation: object) -> int:
+    """Return a generation that a document can have had: what somebody wrote by hand may be anything."""
+    return generation if isinstance(generation, int) and 0 <= generation <= LATEST else 0
 
 
 def recovered(snapshot: Snapshot, now: float) -> Assignment:
@@ -76,13 +82,13 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
     )
 
 
-def past_barrier(document: Assignment, pods: Sequence[Pod], lost_after: float, now: float) -> Proof:
+def past_barrier(document: Assignment, pods: Sequence[Pod], rules: Handover, now: float) -> Proof:
     """Say what is known of a queue that the record gives to nobody."""
     since = ago(document.issued_at, now)
     behind = [pod for pod in pods if pod.started and not pod.ended and pod.generation < document.barrier]
     if not behind:
         return Proof.RELEASED
-    return Proof.LOST if all(pod.seen.lost(lost_after, since) for pod in behind) else Proof.NONE
+    return Proof.LOST if all(pod.seen.lost(rules, since) for pod in behind) else Proof.NONE
 
 
 def owners(document: Assignment) -> dict[Queue, Holder]:

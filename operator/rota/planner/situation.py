@@ -83,8 +83,8 @@ class Situation:
         spec = self.snapshot.spec
         if spec is None or spec.paused:
             return []
-        retry = [topic for topic in self.snapshot.views if topic.startswith(RETRY)]
-        return [subscription.topic for subscription in spec.subscriptions] + retry
+        subscribed = [subscription.topic for subscription in spec.subscriptions]  # others' retries may be among them
+        return subscribed + [it for it in self.snapshot.views if it.startswith(RETRY) and it not in subscribed]
 
     def _queues_of(self, topic: str) -> Sequence[Queue]:
         view = self.snapshot.views.get(topic)
@@ -108,7 +108,7 @@ class Situation:
         """What is known of queues that the record gives to nobody; foreigners may work them if we cannot see them."""
         if self.snapshot.foreigners is None:
             return Proof.NONE
-        return record.past_barrier(self.document, self.snapshot.pods, self.policy.handover.lost_after, self.now)
+        return record.past_barrier(self.document, self.snapshot.pods, self.policy.handover, self.now)
 
     def free(self, queue: Queue) -> Proof:
         """Say what is known of a queue that the record gives to nobody."""
@@ -121,10 +121,10 @@ class Situation:
             return {}
         found: dict[Queue, Proof] = {}
         named = {*self.owned, *self.document.releasing}
-        lost_after, since = self.policy.handover.lost_after, record.ago(self.document.issued_at, self.now)
+        rules, since = self.policy.handover, record.ago(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
             if pod.heard and not self.seen(pod.holder).ended:
-                known = Proof.LOST if pod.seen.lost(lost_after, since) else Proof.NONE
+                known = Proof.LOST if pod.seen.lost(rules, since) else Proof.NONE
                 found |= {queue: known for queue in pod.heard.working - named if found.get(queue) is not Proof.NONE}
         return found
 

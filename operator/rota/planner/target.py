@@ -1,13 +1,14 @@
 """What the policy wants: who shall own what."""
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rota.documents import ids_of
 from rota.model import NOBODY, Queue, Roster
 from rota.spec import BrokerRoom, ConfiguredMember, PolicySpec, QueueRange
+from rota.spec.rules import spans
 from rota.strategies import prepared
 from rota.strategies.arrays import Owners
 
@@ -83,12 +84,19 @@ def _rooms(brokers: Collection[BrokerRoom]) -> dict[str, str]:
 
 
 def _configured(members: Collection[ConfiguredMember], roster: Roster) -> dict[str, list[Queue]]:
+    """Say which of the queues that there are each member shall have: a range may be far wider."""
+    there = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
     return {
-        roster.members[entry.index]: [queue for some in entry.queues for queue in _named(some)]
+        roster.members[entry.index]: [
+            queue for some in entry.queues for queue in _named(some, there.get((some.topic, some.broker), ()))
+        ]
         for entry in members
         if entry.index < len(roster.members)
     }
 
 
-def _named(some: QueueRange) -> list[Queue]:
-    return [Queue(some.topic, some.broker, number) for number in ids_of(some.ids)]
+def _named(some: QueueRange, there: Sequence[Queue]) -> Iterator[Queue]:
+    """Yield those of neighbouring queues, sorted by id, that a range names."""
+    for first, last in spans(some.ids):
+        start = bisect_left(there, first, key=lambda queue: queue.id)
+        yield from there[start : bisect_right(there, last, key=lambda queue: queue.id)]

@@ -92,7 +92,8 @@ def _of_rules(it: Situation, draft: Draft) -> Verdict:
 
 def foreign(ids: Sequence[str]) -> str:
     """Say who else is there."""
-    return f"{len(ids)} consumers that are not Rota's are in the group: {_names(ids)}; queues are shared as they do it"
+    who = "1 consumer that is not Rota's is" if len(ids) == 1 else f"{len(ids)} consumers that are not Rota's are"
+    return f"{who} in the group: {_names(ids)}; queues are shared as they do it"
 
 
 def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
@@ -129,7 +130,7 @@ def status(it: Situation, draft: Draft, document: Assignment, moving: int, found
         "members": len(it.counted),
         "queues": len(it.queues),
         # Never lower than it was: this is what tells that a record was lost, also while there is none.
-        "generation": max(document.generation, int(snapshot.status.get("generation") or 0)),
+        "generation": max(document.generation, record.believed(snapshot.status.get("generation"))),
         "lag": snapshot.lag,
         "lastRebalance": _last_rebalance(it, draft, settled=not under_way),
         "idleMembers": idle,
@@ -182,13 +183,13 @@ def _conditions(it: Situation, found: Sequence[Verdict], progress: tuple[bool, V
 
 def _condition(before: Mapping[str, Any], kind: str, verdict: Verdict, *, holds: bool, it: Situation) -> dict[str, Any]:
     state = str(holds)
-    since = before["lastTransitionTime"] if before.get("status") == state else record.written(it.now)
+    since = before.get("lastTransitionTime") if before.get("status") == state else None
     return {
         "type": kind,
         "status": state,
         "reason": str(verdict.reason),
         "message": verdict.message,
-        "lastTransitionTime": since,
+        "lastTransitionTime": since or record.written(it.now),
         "observedGeneration": it.snapshot.observed,
     }
 
@@ -266,7 +267,7 @@ def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str,
 def verdict_records(it: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
     """Return the journal's lines about conditions whose state or reason is not what it was."""
     conditions = it.snapshot.status.get("conditions") or []
-    before = {one["type"]: (one["status"], one["reason"]) for one in conditions}
+    before = {one["type"]: (one.get("status"), one.get("reason")) for one in conditions}
     return [
         journal_record(
             "verdict",

@@ -11,15 +11,22 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from rota.spec.rules import in_group, in_policy
+from rota.model import plain
+from rota.spec.rules import MOST_MOVES, in_group, in_policy
 
 T = TypeVar("T", bound=Struct)
 
+MOST = 2**31 - 1  # of anything that Kubernetes or a broker counts
+
 Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
 Word = Annotated[str, Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=1)]
+GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
+Count = Annotated[int, Meta(ge=1, le=MOST)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Ranges = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\Z")]
+
+
+Part = Annotated[int, Meta(ge=0, le=MOST)] | Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")]
 
 
 class Seconds(float):
@@ -105,7 +112,7 @@ class Pull(_Part, frozen=True):
 class Retry(_Part, frozen=True):
     """How often a message is tried before it goes to the dead-letter topic; -1: for ever."""
 
-    max_attempts: Annotated[int, Meta(ge=-1)] | None = None
+    max_attempts: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
 
 
 class Buffer(_Part, frozen=True):
@@ -130,8 +137,8 @@ class Delivery(_Part, frozen=True):
 class Rollout(_Part, frozen=True):
     """How fast a fleet is replaced."""
 
-    max_surge: int | str = 1
-    max_unavailable: int | str = 0
+    max_surge: Part = 1
+    max_unavailable: Part = 0
 
 
 class Sidecar(_Part, frozen=True):
@@ -146,12 +153,12 @@ class GroupSpec(_Part, frozen=True):
 
     broker: Broker
     subscriptions: Annotated[list[Subscription], Meta(min_length=1)]
-    group: Word | None = None
+    group: GroupName | None = None
     message_model: Literal["Clustering", "Broadcasting"] = "Clustering"
     ordering: Literal["Concurrent", "Orderly"] = "Concurrent"
     start_from: StartFrom = StartFrom()
     delivery: Delivery = Delivery()
-    replicas: Annotated[int, Meta(ge=0)] | None = None
+    replicas: Annotated[int, Meta(ge=0, le=MOST)] | None = None
     template: dict[str, Any] | None = None
     rollout: Rollout = Rollout()
     sidecar: Sidecar = Sidecar()
@@ -262,7 +269,7 @@ class Triggers(_Part, frozen=True):
 class Budget(_Part, frozen=True):
     """How many queues may move in a stretch of time."""
 
-    max_moves: Annotated[int, Meta(ge=0)]
+    max_moves: Annotated[int, Meta(ge=0, le=MOST_MOVES)]
     per: Seconds = Seconds(60)
 
 
@@ -304,10 +311,11 @@ def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
     """Parse a RebalancePolicy's `spec`."""
     spec = _parse(body, PolicySpec)
     own = spec.strategy[0].lower() + spec.strategy[1:]
-    given = msgspec.to_builtins(spec.options)
-    for block in [name for name, value in given.items() if value is not None and name != own]:
+    blocks = msgspec.structs.fields(Options)
+    given = {block.encode_name for block in blocks if getattr(spec.options, block.name) is not None}
+    for block in sorted(given - {own}):
         raise Mistake(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
-    if own in _NEEDED and given[own] is None:
+    if own in _NEEDED and own not in given:
         raise Mistake(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
     for mistake in in_policy(spec):
         raise Mistake(mistake)
@@ -318,10 +326,15 @@ _NEEDED = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}
 
 
 def _parse(body: Mapping[str, Any], kind: type[T]) -> T:
+    given = body.get("spec")
     try:
-        return msgspec.convert(body.get("spec") or {}, kind, dec_hook=_duration)
+        return msgspec.convert({} if given is None else given, kind, dec_hook=_duration)
     except msgspec.ValidationError as error:
-        raise Mistake(_sentence(str(error), kind)) from None
+        raise Mistake(plain(_sentence(str(error), kind))) from None
+    except UnicodeEncodeError as error:
+        raise Mistake(f"spec has a text that is no Unicode: {plain(ascii(error.object), 40)}") from None
+    except RecursionError:
+        raise Mistake("spec is nested too deeply to be read") from None
 
 
 def _duration(kind: type[Any], value: object) -> object:

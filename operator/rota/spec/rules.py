@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rota.spec import GroupSpec, Options, PolicySpec
 
+MOST_MOVES = 1_000_000  # in a budget: as many as there can be queues
 MOST_IDS = 1_000_000  # queues of a topic on one broker; a higher id is a slip of the pen
 ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
 
@@ -59,6 +60,10 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
             "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever",
         ),
         (
+            not ({0, "0%"} >= {spec.rollout.max_surge, spec.rollout.max_unavailable}),
+            "spec.rollout.maxSurge and maxUnavailable are both 0, so no pod could be replaced; allow one of them",
+        ),
+        (
             spec.replicas is None or spec.template is not None,
             "spec.replicas goes with spec.template; without one somebody else runs the pods and scales them",
         ),
@@ -91,7 +96,7 @@ def _configured_twice(options: "Options") -> Iterator[str]:
         for place, some in enumerate(entry.queues):
             path = f"spec.options.byConfig.members[{at}].queues[{place}].ids"
             others = taken.setdefault((some.topic, some.broker), [])
-            for first, last in _spans(some.ids):
+            for first, last in spans(some.ids):
                 if not first <= last < MOST_IDS:
                     yield f"{path} {some.ids!r} cannot be read: write it as 0-3,7, below {MOST_IDS}"
                 for start, stop, other in others:
@@ -101,7 +106,8 @@ def _configured_twice(options: "Options") -> Iterator[str]:
                 others.append((first, last, path))
 
 
-def _spans(ranges: str) -> Iterator[tuple[int, int]]:
+def spans(ranges: str) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last id of each part of a range."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         yield int(first), int(last or first)

@@ -147,6 +147,8 @@ def explain_all(
         if queue not in places:
             raise ValueError(f"There is no queue {queue} among these {len(places)}")
     asked = [places[queue] for queue in wanted]
+    if named(strategy) == "ByConfig" and options and isinstance(options.get("members"), Mapping):
+        options = {**options, "members": {it: list(queues) for it, queues in options["members"].items()}}
     answer = prepared(strategy, options)(roster)
     reasons = _reasons(strategy, roster, answer, asked, options)
     return [
@@ -167,8 +169,13 @@ def _reasons(
 ) -> Iterator[str]:
     chosen = dict(options or {})
     if named(strategy) == "MachineRoomNearby":
-        chosen["inner"] = partial(_reasons, chosen.get("inner", "Averagely"), options=chosen.pop("innerOptions", None))
+        inner, inner_options = chosen.get("inner", "Averagely"), chosen.pop("innerOptions", None)
+        chosen["inner"] = _no_reason if callable(inner) else partial(_reasons, inner, options=inner_options)
     return REASONS[named(strategy)](roster, owners, queues, **chosen)
+
+
+def _no_reason(_roster: Roster, _owners: Owners, queues: Sequence[int]) -> Iterator[str]:
+    return ("the strategy inside answers so and gives no reason" for _ in queues)
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:

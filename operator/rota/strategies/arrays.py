@@ -22,8 +22,10 @@ def nobody(count: int) -> Owners:
 
 
 def present(roster: Roster) -> Owners:
-    """Return the present owners as an array (a view: do not write to it)."""
-    return np.frombuffer(roster.owners, dtype=np.int32)
+    """Return the present owners as an array that cannot be written to: it is a view."""
+    found: Owners = np.frombuffer(roster.owners, dtype=np.int32)
+    found.flags.writeable = False
+    return found
 
 
 def blocks(queues: int, members: int) -> Indices:

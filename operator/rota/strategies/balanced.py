@@ -251,4 +251,11 @@ def _doubt(what: str, measured: float | None, used: float) -> Iterator[str]:
     if measured is None:
         yield f"{what} is unknown and counts as {used:g}"
     elif measured != used:
-        yield f"{what} cannot be {measured:g} and counts as {used:g}"
+        yield f"{what} cannot be {_shown(measured)} and counts as {used:g}"
+
+
+def _shown(number: float) -> str:
+    try:
+        return f"{float(number):g}"
+    except OverflowError:  # a whole number may be of any size
+        return "so large"

@@ -1,12 +1,14 @@
 """Custom: a strategy of the user's own, found by entry point in an installed package; its answer is checked."""
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 
-from rota.model import NOBODY, Roster
+from rota.model import NOBODY, Roster, plain
 from rota.strategies.arrays import Owners
 
 ENTRY_POINTS = "rota.strategies"
@@ -17,8 +19,13 @@ Strategy = Callable[..., Owners]
 def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = None) -> Owners:
     """Call the strategy registered under `name` and take its answer if it is one."""
     found = load(name)
-    answer = _guarded(f"Custom strategy {name}", "failed", lambda: found(roster, **(options or {})))
+    answer = _guarded(f"Custom strategy {name}", "failed", lambda: found(lent(roster), **(options or {})))
     return checked(name, answer, roster)
+
+
+def lent(roster: Roster) -> Roster:
+    """Return a roster for a stranger: what it writes into the present owners is not ours."""
+    return replace(roster, owners=array("i", roster.owners))
 
 
 def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
@@ -69,6 +76,6 @@ def _guarded(whose: str, what: str, call: Callable[[], Any]) -> Any:
 
 def _told(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        return plain(f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - its own text may throw too
         return type(error).__name__

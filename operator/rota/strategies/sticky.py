@@ -8,7 +8,9 @@ makes K as large as any evenest spread can have it. Every queue that does not st
 one, so no evenest spread moves fewer.
 
 Retry queues are spread after the others, onto members in the order in which they own least; so neither the spread of
-the others nor the whole becomes uneven by more than one.
+the others nor the whole becomes uneven by more than one. The fewest moves are then those of the others by themselves,
+and of the retry queues given where the others went: who gets which of the others does not look at retry queues, so a
+retry queue may move that need not have, had both been chosen together. One at a broker is all that a group has.
 """
 
 from collections.abc import Iterator, Sequence
