@@ -72,6 +72,16 @@ class Reason(StrEnum):
     # What is wrong.
     INVALID_SPEC = "InvalidSpec"
     INVALID_POLICY = "InvalidPolicy"
+    MISSING_POLICY = "MissingPolicy"
+    MISSING_SECRET = "MissingSecret"  # noqa: S105 - a word
+    UNKNOWN_TOPIC = "UnknownTopic"
+    BROKER_REFUSES = "BrokerRefuses"
+    SWITCHED_OFF = "SwitchedOff"
+    DUPLICATE_CLIENT_IDS = "DuplicateClientIds"
+    NO_SIDECAR = "NoSidecar"
+    NAME_TAKEN = "NameTaken"
+    TEMPLATE_REFUSED = "TemplateRefused"
+    CLAIMED_TWICE = "ClaimedTwice"
     STRATEGY_FAILED = "StrategyFailed"
     NO_MEMBERS = "NoMembers"
     IDLE_MEMBERS = "IdleMembers"

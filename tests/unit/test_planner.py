@@ -484,6 +484,18 @@ def test_a_strategy_that_fails_leaves_everything_and_orphans_go_to_who_owns_leas
     assert conditions(ended)["Ready"] == ("False", "QueuesUnowned")
 
 
+def test_a_queue_on_its_way_out_is_not_called_back_by_who_has_just_seen_that_it_is_gone() -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m2", None)})
+    views = {"orders": a_view(5, steady=0)}
+    gone = plan(settled(document=document, pods=obeying(document), views=views), NOW)
+    assert owned(gone.document) == {"m1": [0, 1, 2], "m2": [3, 4]}
+    assert gone.document is not None
+    assert not gone.document.releasing
+    unseen = plan(settled(document=document, pods=obeying(document), views={"orders": None}), NOW)
+    assert unseen.document is not None
+    assert unseen.document.members["m2"].queues == (Q[3], Q[4], Q[5]), "not seen is not gone"
+
+
 def test_another_groups_retries_may_be_read() -> None:
     retries = "%RETRY%other"
     spec = a_spec(subscriptions=[{"topic": "orders"}, {"topic": retries}])

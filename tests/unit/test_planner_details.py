@@ -1235,6 +1235,7 @@ def test_the_status_in_full() -> None:
         "members": 3,
         "queues": 6,
         "generation": 6,
+        "strategy": "Sticky",
         "lag": 7,
         "lastRebalance": {"reason": "MemberJoined", "at": written(NOW), "moved": 0},
         "idleMembers": 1,

@@ -93,3 +93,22 @@ def strategies(output: str) -> None:
         for name, strategy in STRATEGIES.items()
     ]
     show(known, output, lambda: table(known))
+
+
+@main.command()
+@click.option("--namespace", "namespaces", multiple=True, help="A namespace to look after; none: all of them.")
+@click.option(
+    "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Where its Lease is."
+)
+@click.option("--identity", envvar="POD_NAME", default="", help="Its name in the Lease; by default that of the host.")
+@click.option("--verbose", is_flag=True, help="Log what is asked, too.")
+@plainly
+def operator(*, namespaces: tuple[str, ...], own_namespace: str, identity: str, verbose: bool) -> None:
+    """Run the operator against the cluster of this pod, or of the kubeconfig."""
+    import asyncio
+
+    from rota.kube import logs, run
+
+    logs.begin(verbose=verbose)
+    asked = run.Options(namespaces=namespaces, own_namespace=own_namespace, identity=identity)
+    asyncio.run(run.operate(asked))

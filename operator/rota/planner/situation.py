@@ -90,7 +90,14 @@ class Situation:
         view = self.snapshot.views.get(topic)
         if view and view.queues and view.steady >= SHRINK_PATIENCE:
             return view.queues
-        return sorted(self.on_record.get(topic, set()).union(view.queues if view else ()))
+        known = self.on_record.get(topic, set())
+        if view and view.queues:  # what is on its way out by the record, and is not seen here either, is left to go
+            known = {queue for queue in known if not self._leaves(queue)}
+        return sorted(known.union(view.queues if view else ()))
+
+    def _leaves(self, queue: Queue) -> bool:
+        release = self.document.releasing.get(queue)
+        return release is not None and release.to is None
 
     def seen(self, holder: Holder) -> Seen:
         """Say what is known of a holder; one who is not among the pods is not ended by that."""

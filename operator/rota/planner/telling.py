@@ -131,6 +131,7 @@ def status(it: Situation, draft: Draft, document: Assignment, moving: int, found
         "queues": len(it.queues),
         # Never lower than it was: this is what tells that a record was lost, also while there is none.
         "generation": max(document.generation, record.believed(snapshot.status.get("generation"))),
+        "strategy": document.strategy or None,
         "lag": snapshot.lag,
         "lastRebalance": _last_rebalance(it, draft, settled=not under_way),
         "idleMembers": idle,

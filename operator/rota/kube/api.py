@@ -1,0 +1,212 @@
+"""The API server over HTTP: paths as the server spells them, bodies as plain values, answers as the type asked for.
+
+An answer of the server that is an error raises `ApiError`; no answer at all raises `Unanswered`, after which nothing is
+known: a write may have happened or not.
+"""
+
+import random
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, cast
+
+import aiohttp
+import kopf
+import msgspec
+
+T = TypeVar("T")
+Params = Mapping[str, str]
+
+MANAGER: Final = "rota"  # whose fields they are in a server-side apply
+PAGE = 500  # objects in one answer to a list
+WATCH_SECONDS = 300  # a watch ends after so long, and is begun anew
+QUIET_SECONDS = 90.0  # the server sends a bookmark every minute: who is silent for longer is gone
+
+_REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=QUIET_SECONDS)
+_LARGEST_LINE = 2**22  # of a watch: one object, and etcd takes 1.5 MiB
+
+
+class ApiError(Exception):
+    """The server refused; `status` is the HTTP code and `reason` the word that the API has for it."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        """Keep what the server said."""
+        super().__init__(message or f"The API server answered {status}")
+        self.status, self.reason = status, reason
+
+    @property
+    def unknown(self) -> bool:
+        """Whether there is no such thing."""
+        return self.status == HTTPStatus.NOT_FOUND
+
+    @property
+    def conflict(self) -> bool:
+        """Whether somebody else has written meanwhile, or an object of that name is there already."""
+        return self.status == HTTPStatus.CONFLICT
+
+    @property
+    def expired(self) -> bool:
+        """Whether a list or watch cannot go on from where it was."""
+        return self.status == HTTPStatus.GONE
+
+
+class Unanswered(Exception):  # noqa: N818 - it is what happened
+    """The server did not answer."""
+
+
+class _Status(msgspec.Struct):
+    """How the server says no."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    next: str = msgspec.field(name="continue", default="")
+
+
+class _Listed(msgspec.Struct):
+    metadata: _Metadata
+    items: list[msgspec.Raw] = []
+
+
+class _Versioned(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _News(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class Api:
+    """Connections to one API server."""
+
+    def __init__(self, access: kopf.ConnectionInfo) -> None:
+        """Connect when something is asked."""
+        self._access = access
+        self._session = aiohttp.ClientSession(
+            access.server.rstrip("/"),
+            connector=aiohttp.TCPConnector(ssl=access.as_ssl_context(), limit=0),
+            timeout=_REQUEST,
+            read_bufsize=_LARGEST_LINE,
+            trust_env=access.trust_env,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Do nothing yet."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def get(self, path: str, kind: type[T], params: Params | None = None) -> T:
+        """Read an object."""
+        return _read(await self._ask("GET", path, params=params), kind)
+
+    async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
+        """Read a collection page by page, as it is now; return its objects and the version it has."""
+        found: list[T] = []
+        asked = {**(params or {}), "limit": str(PAGE)}
+        while True:
+            page = _read(await self._ask("GET", path, params=asked), _Listed)
+            found += [_read(item, kind) for item in page.items]
+            if not page.metadata.next:
+                return found, page.metadata.resource_version
+            asked["continue"] = page.metadata.next
+
+    async def watch(
+        self, path: str, kind: type[T], version: str, params: Params | None = None
+    ) -> AsyncGenerator[tuple[str, T | None, str]]:
+        """Yield what happens after a version: ADDED, MODIFIED, DELETED or BOOKMARK, the object, and its version."""
+        asked = {
+            **(params or {}),
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_SECONDS + random.randrange(60)),  # noqa: S311 - not all at once
+        }
+        try:
+            async with self._session.get(path, params=asked, timeout=_WATCH, headers=self._headers()) as answer:
+                if not answer.ok:
+                    raise _refusal(answer.status, await answer.read())
+                async for line in answer.content:
+                    news = _read(line, _News)
+                    if news.type == "ERROR":
+                        raise _refusal(0, bytes(news.object))
+                    at = _read(news.object, _Versioned).metadata.resource_version
+                    yield news.type, None if news.type == "BOOKMARK" else _read(news.object, kind), at
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unanswered(f"The watch of {path} broke: {_told(error)}") from None
+
+    async def create(self, path: str, body: Mapping[str, Any], kind: type[T], params: Params | None = None) -> T:
+        """Post an object to its collection."""
+        return _read(await self._ask("POST", path, body, params=params), kind)
+
+    async def replace(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
+        """Replace an object whole; the version in the body is the one it must still have."""
+        return _read(await self._ask("PUT", path, body), kind)
+
+    async def merge(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
+        """Change some fields of an object."""
+        return _read(await self._ask("PATCH", path, body, content="application/merge-patch+json"), kind)
+
+    async def apply(self, path: str, body: Mapping[str, Any], kind: type[T], *, dry: bool = False) -> T:
+        """State an object as we want it: fields that others state stay theirs."""
+        params = {"fieldManager": MANAGER, "force": "true", **({"dryRun": "All"} if dry else {})}
+        return _read(await self._ask("PATCH", path, body, params=params, content="application/apply-patch+yaml"), kind)
+
+    async def delete(self, path: str, uid: str) -> None:
+        """Delete just this object, not one that was made anew under its name."""
+        await self._ask("DELETE", path, {"preconditions": {"uid": uid}})
+
+    def _headers(self) -> dict[str, str]:
+        headers: dict[str, str] = self._access.as_http_headers()
+        return headers
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        params: Params | None = None,
+        content: str = "application/json",
+    ) -> bytes:
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {**self._headers(), "Content-Type": content}
+        try:
+            async with self._session.request(method, path, data=data, params=params, headers=headers) as answer:
+                told = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unanswered(f"The API server did not answer {method} {path}: {_told(error)}") from None
+        if not answer.ok:
+            raise _refusal(answer.status, told)
+        return told
+
+
+def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
+    if kind is msgspec.Raw:
+        return cast("T", msgspec.Raw(bytes(text)))
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:  # a proxy in between, or an object that is none
+        raise Unanswered(f"What the API server answered is no {kind.__name__}: {error}") from None
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _refusal(status: int, text: bytes) -> ApiError:
+    try:
+        told = msgspec.json.decode(text, type=_Status)
+    except msgspec.DecodeError:
+        told = _Status(message=text[:200].decode(errors="replace"))
+    return ApiError(told.code or status, told.reason, told.message)

@@ -1,0 +1,108 @@
+"""Objects as they are now: listed page by page, then watched; whatever breaks, it goes on or begins anew.
+
+What is not in a list has ended, for a list is a consistent read: so a deletion is known even if nobody was told of it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Generic, Protocol, TypeVar
+
+from rota.kube.api import Api, ApiError, Params, Unanswered
+from rota.kube.objects import Metadata
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Named(Protocol):
+    """An object with metadata."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Who it is."""
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Follower(Generic[T]):
+    """One list and watch; `seen` and `gone` are told of what is there and of what is not any more."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        kind: type[T],
+        *,
+        seen: Callable[[T], None],
+        gone: Callable[[T], None],
+        params: Params | None = None,
+    ) -> None:
+        """Do nothing before `run`."""
+        self._api, self._path, self._kind, self._params = api, path, kind, params
+        self._seen, self._gone = seen, gone
+        self._known: dict[tuple[str, str], T] = {}
+        self.listed = asyncio.Event()  # all that was there when we began has been told
+        self.heard = asyncio.get_running_loop().time()  # when the server last said something
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        version, pause = "", FIRST_PAUSE
+        while True:
+            try:
+                version = version or await self.relist()
+                version = await self._watch(version)
+                pause = FIRST_PAUSE
+            except ApiError as error:
+                if not error.expired:
+                    _log.warning("%s cannot be followed: %s", self._path, error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                version = ""
+            except Unanswered as error:
+                _log.info("%s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def relist(self) -> str:
+        """Read everything anew; return the version to go on from."""
+        found, version = await self._api.list(self._path, self._kind, self._params)
+        self._word()
+        here = {it.metadata.key: it for it in found}
+        for key, known in list(self._known.items()):
+            if key not in here or here[key].metadata.uid != known.metadata.uid:
+                self._lose(known)
+        for it in found:
+            self._learn(it)
+        self.listed.set()
+        return version
+
+    async def _watch(self, version: str) -> str:
+        async with aclosing(self._api.watch(self._path, self._kind, version, self._params)) as told:
+            async for what, it, at in told:
+                self._word()
+                version = at
+                if it is None:
+                    continue
+                if what == "DELETED":
+                    self._lose(it)
+                else:
+                    self._learn(it)
+        return version
+
+    def _learn(self, it: T) -> None:
+        known = self._known.get(it.metadata.key)
+        if known and known.metadata.uid != it.metadata.uid:
+            self._lose(known)
+        self._known[it.metadata.key] = it
+        self._seen(it)
+
+    def _lose(self, it: T) -> None:
+        self._known.pop(it.metadata.key, None)
+        self._gone(it)
+
+    def _word(self) -> None:
+        self.heard = asyncio.get_running_loop().time()

@@ -1,0 +1,265 @@
+"""One group as it is known now: what was seen of its pods, record and broker, put together for the planner.
+
+Nothing here asks anybody; others tell. All times are measured on the loop's clock, which never jumps, and may start
+anew: whoever begins to lead looks at everything once before it writes anything.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rota.documents import PACKED, PLAIN, Assignment, Report, TooNew, read_assignment
+from rota.kube import settings
+from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Pod
+from rota.model import Holder, Reason, Verdict
+from rota.planner import Heard, Snapshot, View
+from rota.planner import Pod as Seen
+from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
+
+SETTINGS = "group.json"
+
+
+@dataclass(slots=True)
+class Known:
+    """A pod, and since when what is known of it is so."""
+
+    pod: Pod
+    first_seen: float
+    ready_changed: float
+    poke_changed: float
+    leaving_since: float | None = None
+    heard: Heard | None = None
+    unheard_since: float | None = None
+    cut_off_since: dict[str, float] = field(default_factory=dict)
+
+    def see(self, pod: Pod, now: float) -> None:
+        """Take a newer state of the same pod."""
+        if pod.ready != self.pod.ready:
+            self.ready_changed = now
+        if pod.poke != self.pod.poke:
+            self.poke_changed = now
+        if pod.terminating and self.leaving_since is None:
+            self.leaving_since = now
+        self.pod = pod
+
+    def hear(self, report: Report | None, now: float) -> bool:
+        """Take what it said, or that it said nothing; return whether that is news."""
+        if report is None:
+            news, self.unheard_since = self.unheard_since is None, self.unheard_since or now
+            return news
+        news = self.heard is None or self.heard.report != report or self.unheard_since is not None
+        self.unheard_since = None
+        if news:
+            self.heard = Heard(report)
+            cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
+            self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
+        return news
+
+    def shown(self, now: float, room: str | None) -> Seen:
+        """Return it as the planner sees it."""
+        pod = self.pod
+        return Seen(
+            name=pod.metadata.name,
+            uid=pod.metadata.uid,
+            started=pod.started,
+            ready=pod.ready,
+            steady=now - self.ready_changed,
+            age=now - self.first_seen,
+            terminating=pod.terminating,
+            leaving=0.0 if self.leaving_since is None else now - self.leaving_since,
+            ended=pod.ended,
+            room=room,
+            client_id=client_id(pod),
+            heard=self.heard,
+            unheard=0.0 if self.unheard_since is None else now - self.unheard_since,
+            cut_off={broker: now - since for broker, since in self.cut_off_since.items()},
+            poke=pod.poke,
+            poked=now - self.poke_changed,
+        )
+
+
+def client_id(pod: Pod) -> str:
+    """Return the id by which a pod's sidecar is known at the broker."""
+    return f"{pod.status.pod_ip}@{pod.metadata.name}#{pod.metadata.uid[:8]}"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a group and its policy ask for, parsed once for each version of them."""
+
+    spec: GroupSpec | None = None
+    policy: PolicySpec | None = None
+    problems: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """The ConfigMap, read once for each version of it."""
+
+    version: str = ""
+    document: Assignment | None = None
+    damage: str = ""
+    settings: str = ""
+    problems: tuple[Verdict, ...] = ()
+    ours: bool = True
+
+
+@dataclass(frozen=True)
+class AtBroker:
+    """What a broker tells of a group: views of its topics, who else is there, what is wrong."""
+
+    views: Mapping[str, View | None] = field(default_factory=dict)
+    foreigners: tuple[str, ...] | None = None
+    problems: tuple[Verdict, ...] = ()
+
+
+class Group:
+    """What is known of one group."""
+
+    def __init__(self, namespace: str, name: str) -> None:
+        """Know nothing yet."""
+        self.namespace, self.name = namespace, name
+        self.body: Custom | None = None
+        self.wish = Wish()
+        self.record = Record()
+        self.pods: dict[str, Known] = {}
+        self.strangers: set[str] = set()  # pods that carry the label and no sidecar
+        self.gone: set[str] = set()  # uids of pods that were there and are not any more
+        self.unsure: tuple[Holder, ...] = ()
+        self.awaited: frozenset[str] = frozenset()
+        self.looked = False  # everything was looked at once since we began to lead
+        self.fresh = False  # and again, after the record was found missing or damaged
+
+    @property
+    def spelled(self) -> str:
+        """Its name as documents have it."""
+        return f"{self.namespace}/{self.name}"
+
+    # What is told.
+
+    def wants(self, body: Custom, policy: Custom | None) -> None:
+        """Take the group's and its policy's newest texts."""
+        self.body, self.wish = body, _wish(body, policy)
+
+    def see(self, pod: Pod, now: float) -> None:
+        """Take a pod's newest state."""
+        name, known = pod.metadata.name, self.pods.get(pod.metadata.name)
+        if known and known.pod.metadata.uid != pod.metadata.uid:
+            self.lose(known.pod)
+            known = None
+        if not pod.has_sidecar:
+            self.strangers.add(name)
+            return
+        if known is None:
+            known = self.pods[name] = Known(pod, now, now, now)
+        known.see(pod, now)
+
+    def lose(self, pod: Pod) -> None:
+        """Know that a pod is no more."""
+        name = pod.metadata.name
+        self.strangers.discard(name)
+        self.gone.add(pod.metadata.uid)
+        known = self.pods.get(name)
+        if known and known.pod.metadata.uid == pod.metadata.uid:
+            del self.pods[name]
+
+    def keep(self, found: ConfigMap | None) -> None:
+        """Take the record as it is now."""
+        if found is None:
+            self.record = Record()
+        elif found.metadata.resource_version != self.record.version:
+            self.record = self._read(found)
+
+    def _read(self, found: ConfigMap) -> Record:
+        version = found.metadata.resource_version
+        if not (found.metadata.labels.get(GROUP_LABEL) == self.name and self._owns(found)):
+            told = f"The ConfigMap {found.metadata.name} is somebody else's; delete it or rename the group"
+            return Record(version, ours=False, problems=(Verdict(Reason.NAME_TAKEN, told),))
+        text: str | bytes = found.data.get(PLAIN) or found.binary_data.get(PACKED) or ""
+        beside = found.data.get(SETTINGS, "")
+        try:
+            return Record(version, read_assignment(text), settings=beside)
+        except TooNew as error:
+            return Record(version, settings=beside, problems=(Verdict(Reason.RECORD_TOO_NEW, str(error)),))
+        except ValueError as error:
+            return Record(version, damage=str(error), settings=beside)
+
+    def _owns(self, found: ConfigMap) -> bool:
+        """Whether it is this group's: one that nobody owns was put there by hand, in place of ours."""
+        owners = found.metadata.owner_references
+        return not owners or (self.body is not None and found.metadata.owned_by(self.body.metadata.uid))
+
+    def forget_ended(self) -> None:
+        """Forget who ended and is on record no more: nobody asks for it again."""
+        document = self.record.document
+        if document:
+            known = {share.uid for share in document.members.values()}
+            known |= {release.holder.uid for release in document.releasing.values()}
+            self.gone &= known
+
+    # What the planner is given.
+
+    def snapshot(
+        self, now: float, broker: AtBroker, rooms: Mapping[str, str], problems: Iterable[Verdict] = ()
+    ) -> Snapshot:
+        """Put together what is seen."""
+        wish, record = self.wish, self.record
+        pods = (known.shown(now, rooms.get(name)) for name, known in sorted(self.pods.items()))
+        return Snapshot(
+            group=self.spelled,
+            spec=wish.spec,
+            policy=wish.policy,
+            document=record.document,
+            damage=record.damage,
+            settings=record.settings,
+            wanted_settings=self.wanted_settings,
+            fresh=self.fresh,
+            pods=tuple(pods),
+            gone=frozenset(self.gone),
+            views=broker.views,
+            foreigners=broker.foreigners,
+            problems=(*wish.problems, *record.problems, *problems, *broker.problems, *self._strange()),
+            status=self.body.status if self.body else {},
+            observed=self.body.metadata.generation if self.body else 0,
+        )
+
+    @property
+    def wanted_settings(self) -> str:
+        """What the sidecar shall be told beside the document."""
+        if self.wish.spec is None:
+            return self.record.settings
+        drain = self.wish.policy.handover.drain_timeout if self.wish.policy else settings.drain(self.record.settings)
+        return settings.of(self.name, self.wish.spec, drain)
+
+    def _strange(self) -> list[Verdict]:
+        if not self.strangers:
+            return []
+        names = ", ".join(sorted(self.strangers)[:3])
+        told = f"{len(self.strangers)} pods carry the group's label but no sidecar, such as {names}; use rota inject"
+        return [Verdict(Reason.NO_SIDECAR, told)]
+
+
+def _wish(body: Custom, policy: Custom | None) -> Wish:
+    problems: list[Verdict] = []
+    spec: GroupSpec | None = None
+    rules: PolicySpec | None = PolicySpec()
+    try:
+        spec = group_spec(_plain(body))
+    except Mistake as mistake:
+        problems.append(Verdict(Reason.INVALID_SPEC, str(mistake)))
+    wanted = spec.policy_ref.name if spec and spec.policy_ref else None
+    if wanted and policy is None:
+        rules = None
+        told = f"There is no RebalancePolicy {wanted}, which spec.policyRef names; until there is, no queue moves"
+        problems.append(Verdict(Reason.MISSING_POLICY, told))
+    elif wanted and policy:
+        try:
+            rules = policy_spec(_plain(policy))
+        except Mistake as mistake:
+            rules = None
+            problems.append(Verdict(Reason.INVALID_POLICY, f"RebalancePolicy {wanted}: {mistake}"))
+    return Wish(spec, rules, tuple(problems))
+
+
+def _plain(body: Custom) -> dict[str, Any]:
+    return {"metadata": {"name": body.metadata.name}, "spec": body.spec}

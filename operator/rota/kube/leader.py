@@ -1,0 +1,135 @@
+"""Who leads: whoever holds the Lease. It only saves work: what two leaders write is refused by objects' versions."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from rota.kube.api import Api, ApiError, Unanswered
+from rota.kube.objects import Metadata, path
+
+LIVES, RENEW_UNTIL, LOOK = 15, 10.0, 2.0  # seconds: of the Lease; to renew it in; between two looks
+
+_log = logging.getLogger(__name__)
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    acquire_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    metadata: Metadata
+    spec: _Spec = _Spec()
+
+
+class Leader:
+    """One candidate; `leads` is told of every change."""
+
+    def __init__(self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str = "rota") -> None:
+        """Stand for nothing before `run`."""
+        self._api, self._me, self._leads = api, me, leads
+        self._path, self._name = path("leases", namespace), name
+        self._seen: tuple[str | None, str | None] = (None, None)  # holder and time, as they last changed
+        self._changed = 0.0  # and when we saw that: clocks of machines differ
+        self._until = 0.0  # we lead until then, unless it is renewed
+        self.leading = False
+
+    async def run(self) -> None:
+        """Seek to lead, and lead, for ever; who is stopped gives the Lease back."""
+        try:
+            while True:
+                await self._look()
+                await asyncio.sleep(LOOK)
+        finally:
+            self._lead(leads=False)
+            await self._give_back()
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _look(self) -> None:
+        began = self._now
+        try:
+            async with asyncio.timeout(RENEW_UNTIL / 2):
+                held = await self._take()
+        except (ApiError, Unanswered, TimeoutError) as error:
+            _log.warning("The Lease could not be renewed: %s", str(error) or "the API server is slow")
+            if self.leading and self._now > self._until:
+                self._lead(leads=False)
+            return
+        if held:
+            self._until = began + RENEW_UNTIL
+        self._lead(leads=held)
+
+    async def _take(self) -> bool:
+        """Renew our Lease, or take one that nobody holds; return whether it is ours."""
+        lease = await self._read()
+        if lease is None:
+            return await self._write(None, _Spec())
+        spec = lease.spec
+        if spec.holder_identity != self._me:
+            if self._seen != (spec.holder_identity, spec.renew_time):
+                self._seen, self._changed = (spec.holder_identity, spec.renew_time), self._now
+            lives = spec.lease_duration_seconds or LIVES
+            if spec.holder_identity and self._now < self._changed + lives:
+                return False
+        return await self._write(lease, spec)
+
+    async def _read(self) -> _Lease | None:
+        try:
+            return await self._api.get(f"{self._path}/{self._name}", _Lease)
+        except ApiError as error:
+            if error.unknown:
+                return None
+            raise
+
+    async def _write(self, lease: _Lease | None, spec: _Spec) -> bool:
+        at = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        ours = spec.holder_identity == self._me
+        body: dict[str, Any] = {
+            "metadata": {"name": self._name},
+            "spec": {
+                "holderIdentity": self._me,
+                "leaseDurationSeconds": LIVES,
+                "renewTime": at,
+                "acquireTime": spec.acquire_time if ours else at,
+                "leaseTransitions": (spec.lease_transitions or 0) + (not ours),
+            },
+        }
+        try:
+            if lease is None:
+                await self._api.create(self._path, body, _Lease)
+            else:
+                body["metadata"]["resourceVersion"] = lease.metadata.resource_version
+                await self._api.replace(f"{self._path}/{self._name}", body, _Lease)
+        except ApiError as error:
+            if error.conflict:  # somebody else was quicker
+                return False
+            raise
+        return True
+
+    def _lead(self, *, leads: bool) -> None:
+        if leads != self.leading:
+            self.leading = leads
+            _log.info("%s %s", self._me, "leads" if leads else "does not lead any more")
+            self._leads(leads)
+
+    async def _give_back(self) -> None:
+        """Let another one lead at once."""
+        try:
+            async with asyncio.timeout(2):
+                lease = await self._read()
+                if lease and lease.spec.holder_identity == self._me:
+                    spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    metadata = {"name": self._name, "resourceVersion": lease.metadata.resource_version}
+                    await self._api.replace(f"{self._path}/{self._name}", {"metadata": metadata, "spec": spec}, _Lease)
+        except (ApiError, Unanswered, TimeoutError) as error:
+            _log.info("The Lease was not given back: %s", error)

@@ -1,0 +1,155 @@
+"""Kubernetes' objects, as much of them as is used: what is not named here is never kept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from rota.planner import Poke
+
+GROUP_LABEL = "rota.dev/group"
+POKE = "rota.dev/generation"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+SIDECAR = "rota-sidecar"  # its container's name
+
+GROUPS, POLICIES = "consumergroups", "rebalancepolicies"
+_CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/rota.dev/v1alpha1"
+
+
+def path(kind: str, namespace: str = "", name: str = "", part: str = "") -> str:
+    """Return where a collection or an object is."""
+    root = {"deployments": _APPS, GROUPS: _OURS, POLICIES: _OURS, "leases": "/apis/coordination.k8s.io/v1"}
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return "/".join([root.get(kind, _CORE) + within, kind, *([name] if name else []), *([part] if part else [])])
+
+
+class Owner(Struct, frozen=True, rename="camel"):
+    """An owner reference."""
+
+    uid: str
+    controller: bool = False
+
+
+class Metadata(Struct, frozen=True, rename="camel"):
+    """What every object has."""
+
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    deletion_timestamp: str | None = None
+    creation_timestamp: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[Owner] = []
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The group whose label it carries."""
+        return self.namespace, self.labels.get(GROUP_LABEL, "")
+
+    def owned_by(self, uid: str) -> bool:
+        """Whether an object of that uid made it."""
+        return any(owner.controller and owner.uid == uid for owner in self.owner_references)
+
+
+class Object(Struct, frozen=True):
+    """An object of which only the metadata matter."""
+
+    metadata: Metadata
+
+
+class _ContainerState(Struct, frozen=True):
+    running: Mapping[str, Any] | None = None
+
+
+class _ContainerStatus(Struct, frozen=True):
+    name: str
+    started: bool | None = None
+    ready: bool = False
+    state: _ContainerState = _ContainerState()
+
+
+class _Condition(Struct, frozen=True):
+    type: str
+    status: str
+
+
+class _PodStatus(Struct, frozen=True, rename="camel"):
+    phase: str = ""
+    pod_ip: str = field(default="", name="podIP")
+    conditions: list[_Condition] = []
+    init_container_statuses: list[_ContainerStatus] = []
+    container_statuses: list[_ContainerStatus] = []
+
+
+class _Container(Struct, frozen=True):
+    name: str
+
+
+class _PodSpec(Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    containers: list[_Container] = []
+    init_containers: list[_Container] = []
+
+
+class Pod(Struct, frozen=True):
+    """A pod of a group."""
+
+    metadata: Metadata
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether it carries a sidecar: without one it can be no member."""
+        return any(it.name == SIDECAR for it in [*self.spec.init_containers, *self.spec.containers])
+
+    @property
+    def started(self) -> bool:
+        """Whether its sidecar has ever run; what happens to it later does not take that back."""
+        every = [*self.status.init_container_statuses, *self.status.container_statuses]
+        return any(it.name == SIDECAR and (it.started or it.ready or it.state.running is not None) for it in every)
+
+    @property
+    def ready(self) -> bool:
+        """Whether Kubernetes finds it ready."""
+        return any(it.type == "Ready" and it.status == "True" for it in self.status.conditions)
+
+    @property
+    def terminating(self) -> bool:
+        """Whether it was told to go."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it has stopped for good."""
+        return self.status.phase in {"Succeeded", "Failed"}
+
+    @property
+    def poke(self) -> Poke:
+        """What it was last poked with; what somebody else wrote there counts as nothing."""
+        generation, _, times = self.metadata.annotations.get(POKE, "").partition("-")
+        return Poke(int(generation), int(times)) if generation.isdecimal() and times.isdecimal() else Poke()
+
+
+class ConfigMap(Struct, frozen=True, rename="camel"):
+    """The record of who owns what, or an object of its name that is not ours."""
+
+    metadata: Metadata
+    data: dict[str, str] = {}
+    binary_data: dict[str, bytes] = {}
+
+
+class Custom(Struct, frozen=True):
+    """A ConsumerGroup or a RebalancePolicy; what is in it is read by `rota.spec`."""
+
+    metadata: Metadata
+    spec: Any = None
+    status: dict[str, Any] = {}

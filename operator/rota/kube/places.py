@@ -1,0 +1,241 @@
+"""Where each group's brokers are, how to be let in, and what they tell; groups of one cluster of brokers share it."""
+
+import asyncio
+import base64
+import logging
+import ssl
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rota.brokers import Brokers
+from rota.brokers.rocketmq.acl import Credentials
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import Cluster
+from rota.kube.api import Api, ApiError
+from rota.kube.group import AtBroker, Group
+from rota.kube.objects import Object, path
+from rota.kube.views import Interest, Views
+from rota.model import Reason, Verdict
+from rota.spec import GroupSpec, RocketMQ
+
+SECRETS_SECONDS = 60.0  # how old a Secret's content may be
+
+Key = tuple[str, str]
+
+_log = logging.getLogger(__name__)
+
+
+class _Secret(msgspec.Struct):
+    data: dict[str, str] = {}
+
+
+class Missing(Exception):  # noqa: N818 - it is what is so
+    """A Secret, or a key in it, is not there; a sentence."""
+
+
+@dataclass
+class _Place:
+    """One cluster of brokers, reached in one way."""
+
+    brokers: Brokers
+    views: Views
+    running: asyncio.Task[None]
+
+
+@dataclass
+class _Stay:
+    """Where a group is."""
+
+    wanted: Interest
+    reached: RocketMQ
+    place: tuple[object, ...] | None = None
+    problems: tuple[Verdict, ...] = ()
+
+
+class Places:
+    """All clusters of brokers that groups use."""
+
+    def __init__(self, api: Api, connect: Callable[[Site], Brokers] = Cluster) -> None:
+        """Connect to none yet."""
+        self._api, self._connect = api, connect
+        self._places: dict[tuple[object, ...], _Place] = {}
+        self._stays: dict[Key, _Stay] = {}
+        self._rooms: dict[str, dict[str, str]] = {}  # labels by node
+        self._asking: set[asyncio.Task[None]] = set()
+        self.news: Callable[[Key], None] = lambda _: None
+
+    async def close(self) -> None:
+        """Leave all."""
+        for key in list(self._stays):
+            self.forget(key)
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    def want(self, group: Group) -> None:
+        """Take where a group's brokers are now, and which topics it reads; what cannot be read stays as it was."""
+        spec, key = group.wish.spec, (group.namespace, group.name)
+        if spec is None:
+            return
+        interest, stay = _interest(group.name, spec), self._stays.get(key)
+        if stay is None:
+            self._stays[key] = _Stay(interest, spec.broker.rocketmq)
+            return
+        moved = stay.reached != spec.broker.rocketmq
+        changed = moved or stay.wanted != interest
+        stay.wanted, stay.reached = interest, spec.broker.rocketmq
+        if moved:
+            self._leave(key, stay)
+        if changed:
+            self._background(self._look(key, stay))
+
+    def forget(self, key: Key) -> None:
+        """Ask nothing for this group any more."""
+        if stay := self._stays.pop(key, None):
+            self._leave(key, stay)
+
+    def _leave(self, key: Key, stay: _Stay) -> None:
+        place = self._places.get(stay.place) if stay.place else None
+        stay.place = None
+        if place is None:
+            return
+        place.views.want(key, None)
+        if place.views.idle:
+            self._places = {at: it for at, it in self._places.items() if it is not place}
+            place.running.cancel()
+            self._background(place.brokers.close())
+
+    async def look(self, group: Group) -> None:
+        """Ask everything about a group's brokers now."""
+        key = (group.namespace, group.name)
+        if stay := self._stays.get(key):
+            await self._look(key, stay, tell=False)
+
+    async def _look(self, key: Key, stay: _Stay, *, tell: bool = True) -> None:
+        try:
+            site = await self._site(key[0], stay.reached)
+        except Missing as missing:
+            stay.problems = (Verdict(Reason.MISSING_SECRET, str(missing)),)
+        else:
+            stay.problems = ()
+            place = self._enter(key, stay, site)
+            await place.views.look(key)
+        if tell:
+            self.news(key)
+
+    def _enter(self, key: Key, stay: _Stay, site: "_Access") -> _Place:
+        if stay.place != site.mark:
+            self._leave(key, stay)
+        stay.place = site.mark
+        if site.mark not in self._places:
+            brokers = self._connect(site.site)
+            views = Views(brokers, self.news)
+            running = asyncio.get_running_loop().create_task(views.run(), name="views")
+            self._places[site.mark] = _Place(brokers, views, running)
+        place = self._places[site.mark]
+        place.views.want(key, stay.wanted)
+        return place
+
+    async def run(self) -> None:
+        """Look after Secrets for ever: who changes one means it."""
+        while True:
+            await asyncio.sleep(SECRETS_SECONDS)
+            for key, stay in list(self._stays.items()):
+                if stay.reached.credentials_secret or stay.reached.tls.enabled or stay.problems:
+                    try:
+                        await self._look(key, stay)
+                    except Exception as error:  # noqa: BLE001 - of one group; the others are looked after all the same
+                        _log.warning("The Secrets of %s/%s were not read: %s", *key, error)
+
+    def of(self, group: Group, now: float, pods: Collection[str]) -> AtBroker:
+        """Return what is known of a group at its brokers."""
+        key = (group.namespace, group.name)
+        stay = self._stays.get(key)
+        place = self._places.get(stay.place) if stay and stay.place else None
+        if stay is None or place is None:
+            return AtBroker(problems=stay.problems if stay else ())
+        found = place.views.of(key, now, pods)
+        return AtBroker(found.views, found.foreigners, (*stay.problems, *found.problems))
+
+    async def _site(self, namespace: str, reached: RocketMQ) -> "_Access":
+        credentials: Credentials | None = None
+        authority = ""
+        if reached.credentials_secret:
+            found = await self._secret(namespace, reached.credentials_secret.name, "accessKey", "secretKey")
+            credentials = Credentials(*found)
+        if reached.tls.enabled and reached.tls.ca_secret:
+            (authority,) = await self._secret(namespace, reached.tls.ca_secret.name, "ca.crt")
+        mark = (tuple(reached.name_servers), credentials, reached.tls.enabled, authority)
+        tls = None
+        if reached.tls.enabled and mark not in self._places:
+            try:
+                tls = ssl.create_default_context(cadata=authority or None)
+            except ssl.SSLError:
+                assert reached.tls.ca_secret is not None  # noqa: S101 - the system's own can be read
+                name = reached.tls.ca_secret.name
+                raise Missing(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
+        return _Access(mark, Site(reached.name_servers, tls, credentials))
+
+    async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
+        try:
+            found = await self._api.get(path("secrets", namespace, name), _Secret)
+        except ApiError as error:
+            if error.unknown:
+                raise Missing(f"There is no Secret {name}, which spec.broker names; create it") from None
+            raise
+        missing = [key for key in keys if key not in found.data]
+        if missing:
+            raise Missing(f"Secret {name} has no key {missing[0]}; add it")
+        try:
+            return [base64.b64decode(found.data[key]).decode() for key in keys]
+        except UnicodeDecodeError:
+            raise Missing(f"Secret {name} has a value that is no text; write it anew") from None
+
+    def rooms(self, group: Group) -> dict[str, str]:
+        """Return each pod's room: its own label's value, or else its node's."""
+        policy = group.wish.policy
+        options = policy.options if policy else None
+        block = options and (options.machine_room_nearby or options.balanced)
+        label = block.room_label if block else None
+        if not label:
+            return {}
+        found: dict[str, str] = {}
+        for name, known in group.pods.items():
+            labels, node = known.pod.metadata.labels, known.pod.spec.node_name
+            if label not in labels and node and node not in self._rooms:
+                self._rooms[node] = {}
+                self._background(self._node((group.namespace, group.name), node))
+            if room := labels.get(label) or self._rooms.get(node, {}).get(label):
+                found[name] = room
+        return found
+
+    async def _node(self, key: Key, name: str) -> None:
+        try:
+            self._rooms[name] = (await self._api.get(path("nodes", "", name), Object)).metadata.labels
+        except ApiError as error:
+            _log.warning("The rooms of pods on node %s are not known: %s", name, error)
+        self.news(key)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._asking.add(task)
+        task.add_done_callback(self._asked)
+
+    def _asked(self, task: "asyncio.Task[None]") -> None:
+        self._asking.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            _log.warning("Brokers could not be asked: %s", error)
+
+
+@dataclass(frozen=True)
+class _Access:
+    """A way to a cluster of brokers, and what tells it from others."""
+
+    mark: tuple[object, ...]
+    site: Site
+
+
+def _interest(name: str, spec: GroupSpec) -> Interest:
+    topics = tuple(it.topic for it in spec.subscriptions)
+    return Interest(spec.group or name, topics, spec.message_model == "Broadcasting")

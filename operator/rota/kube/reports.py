@@ -1,0 +1,73 @@
+"""Members' reports, read over HTTP at their pods' addresses: at once, or by long poll where one is awaited."""
+
+import asyncio
+import logging
+
+import aiohttp
+
+from rota.documents import Report, read_report
+
+PORT = 9911
+READ_SECONDS = 2.0  # an answer that takes longer is none
+WAIT_SECONDS = 10  # that a long poll is held for
+LARGEST = 16 * 2**20  # bytes of a report
+AT_ONCE = 200  # reads that are under way; long polls do not count
+
+_log = logging.getLogger(__name__)
+
+
+class Reports:
+    """Where members can be heard."""
+
+    def __init__(self) -> None:
+        """Connect when something is asked; each pod has a connection of its own."""
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30))
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def read(self, address: str, uid: str) -> Report | None:
+        """Return what the pod with that uid says now; None: it cannot be heard, or somebody else answers."""
+        async with self._room:
+            return await self._get(address, uid, {}, READ_SECONDS)
+
+    async def next(self, address: str, uid: str, after: int) -> Report | None:
+        """Return its report once that has another revision, or after a while as it is."""
+        asked = {"after": str(after), "wait": f"{WAIT_SECONDS}s"}
+        return await self._get(address, uid, asked, WAIT_SECONDS + READ_SECONDS)
+
+    async def drain(self, address: str, uid: str) -> None:
+        """Ask a member for its final drain; who does not hear it is asked again."""
+        limit = aiohttp.ClientTimeout(total=READ_SECONDS)
+        try:
+            url = f"http://{_host(address)}:{PORT}/v1/drain"
+            async with self._session.post(url, json={"uid": uid}, timeout=limit) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            _log.debug("%s was not asked to drain: %s", address, error)
+
+    async def _get(self, address: str, uid: str, asked: dict[str, str], seconds: float) -> Report | None:
+        if not address:
+            return None
+        limit = aiohttp.ClientTimeout(total=seconds)
+        try:
+            url = f"http://{_host(address)}:{PORT}/v1/report"
+            async with self._session.get(url, params=asked, timeout=limit) as answer:
+                if not answer.ok:
+                    return None
+                text = b""
+                async for piece in answer.content.iter_any():
+                    text += piece
+                    if len(text) > LARGEST:
+                        return None
+                report = read_report(text)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            _log.debug("%s cannot be heard: %s", address, error)
+            return None
+        return report if report.uid == uid else None
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

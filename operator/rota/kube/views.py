@@ -1,0 +1,195 @@
+"""What brokers tell of groups: routes every few seconds, once for all groups of a topic; who is online, group by group.
+
+Nothing is concluded from silence: a topic without an answer has no view, and then the planner changes nothing.
+"""
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rota.brokers import BrokerError, Brokers, Refused, Unknown, Unreachable
+from rota.kube.group import AtBroker
+from rota.model import RETRY, Queue, Reason, Verdict
+from rota.planner import View
+
+ROUTES_SECONDS = 5.0
+ONLINE_SECONDS = 20.0
+AT_ONCE = 16  # requests under way to one cluster
+_OURS = re.compile(r"[^@]*@[^@#]*[a-z][^@#]*#[0-9a-f]{8}")  # a sidecar's client id; others have a number after the @
+
+Key = tuple[str, str]
+
+_log = logging.getLogger(__name__)
+
+
+class Interest(NamedTuple):
+    """What a group wants to know."""
+
+    group: str  # at the broker
+    topics: tuple[str, ...]
+    broadcasting: bool
+
+
+@dataclass
+class _Topic:
+    """What was last told of a topic, and since when it is that."""
+
+    queues: tuple[Queue, ...] | None = None
+    since: float = 0.0
+    why: BrokerError | None = None
+
+
+@dataclass(frozen=True)
+class _Online:
+    """Who was last seen in a group, and what is wrong with it."""
+
+    ids: tuple[str, ...] | None = None
+    problems: tuple[Verdict, ...] = ()
+
+
+class Views:
+    """What one cluster of brokers tells."""
+
+    def __init__(self, brokers: Brokers, news: Callable[[Key], None]) -> None:
+        """Ask nothing before `run`; `news` is told of each group of which something is told anew."""
+        self._brokers, self._news = brokers, news
+        self._interests: dict[Key, Interest] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._online: dict[Key, _Online] = {}
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no group wants to know anything any more."""
+        return not self._interests
+
+    def want(self, key: Key, interest: Interest | None) -> None:
+        """Take what a group wants to know from now on; None: nothing more."""
+        if interest is None:
+            self._interests.pop(key, None)
+            self._online.pop(key, None)
+        else:
+            self._interests[key] = interest
+        wanted = {topic for it in self._interests.values() for topic in _topics(it)}
+        for topic in self._topics.keys() - wanted:
+            del self._topics[topic]
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._again(ROUTES_SECONDS, self._look_at_routes))
+            tasks.create_task(self._again(ONLINE_SECONDS, self._look_who_is_there))
+
+    async def _again(self, seconds: float, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await look()
+
+    async def look(self, key: Key) -> None:
+        """Ask everything about one group now."""
+        if interest := self._interests.get(key):
+            await asyncio.gather(*(self._ask(topic) for topic in _topics(interest)))
+            await self._ask_online(key, interest)
+
+    async def _look_at_routes(self) -> None:
+        wanted = {topic for it in self._interests.values() for topic in _topics(it)}
+        changed = {topic for topic, new in zip(wanted, await self._all(map(self._ask, wanted)), strict=True) if new}
+        for key, interest in list(self._interests.items()):
+            if not changed.isdisjoint(_topics(interest)):
+                self._news(key)
+
+    async def _look_who_is_there(self) -> None:
+        asked = list(self._interests.items())
+        found = await self._all(self._ask_online(key, interest) for key, interest in asked)
+        for (key, _), new in zip(asked, found, strict=True):
+            if new:
+                self._news(key)
+
+    async def _all(self, asking: Any) -> list[bool]:
+        return list(await asyncio.gather(*asking))
+
+    async def _ask(self, topic: str) -> bool:
+        """Ask for a topic's queues; return whether something else was told than before."""
+        before = self._topics.setdefault(topic, _Topic())
+        queues: tuple[Queue, ...] | None = None
+        why: BrokerError | None = None
+        async with self._room:
+            try:
+                queues = await self._brokers.queues(topic)
+            except BrokerError as error:
+                why = error
+        if (queues, type(why)) == (before.queues, type(before.why)) and before.since:
+            return False
+        self._topics[topic] = _Topic(queues, asyncio.get_running_loop().time(), why)
+        return True
+
+    async def _ask_online(self, key: Key, interest: Interest) -> bool:
+        """Ask every broker of a group's topics who is online; return whether it is not as before."""
+        found = [self._topics.get(topic) for topic in interest.topics]
+        brokers = sorted({queue.broker for it in found if it and it.queues for queue in it.queues})
+        try:
+            told = await asyncio.gather(*(self._of_one_broker(interest, broker) for broker in brokers))
+            now = _online(told) if brokers else _Online()
+        except BrokerError as error:
+            _log.info("%s/%s: %s", *key, error)
+            refused = isinstance(error, Refused)
+            now = _Online(None, (Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
+        before, self._online[key] = self._online.get(key), now
+        return before != now
+
+    async def _of_one_broker(self, interest: Interest, broker: str) -> tuple[str, list[str], bool]:
+        async with self._room:
+            there = [it.id for it in await self._brokers.clients(interest.group, broker)]
+        try:
+            async with self._room:
+                enabled = (await self._brokers.settings(interest.group, broker)).enabled if there else True
+        except Unknown:
+            enabled = True  # nobody has joined at this one yet
+        return broker, there, enabled
+
+    def of(self, key: Key, now: float, pods: Collection[str]) -> AtBroker:
+        """Return what is known of a group; `pods` are the client ids of its own pods."""
+        interest = self._interests.get(key)
+        if interest is None:
+            return AtBroker()
+        views: dict[str, View | None] = {}
+        problems: list[Verdict] = []
+        for topic in _topics(interest):
+            it = self._topics.get(topic) or _Topic()
+            views[topic] = None if it.queues is None else View(it.queues, now - it.since)
+            if isinstance(it.why, Unknown) and not topic.startswith(RETRY):
+                problems.append(Verdict(Reason.UNKNOWN_TOPIC, f"{it.why}; create it, or mend spec.subscriptions"))
+            elif isinstance(it.why, Unreachable) and not topic.startswith(RETRY):
+                problems.append(Verdict(Reason.BROKER_UNREACHABLE, str(it.why)))
+            elif isinstance(it.why, Refused):
+                problems.append(Verdict(Reason.BROKER_REFUSES, str(it.why)))
+        online = self._online.get(key, _Online())
+        foreigners = None if online.ids is None else tuple(it for it in online.ids if not _is_ours(it, pods))
+        return AtBroker(views, () if interest.broadcasting else foreigners, (*problems, *online.problems))
+
+
+def _online(told: Collection[tuple[str, list[str], bool]]) -> _Online:
+    """Put together what brokers tell; the ids that one of them has twice are worn by two."""
+    problems: list[Verdict] = []
+    off = [broker for broker, _, enabled in told if not enabled]
+    if off:
+        told_so = f"The group is switched off at {', '.join(off)}; consumeEnable switches it on"
+        problems.append(Verdict(Reason.SWITCHED_OFF, told_so))
+    twice = sorted({name for _, ids, _ in told for name, times in Counter(ids).items() if times > 1})
+    if twice:
+        said = f"Several consumers call themselves {', '.join(twice[:3])}; of queues that are theirs some stay unread"
+        problems.append(Verdict(Reason.DUPLICATE_CLIENT_IDS, said))
+    return _Online(tuple(sorted({name for _, ids, _ in told for name in ids})), tuple(problems))
+
+
+def _topics(interest: Interest) -> tuple[str, ...]:
+    return interest.topics if interest.broadcasting else (*interest.topics, RETRY + interest.group)
+
+
+def _is_ours(client: str, pods: Collection[str]) -> bool:
+    """Whether it is a sidecar, of a pod that ended a moment ago perhaps: brokers forget slowly."""
+    return client in pods or _OURS.fullmatch(client) is not None

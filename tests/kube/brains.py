@@ -1,0 +1,122 @@
+"""An operator without its process: its own parts, in the test's loop, so that it can be stopped at any write."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import kopf
+
+from rota.brokers.memory import Memory
+from rota.kube.api import Api, Params
+from rota.kube.brain import Brain, Done
+from rota.kube.follow import Follower
+from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Pod, path
+from rota.kube.places import Places
+from rota.kube.reports import Reports
+
+T = TypeVar("T")
+
+
+class Killed(BaseException):
+    """The operator ends here, in the middle of what it does; nothing catches that."""
+
+
+class Counting(Api):
+    """The API server, and how often it was written to; the process may end before or after any write."""
+
+    def __init__(self, access: kopf.ConnectionInfo) -> None:
+        super().__init__(access)
+        self.writes: list[str] = []
+        self.dies: Callable[[str], None] = lambda _: None
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        params: Params | None = None,
+        content: str = "application/json",
+    ) -> bytes:
+        if method == "GET" or "/leases" in path:
+            return await super()._ask(method, path, body, params=params, content=content)
+        self.dies(f"before {method} {path}")
+        found = await super()._ask(method, path, body, params=params, content=content)
+        self.writes.append(f"{method} {path}")
+        self.dies(f"after {method} {path}")
+        return found
+
+
+class Operator:
+    """One replica that leads."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, memory: Memory, dies_at: int = 0) -> None:
+        """`dies_at`: at which moment before or after a write it ends, in the middle of what it does; 0: never."""
+        self._kubeconfig, self._namespace, self._memory = kubeconfig, namespace, memory
+        self._left = dies_at
+        self.dead = False
+        self._running: list[asyncio.Task[None]] = []
+        self.done: list[Done] = []
+
+    async def __aenter__(self) -> Self:
+        self.api = Counting(an_access(self._kubeconfig))
+        self.api.dies = self._come_to_a_point
+        self.reports = Reports()
+        self.places = Places(self.api, lambda _: self._memory)
+        self.brain = Brain(self.api, self.reports, self.places, self.done.append)
+        brain, at = self.brain, self._namespace
+        labelled = {"labelSelector": GROUP_LABEL}
+        following: list[Follower[Any]] = [
+            Follower(self.api, path(POLICIES, at), Custom, seen=brain.policy_seen, gone=brain.policy_gone),
+            Follower(self.api, path(GROUPS, at), Custom, seen=brain.group_seen, gone=brain.group_gone),
+            Follower(
+                self.api,
+                path("configmaps", at),
+                ConfigMap,
+                seen=brain.record_seen,
+                gone=brain.record_gone,
+                params=labelled,
+            ),
+            Follower(self.api, path("pods", at), Pod, seen=brain.pod_seen, gone=brain.pod_gone, params=labelled),
+        ]
+        self._running = [asyncio.create_task(it.run()) for it in following]
+        for it in following:
+            await it.listed.wait()
+        brain.lead(leads=True)
+        return self
+
+    def _come_to_a_point(self, _: str) -> None:
+        if self.dead:
+            raise Killed
+        self._left -= 1
+        if self._left == 0:
+            self.dead = True
+            raise Killed
+
+    async def __aexit__(self, *_: object) -> None:
+        self.brain.lead(leads=False)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self.brain.close()
+        await self.places.close()
+        await self.reports.close()
+        await self.api.__aexit__(None, None, None)
+
+
+def an_access(kubeconfig: Path) -> kopf.ConnectionInfo:
+    """Return the way to a cluster that a kubeconfig tells."""
+    with_environment = {"KUBECONFIG": str(kubeconfig)}
+    import os  # noqa: PLC0415
+
+    before = os.environ.get("KUBECONFIG")
+    os.environ.update(with_environment)
+    try:
+        found = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
+    finally:
+        os.environ.pop("KUBECONFIG")
+        if before is not None:
+            os.environ["KUBECONFIG"] = before
+    assert found
+    return found

@@ -1,0 +1,271 @@
+"""Members without pods: one process answers for all of them, as sidecars would, and obeys as sidecars do.
+
+The API server, the pods in it and all requests are real; a node that only gives signs of life keeps them from being
+collected. Who works a queue that another one works is found at once.
+"""
+
+import asyncio
+import base64
+import gzip
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import msgspec
+from aiohttp import web
+
+from ground.api import Api, ApiError, Object
+from rota.model import Queue
+from rota.sidecar.machine import Act, Command, Event
+from rota.sidecar.member import Member, Step
+
+NODE = "simulated"
+PORT = 9911
+
+
+@asynccontextmanager
+async def a_node(api: Api) -> AsyncIterator[None]:
+    """Keep a node that runs nothing alive."""
+    leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+    await api.patch(f"/api/v1/nodes/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}, "apply")
+    ready = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "", "lastHeartbeatTime": _time()}
+    await api.patch(f"/api/v1/nodes/{NODE}/status", {"status": {"conditions": [ready]}}, "strategic")
+
+    async def beat() -> None:
+        while True:
+            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NODE}}
+            spec = {"holderIdentity": NODE, "leaseDurationSeconds": 40, "renewTime": _time()}
+            with suppress(ApiError):
+                await api.patch(f"{leases}/{NODE}", lease | {"spec": spec}, "apply")
+            await asyncio.sleep(5)
+
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+
+
+def _time() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
+    """Return a pod that carries a sidecar."""
+    container = {"name": "rota-sidecar", "image": "rota", "restartPolicy": "Always"}
+    return {
+        "metadata": {"name": name, "labels": {"rota.dev/group": group}},
+        "spec": {
+            "nodeName": NODE,
+            "terminationGracePeriodSeconds": 60,
+            "initContainers": [container] if sidecar else [],
+            "containers": [{"name": "app", "image": "app"}],
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
+
+
+class One:
+    """A member and its pod."""
+
+    def __init__(self, fleet: "Fleet", name: str, address: str) -> None:
+        self.fleet, self.name, self.address = fleet, name, address
+        self.uid = ""
+        self.member = Member(name, "")
+        self.frozen = False
+        self.takes = 0.0  # seconds that what is open takes to end
+        self._changed = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+        self._poke = ""
+
+    async def start(self) -> None:
+        """Make the pod, answer at its address, and become ready."""
+        made = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", a_pod(self.name, self.fleet.group))
+        self.uid = made["metadata"]["uid"]
+        group = f"{self.fleet.namespace}/{self.fleet.group}"
+        self.member = Member(self.name, self.uid, group=group)
+        app = web.Application()
+        app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.address, PORT).start()
+        await self.becomes(ready=True)
+
+    async def becomes(self, *, ready: bool) -> None:
+        """Tell the pod's status as a kubelet does."""
+        running = {"name": "rota-sidecar", "started": True, "ready": ready, "state": {"running": {}}}
+        running |= {"image": "rota", "imageID": "", "restartCount": 0}
+        status = {
+            "phase": "Running",
+            "podIP": self.address,
+            "podIPs": [{"ip": self.address}],
+            "initContainerStatuses": [running],
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        }
+        await self.fleet.api.patch(f"{self.path}/status", {"status": status}, "strategic")
+
+    @property
+    def path(self) -> str:
+        """Where its pod is."""
+        return f"{self.fleet.namespaced}/pods/{self.name}"
+
+    async def end(self) -> None:
+        """Be gone, as a process is that was killed; the pod goes, too."""
+        await self.hush()
+        self.fleet.ended(self.name)
+        with suppress(ApiError):
+            await self.fleet.api.delete(self.path, {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}})
+
+    async def hush(self) -> None:
+        """Answer nobody any more."""
+        self.frozen = True
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def leave(self) -> None:
+        """Have the pod deleted by somebody; it drains when it is asked to."""
+        await self.fleet.api.delete(self.path)
+
+    def poked(self, pod: Object) -> None:
+        """Notice that the pod's annotation changed: its volume shows the newest document now."""
+        poke = (pod["metadata"].get("annotations") or {}).get("rota.dev/generation", "")
+        if poke != self._poke and "deletionTimestamp" not in pod["metadata"]:
+            self._poke = poke
+            self.look()
+
+    def look(self) -> None:
+        """Read the document."""
+        if not self.frozen:
+            self.carry(self.member.read(self.fleet.text, self._now))
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def carry(self, step: Step) -> None:
+        """Do what the member says; all of it succeeds."""
+        loop = asyncio.get_running_loop()
+        for command in step.commands:
+            match command.act:
+                case Act.FETCH:
+                    self.fleet.fetches(self.name, command.queue)
+                case Act.PLACE:
+                    loop.call_soon(self._answer, command, Event.PLACED)
+                case Act.LOCK:
+                    loop.call_soon(self._answer, command, Event.LOCKED, self._now)
+                case Act.STOP:
+                    loop.call_later(self.takes, self._answer, command, Event.EMPTY)
+                case Act.CUT:
+                    loop.call_soon(self._answer, command, Event.EMPTY)
+                case Act.UNLOCK:
+                    loop.call_soon(self._answer, command, Event.UNLOCKED)
+        self._changed.set()
+
+    def _answer(self, command: Command, event: Event, sent: float | None = None) -> None:
+        if self.frozen:
+            return
+        if event is Event.EMPTY:
+            self.fleet.stopped(self.name, command.queue)
+        self.carry(self.member.happened(event, command.queue, command.life, self._now, sent))
+
+    async def _report(self, asked: web.Request) -> web.Response:
+        self.fleet.reads += 1
+        after = asked.query.get("after")
+        if after is not None and int(after) == self.member.revision:
+            wait = float(asked.query["wait"].removesuffix("s"))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    while int(after) == self.member.revision:
+                        self._changed.clear()
+                        await self._changed.wait()
+        return web.Response(body=msgspec.json.encode(self.member.report()))
+
+    async def _drain(self, asked: web.Request) -> web.Response:
+        assert (await asked.json())["uid"] == self.uid
+        self.carry(self.member.drain(final=True, now=self._now))
+        return web.Response()
+
+
+class Fleet:
+    """The members of one group."""
+
+    def __init__(self, api: Api, namespace: str, group: str, addresses: Callable[[], str]) -> None:
+        self.api, self.namespace, self.group, self.addresses = api, namespace, group, addresses
+        self.namespaced = f"/api/v1/namespaces/{namespace}"
+        self.members: dict[str, One] = {}
+        self.text: str | bytes | None = None
+        self.version = ""
+        self.documents: list[Object] = []  # every document that was seen
+        self.reads = 0
+        self._works: dict[Queue, str] = {}
+        self.overlaps: list[str] = []
+        self._following: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._following = [asyncio.create_task(self._follow_record()), asyncio.create_task(self._follow_pods())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._following:
+            task.cancel()
+        for one in self.members.values():
+            await one.end()
+        assert not self.overlaps, self.overlaps
+
+    async def add(self, *names: str) -> None:
+        """Add members."""
+        made = [One(self, name, self.addresses()) for name in names]
+        self.members |= {one.name: one for one in made}
+        await asyncio.gather(*(one.start() for one in made))
+
+    async def _follow_record(self) -> None:
+        only = f"metadata.name={self.group}-rota"
+        async for event in self.api.follow(f"{self.namespaced}/configmaps", fieldSelector=only):
+            body = event["object"]
+            if event["type"] == "DELETED":
+                continue  # a mounted file stays
+            packed = (body.get("binaryData") or {}).get("assignment.json.gz")
+            data = body.get("data") or {}
+            self.text = base64.b64decode(packed) if packed else data.get("assignment.json", "")
+            plain = gzip.decompress(self.text) if isinstance(self.text, bytes) else self.text
+            with suppress(ValueError):
+                self.documents.append(msgspec.json.decode(plain))
+
+    async def _follow_pods(self) -> None:
+        only = f"rota.dev/group={self.group}"
+        async for event in self.api.follow(f"{self.namespaced}/pods", labelSelector=only):
+            one = self.members.get(event["object"]["metadata"]["name"])
+            if one and event["object"]["metadata"]["uid"] == one.uid and event["type"] != "DELETED":
+                one.poked(event["object"])
+
+    # Who works what.
+
+    def fetches(self, name: str, queue: Queue) -> None:
+        """Note that somebody begins to work a queue."""
+        other = self._works.get(queue)
+        if other not in {None, name}:
+            self.overlaps.append(f"{queue} is worked by {other} and {name}")
+        self._works[queue] = name
+
+    def stopped(self, name: str, queue: Queue) -> None:
+        """Note that somebody works a queue no more."""
+        if self._works.get(queue) == name:
+            del self._works[queue]
+
+    def ended(self, name: str) -> None:
+        """Note that somebody is no more."""
+        self._works = {queue: who for queue, who in self._works.items() if who != name}
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """How many queues each member works now."""
+        found = dict.fromkeys(self.members, 0)
+        for who in self._works.values():
+            found[who] = found.get(who, 0) + 1
+        return {name: count for name, count in found.items() if count or name in self.members}
+
+    def as_value(self) -> dict[str, Any]:
+        """Return what can be compared: who works what."""
+        return {str(queue): who for queue, who in sorted(self._works.items())}

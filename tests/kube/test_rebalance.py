@@ -1,0 +1,267 @@
+"""A group's life on a real API server: members come, go, crash and hang, and no queue is worked by two."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from ground.api import Api, ApiError, Object
+from ground.controlplane import Cluster
+from ground.poll import soon
+from kube.brains import Operator
+from kube.members import Fleet, a_node, a_pod
+from rota.brokers.memory import BROKER, Memory
+
+GROUP = "orders"
+
+
+@pytest.fixture(scope="session")
+async def node(api: Api) -> AsyncIterator[None]:
+    async with a_node(api):
+        yield
+
+
+@pytest.fixture
+async def memory() -> Memory:
+    found = Memory()
+    await found.create_topic("orders", BROKER, 8)
+    return found
+
+
+def a_group(name: str = GROUP, **spec: Any) -> Object:
+    broker = {"rocketmq": {"nameServers": ["memory:9876"]}}
+    return {
+        "apiVersion": "rota.dev/v1alpha1",
+        "kind": "ConsumerGroup",
+        "metadata": {"name": name},
+        "spec": {"broker": broker, "subscriptions": [{"topic": "orders"}], **spec},
+    }
+
+
+class World:
+    """One namespace with an operator and a fleet."""
+
+    def __init__(self, api: Api, namespace: str, fleet: Fleet, operator: Operator) -> None:
+        self.api, self.namespace, self.fleet, self.operator = api, namespace, fleet, operator
+        self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{GROUP}"
+
+    async def until(self, *shares: int) -> None:
+        """Wait until the members work so many queues each, whoever it is."""
+
+        async def settled() -> bool:
+            return sorted(self.fleet.shares.values()) == sorted(shares)
+
+        await soon(settled)
+
+    async def status(self) -> Object:
+        found: Object = (await self.api.get(self.path)).get("status") or {}
+        return found
+
+    async def condition(self, kind: str) -> Object:
+        """Wait for a condition."""
+
+        async def told() -> Object:
+            conditions = (await self.status()).get("conditions") or []
+            return next((one for one in conditions if one["type"] == kind), {})
+
+        return await soon(told)
+
+
+@pytest.fixture
+async def operator(control_plane: Cluster, namespace: str, memory: Memory) -> AsyncIterator[Operator]:
+    async with Operator(control_plane.kubeconfig, namespace, memory) as leading:
+        yield leading
+
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+
+@pytest.fixture
+async def world(api: Api, namespace: str, operator: Operator, addresses: Callable[[], str]) -> AsyncIterator[World]:
+    async with Fleet(api, namespace, GROUP, addresses) as fleet:
+        found = World(api, namespace, fleet, operator)
+        await api.create(found.path.rpartition("/")[0], a_group())
+        yield found
+
+
+async def test_members_that_come_share_the_queues_and_status_tells(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    await world.fleet.add("orders-c")
+    await world.until(3, 3, 2)
+
+    async def told() -> bool:
+        status = await world.status()
+        conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
+        return conditions.get("Progressing") == "False" and status["members"] == 3
+
+    await soon(told)
+    status = await world.status()
+    assert status["queues"] == 8 + 0
+    assert status["lastRebalance"]["reason"] == "MemberJoined"
+
+
+async def test_a_crashed_members_queues_are_at_work_elsewhere_and_a_leaving_one_drains(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b", "orders-c")
+    await world.until(3, 3, 2)
+    await world.fleet.members.pop("orders-a").end()
+    await world.until(4, 4)
+    leaving = world.fleet.members["orders-b"]
+    await leaving.leave()
+    await world.until(8, 0)
+    assert leaving.member.report().drained
+    await leaving.end()
+
+
+async def test_a_hung_members_queues_are_forced_and_said_to_be(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    hung = world.fleet.members.pop("orders-a")
+    await hung.hush()
+    world.fleet.ended(hung.name)  # what it may still do is contested, and marked so
+    await hung.becomes(ready=False)
+    await world.until(8)
+    assert world.fleet.documents[-1]["forced"]
+    events = await world.api.list(f"/api/v1/namespaces/{world.namespace}/events")
+    assert "QueuesForced" in {event["reason"] for event in events}
+    await hung.end()
+
+
+async def test_queues_that_are_added_are_taken_up(world: World, memory: Memory) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    await memory.create_topic("orders", BROKER, 12)
+    await world.until(6, 6)
+
+
+@pytest.mark.parametrize("spoiled", ["deleted", "edited", "restored"])
+async def test_a_record_that_somebody_spoils_is_written_anew_with_the_same_owners(world: World, spoiled: str) -> None:
+    await world.fleet.add("orders-a")
+    await world.until(8)
+    record = f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
+    old = await world.api.get(record)
+    await world.fleet.add("orders-b")
+    await world.until(4, 4)
+    before, generation = world.fleet.as_value(), world.fleet.documents[-1]["generation"]
+    if spoiled == "deleted":
+        await world.api.delete(record)
+    elif spoiled == "edited":
+        await world.api.patch(record, {"data": {"assignment.json": "{}"}})
+    else:
+        await world.api.patch(record, {"data": old["data"]})
+
+    async def written() -> bool:
+        obeyed = {one.member.obeyed for one in world.fleet.members.values()}
+        return bool(min(obeyed) > max(generation, 1_000_000_000))  # no lower than the time
+
+    await soon(written)
+    assert world.fleet.as_value() == before
+
+
+async def test_a_group_that_is_paused_works_nothing_and_goes_on(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    await world.api.patch(world.path, {"spec": {"paused": True}})
+    await world.until(0, 0)
+    await world.api.patch(world.path, {"spec": {"paused": False}})
+    await world.until(4, 4)
+
+
+async def test_an_operator_that_comes_to_a_settled_group_writes_nothing(
+    world: World, control_plane: Cluster, memory: Memory
+) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+
+    async def settled() -> bool:
+        conditions = {one["type"]: one["status"] for one in (await world.status()).get("conditions") or []}
+        return conditions.get("Progressing") == "False"
+
+    await soon(settled)
+    await world.operator.brain.close()
+    async with Operator(control_plane.kubeconfig, world.namespace, memory) as another:
+        await soon(lambda: _true(len(another.done) > 2), 60)
+        print(
+            "W",
+            another.api.writes,
+            [
+                (
+                    d.plan.pokes,
+                    d.plan.document and d.plan.document.generation,
+                    [
+                        (p.pod.metadata.name, p.heard and p.heard.report.generation, p.heard and p.heard.report.held)
+                        for p in d.group.pods.values()
+                    ],
+                    d.group.record.document and d.group.record.document.generation,
+                )
+                for d in another.done
+            ],
+        )
+        assert another.api.writes == []
+
+
+async def _true(value: bool) -> bool:  # noqa: FBT001 - it is what is asked
+    return value
+
+
+async def test_an_operator_may_end_at_any_write(world: World, control_plane: Cluster, memory: Memory) -> None:
+    await world.operator.brain.close()
+    await world.fleet.add("orders-a")
+    for point in range(1, 40):
+        wanted = ["orders-b", "orders-c"] if point == 1 else []
+        await world.fleet.add(*wanted)
+        async with Operator(control_plane.kubeconfig, world.namespace, memory, dies_at=1 + point % 6) as mortal:
+            await soon(lambda: _true(mortal.dead or len(mortal.done) > 3))
+            if not mortal.dead and sorted(world.fleet.shares.values()) == [2, 3, 3]:
+                return
+    raise AssertionError(world.fleet.shares)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "sentence"),
+    [
+        ({"policyRef": {"name": "nowhere"}}, "MissingPolicy", "There is no RebalancePolicy nowhere"),
+        ({"subscriptions": [{"topic": "orders"}, {"topic": "nowhere"}]}, "UnknownTopic", "There is no topic nowhere"),
+        (
+            {"broker": {"rocketmq": {"nameServers": ["memory:9876"], "credentialsSecret": {"name": "acl"}}}},
+            "MissingSecret",
+            "There is no Secret acl",
+        ),
+    ],
+)
+async def test_what_only_the_operator_can_see_is_a_condition_and_nothing_moves(
+    world: World, spec: Object, kind: str, sentence: str
+) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    before = world.fleet.as_value()
+    await world.api.patch(world.path, {"spec": spec})
+    assert (await world.condition(kind))["message"].startswith(sentence)
+    assert world.fleet.as_value() == before
+    assert (await world.condition("Degraded"))["status"] == "True"
+
+
+async def test_pods_that_carry_the_label_and_no_sidecar_are_told(world: World) -> None:
+    await world.fleet.add("orders-a")
+    await world.api.create(f"/api/v1/namespaces/{world.namespace}/pods", a_pod("stranger", GROUP, sidecar=False))
+    assert "such as stranger" in (await world.condition("NoSidecar"))["message"]
+    await world.until(8)
+    await world.api.delete(f"/api/v1/namespaces/{world.namespace}/pods/stranger", {"gracePeriodSeconds": 0})
+
+
+async def test_a_record_of_that_name_that_is_somebody_elses_is_left_alone(world: World) -> None:
+    theirs = f"/api/v1/namespaces/{world.namespace}/configmaps"
+    await world.api.delete(world.path)
+    await soon(lambda: _gone(world.api, f"{theirs}/{GROUP}-rota"))
+    await world.api.create(theirs, {"metadata": {"name": f"{GROUP}-rota"}, "data": {"mine": "1"}})
+    await world.api.create(world.path.rpartition("/")[0], a_group())
+    assert "is somebody else's" in (await world.condition("NameTaken"))["message"]
+    assert (await world.api.get(f"{theirs}/{GROUP}-rota"))["data"] == {"mine": "1"}
+
+
+async def _gone(api: Api, path: str) -> bool:
+    try:
+        await api.get(path)
+    except ApiError as error:
+        return error.status == 404
+    return False
