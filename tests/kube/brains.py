@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import kopf
+import pytest
 
 from rota.brokers.memory import Memory
+from rota.kube import handlers
 from rota.kube.api import Api, Params
 from rota.kube.brain import Brain, Done
 from rota.kube.follow import Follower
@@ -107,16 +109,6 @@ class Operator:
 
 def an_access(kubeconfig: Path) -> kopf.ConnectionInfo:
     """Return the way to a cluster that a kubeconfig tells."""
-    with_environment = {"KUBECONFIG": str(kubeconfig)}
-    import os  # noqa: PLC0415
-
-    before = os.environ.get("KUBECONFIG")
-    os.environ.update(with_environment)
-    try:
-        found = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
-    finally:
-        os.environ.pop("KUBECONFIG")
-        if before is not None:
-            os.environ["KUBECONFIG"] = before
-    assert found
-    return found
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(kubeconfig))
+        return handlers.access()

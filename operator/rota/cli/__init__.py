@@ -96,19 +96,28 @@ def strategies(output: str) -> None:
 
 
 @main.command()
-@click.option("--namespace", "namespaces", multiple=True, help="A namespace to look after; none: all of them.")
+@click.option(
+    "--namespace",
+    "namespaces",
+    envvar="ROTA_NAMESPACES",
+    multiple=True,
+    help="One to look after; none: all.",
+)
 @click.option(
     "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Where its Lease is."
 )
 @click.option("--identity", envvar="POD_NAME", default="", help="Its name in the Lease; by default that of the host.")
+@click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Where it answers.")
+@click.option("--port", default=8080, show_default=True, help="And on which port.")
+@click.option("--journal", envvar="ROTA_JOURNAL", default="", help="A folder for the journal; -: standard output.")
 @click.option("--verbose", is_flag=True, help="Log what is asked, too.")
 @plainly
-def operator(*, namespaces: tuple[str, ...], own_namespace: str, identity: str, verbose: bool) -> None:
+def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> None:
     """Run the operator against the cluster of this pod, or of the kubeconfig."""
     import asyncio
 
     from rota.kube import logs, run
 
     logs.begin(verbose=verbose)
-    asked = run.Options(namespaces=namespaces, own_namespace=own_namespace, identity=identity)
-    asyncio.run(run.operate(asked))
+    named = [name.strip() for text in namespaces for name in text.split(",") if name.strip()]
+    asyncio.run(run.operate(run.Options(namespaces=named, **given)))

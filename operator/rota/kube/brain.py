@@ -96,6 +96,8 @@ class Brain:
         if before and before.metadata.uid != body.metadata.uid:
             self.group_gone(before)
             task = self._task(key)
+        elif before and body.metadata.version < before.metadata.version:
+            return
         self._wants(task.group, body)
         if before is None or before.metadata.generation != body.metadata.generation:
             self.wake(key)
@@ -158,7 +160,9 @@ class Brain:
     def record_gone(self, found: ConfigMap) -> None:
         """Know that a record is no more."""
         task = self._tasks.get(found.metadata.group)
-        if task and found.metadata.name == f"{task.group.name}-rota":
+        if not task or found.metadata.name != f"{task.group.name}-rota":
+            return
+        if found.metadata.version >= task.group.record.number:  # else it was made anew meanwhile
             task.group.keep(None)
             self.wake(found.metadata.group)
 

@@ -42,7 +42,8 @@ class Follower(Generic[T]):
         params: Params | None = None,
     ) -> None:
         """Do nothing before `run`."""
-        self._api, self._path, self._kind, self._params = api, path, kind, params
+        self.path = path
+        self._api, self._kind, self._params = api, kind, params
         self._seen, self._gone = seen, gone
         self._known: dict[tuple[str, str], T] = {}
         self.listed = asyncio.Event()  # all that was there when we began has been told
@@ -58,7 +59,7 @@ class Follower(Generic[T]):
                 pause = FIRST_PAUSE
             except ApiError as error:
                 if not error.expired:
-                    _log.warning("%s cannot be followed: %s", self._path, error)
+                    _log.warning("%s cannot be followed: %s", self.path, error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                 version = ""
@@ -69,7 +70,7 @@ class Follower(Generic[T]):
 
     async def relist(self) -> str:
         """Read everything anew; return the version to go on from."""
-        found, version = await self._api.list(self._path, self._kind, self._params)
+        found, version = await self._api.list(self.path, self._kind, self._params)
         self._word()
         here = {it.metadata.key: it for it in found}
         for key, known in list(self._known.items()):
@@ -81,7 +82,7 @@ class Follower(Generic[T]):
         return version
 
     async def _watch(self, version: str) -> str:
-        async with aclosing(self._api.watch(self._path, self._kind, version, self._params)) as told:
+        async with aclosing(self._api.watch(self.path, self._kind, version, self._params)) as told:
             async for what, it, at in told:
                 self._word()
                 version = at

@@ -97,6 +97,7 @@ class Record:
     """The ConfigMap, read once for each version of it."""
 
     version: str = ""
+    number: int = 0
     document: Assignment | None = None
     damage: str = ""
     settings: str = ""
@@ -147,6 +148,8 @@ class Group:
         if known and known.pod.metadata.uid != pod.metadata.uid:
             self.lose(known.pod)
             known = None
+        if known and pod.metadata.version < known.pod.metadata.version:
+            return
         if not pod.has_sidecar:
             self.strangers.add(name)
             return
@@ -164,25 +167,25 @@ class Group:
             del self.pods[name]
 
     def keep(self, found: ConfigMap | None) -> None:
-        """Take the record as it is now."""
+        """Take the record as it is; what is older than what is known is no news."""
         if found is None:
             self.record = Record()
-        elif found.metadata.resource_version != self.record.version:
+        elif found.metadata.version > self.record.number:
             self.record = self._read(found)
 
     def _read(self, found: ConfigMap) -> Record:
-        version = found.metadata.resource_version
+        version, number = found.metadata.resource_version, found.metadata.version
         if not (found.metadata.labels.get(GROUP_LABEL) == self.name and self._owns(found)):
             told = f"The ConfigMap {found.metadata.name} is somebody else's; delete it or rename the group"
-            return Record(version, ours=False, problems=(Verdict(Reason.NAME_TAKEN, told),))
+            return Record(version, number, ours=False, problems=(Verdict(Reason.NAME_TAKEN, told),))
         text: str | bytes = found.data.get(PLAIN) or found.binary_data.get(PACKED) or ""
         beside = found.data.get(SETTINGS, "")
         try:
-            return Record(version, read_assignment(text), settings=beside)
+            return Record(version, number, read_assignment(text), settings=beside)
         except TooNew as error:
-            return Record(version, settings=beside, problems=(Verdict(Reason.RECORD_TOO_NEW, str(error)),))
+            return Record(version, number, settings=beside, problems=(Verdict(Reason.RECORD_TOO_NEW, str(error)),))
         except ValueError as error:
-            return Record(version, damage=str(error), settings=beside)
+            return Record(version, number, damage=str(error), settings=beside)
 
     def _owns(self, found: ConfigMap) -> bool:
         """Whether it is this group's: one that nobody owns was put there by hand, in place of ours."""

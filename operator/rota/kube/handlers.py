@@ -13,15 +13,34 @@ from rota.kube.objects import GROUPS, POLICIES, Custom
 
 VERSION = "rota.dev/v1alpha1"
 
+
+class LoginFailed(ValueError):  # noqa: N818 - it is what happened
+    """There is no way to the API server."""
+
+
 Told = Callable[[Custom], None]
 
 
 def registry(groups: tuple[Told, Told], policies: tuple[Told, Told]) -> kopf.OperatorRegistry:
     """Return handlers that tell what is seen, and what is gone, of groups and of policies."""
     found = kopf.OperatorRegistry()
+    kopf.on.login(registry=found)(_login)
     for kind, (seen, gone) in ((GROUPS, groups), (POLICIES, policies)):
         kopf.on.event(VERSION, kind, registry=found, id=kind)(_handler(seen, gone))
     return found
+
+
+def access() -> kopf.ConnectionInfo:
+    """Find the way to the API server: the pod's own account, or else the kubeconfig."""
+    known = settings()
+    found = kopf.login_with_service_account(settings=known) or kopf.login_with_kubeconfig(settings=known)
+    if found is None:
+        raise LoginFailed("There is no kubeconfig and no service account; set KUBECONFIG to the cluster's file")
+    return found
+
+
+def _login(**_: Any) -> kopf.ConnectionInfo:
+    return access()
 
 
 def _handler(seen: Told, gone: Told) -> Callable[..., Any]:

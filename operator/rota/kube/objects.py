@@ -50,6 +50,11 @@ class Metadata(Struct, frozen=True, rename="camel"):
         return self.namespace, self.name
 
     @property
+    def version(self) -> int:
+        """Its version as a number, which only grows: what is seen by several ways comes in any order."""
+        return int(self.resource_version) if self.resource_version.isdecimal() else 0
+
+    @property
     def group(self) -> tuple[str, str]:
         """The group whose label it carries."""
         return self.namespace, self.labels.get(GROUP_LABEL, "")

@@ -13,13 +13,17 @@ from typing import Any
 import kopf
 
 from rota.kube import handlers
-from rota.kube.api import Api
+from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.brain import Brain
 from rota.kube.follow import Follower
+from rota.kube.journal import Journal
 from rota.kube.leader import Leader
-from rota.kube.objects import GROUP_LABEL, ConfigMap, Pod, path
+from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Pod, path
+from rota.kube.page import PORT, Page
 from rota.kube.places import Places
 from rota.kube.reports import Reports
+
+RESYNC_SECONDS = 60.0
 
 _LABELLED = {"labelSelector": GROUP_LABEL}
 
@@ -33,42 +37,36 @@ class Options:
     namespaces: Sequence[str] = ()  # that it looks after; none: all
     own_namespace: str = "default"  # where its Lease is
     identity: str = ""
-
-
-class LoginFailed(ValueError):  # noqa: N818 - it is what happened
-    """There is no way to the API server."""
-
-
-def access() -> kopf.ConnectionInfo:
-    """Find the way to the API server: the pod's own account, or else the kubeconfig."""
-    found = kopf.login_with_service_account(settings=handlers.settings()) or kopf.login_with_kubeconfig(
-        settings=handlers.settings()
-    )
-    if found is None:
-        raise LoginFailed("There is no kubeconfig and no service account; set KUBECONFIG to the cluster's file")
-    return found
+    address: str = "127.0.0.1"  # where it answers
+    port: int = PORT
+    journal: str = ""
 
 
 async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
     """Run until stopped, by `stop` or by a signal."""
     stop = stop or _stopped()
     async with AsyncExitStack() as open_:
-        api = await open_.enter_async_context(Api(access()))
+        api = await open_.enter_async_context(Api(handlers.access()))
         reports, places = Reports(), Places(api)
         open_.push_async_callback(places.close)
         open_.push_async_callback(reports.close)
-        brain = Brain(api, reports, places)
+        identity = options.identity or _identity()
+        journal = Journal(options.journal, identity)
+        brain = Brain(api, reports, places, lambda done: journal.write(done.plan.records))
         open_.push_async_callback(brain.close)
         following = [*_follow(api, brain, options.namespaces)]
+        leader = Leader(api, options.own_namespace, identity, _leads(brain))
+        page = Page(following, lambda: leader.leading)
+        open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 *(tasks.create_task(it.run(), name="follow") for it in following),
+                *(tasks.create_task(_again(it), name="resync") for it in _ours(api, brain, options.namespaces)),
                 tasks.create_task(places.run(), name="secrets"),
                 tasks.create_task(_kopf(brain, options.namespaces, stop), name="kopf"),
             ]
             for it in following:
                 await it.listed.wait()
-            leader = Leader(api, options.own_namespace, options.identity or _identity(), _leads(brain))
             running.append(tasks.create_task(leader.run(), name="leader"))
             await stop.wait()
             for task in reversed(running):
@@ -94,6 +92,25 @@ def _follow(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[
             Follower(api, path("pods", namespace), Pod, seen=brain.pod_seen, gone=brain.pod_gone, params=_LABELLED),
         ]
     return found
+
+
+def _ours(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[Any]]:
+    found: list[Follower[Any]] = []
+    for namespace in namespaces or [""]:
+        policies = Follower(api, path(POLICIES, namespace), Custom, seen=brain.policy_seen, gone=brain.policy_gone)
+        groups = Follower(api, path(GROUPS, namespace), Custom, seen=brain.group_seen, gone=brain.group_gone)
+        found += [policies, groups]
+    return found
+
+
+async def _again(follower: Follower[Any]) -> None:
+    """List what kopf watches, too: whatever its watch has lost is known a minute later."""
+    while True:
+        try:
+            await follower.relist()
+        except (ApiError, Unanswered) as error:
+            _log.warning("%s", error)
+        await asyncio.sleep(RESYNC_SECONDS)
 
 
 async def _kopf(brain: Brain, namespaces: Sequence[str], stop: asyncio.Event) -> None:

@@ -1,0 +1,42 @@
+"""The journal: whole lines in hourly files, and nobody who waits for a disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rota.documents import journal_record
+from rota.kube.journal import STDOUT, Journal
+
+EARLY = journal_record("plan", "shop/orders", "2026-11-21T08:59:59.999Z", generation=1)
+LATE = journal_record("plan", "shop/orders", "2026-11-21T09:00:00.000Z", generation=2)
+
+
+def test_facts_go_to_the_file_of_their_hour_and_their_writer(tmp_path: Path) -> None:
+    for _ in range(2):
+        Journal(str(tmp_path), "operator-a").write([EARLY, LATE])
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("*/*")}
+    assert found.keys() == {f"date=2026-11-21/{hour}-operator-a.jsonl" for hour in ("08", "09")}
+    lines = found["date=2026-11-21/08-operator-a.jsonl"].splitlines()
+    assert [json.loads(line) for line in lines] == [EARLY, EARLY]
+
+
+def test_facts_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    Journal(STDOUT, "a").write([EARLY])
+    assert json.loads(capfdbinary.readouterr().out) == EARLY
+
+
+def test_who_wants_no_journal_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Journal("", "a").write([EARLY])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_cannot_be_written_is_said_once_and_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    journal = Journal(str(tmp_path / "file"), "a")
+    journal.write([EARLY])
+    journal.write([LATE])
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
