@@ -61,6 +61,15 @@ async def test_a_group_keeps_what_is_not_named_when_it_is_changed(cluster: Clust
     assert told["retryMaxTimes"] == 3
 
 
+async def test_a_group_keeps_its_attributes_when_it_is_changed(cluster: Cluster) -> None:
+    await cluster.update_group("marked", BROKER, attributes={"+priority.factor": "5"})
+    before = (await cluster.group("marked", BROKER))["attributes"]
+    assert before
+    await cluster.update_group("marked", BROKER, retryMaxTimes=3)
+    told = await cluster.group("marked", BROKER)
+    assert (told["attributes"], told["retryMaxTimes"]) == (before, 3)
+
+
 @pytest.mark.usefixtures("member")
 async def test_a_member_tells_by_its_broker_how_it_is(cluster: Cluster) -> None:
     told = await cluster.running_info(GROUP, CLIENT, BROKER)
@@ -78,9 +87,14 @@ async def test_a_member_tells_by_its_broker_how_it_is(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("member")
-async def test_members_are_told_by_their_ids(cluster: Cluster) -> None:
+async def test_members_are_told_by_their_ids_once_each(rocketmq: RocketMQ, cluster: Cluster) -> None:
+    wanted = Membership(group=GROUP, client_id=CLIENT, subscriptions=[Subscription(topic=TOPIC)])
+    again = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    await again.join()
     assert await cluster.client_ids(GROUP, BROKER) == (CLIENT,)
+    assert [it.id for it in await cluster.clients(GROUP, BROKER)] == [CLIENT, CLIENT]
     assert await cluster.client_ids("deserted", BROKER) == ()
+    await again.leave()
 
 
 @pytest.mark.usefixtures("member")

@@ -1,55 +1,22 @@
 """Connections to a server that says just what a test wants, byte by byte."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import closing
+from random import Random
 
 import pytest
 
+from brokers.scripted import Say, a_server, silent, until
+from ground.poll import soon
 from rota.brokers import Unreachable
+from rota.brokers.rocketmq import connection as one
+from rota.brokers.rocketmq import connections as many
 from rota.brokers.rocketmq.codes import Answer, Request
 from rota.brokers.rocketmq.connections import Connections
 from rota.brokers.rocketmq.frames import Decoder, Frame, encode
-
-Say = Callable[[Frame], bytes | None]
-
-
-@dataclass
-class Server:
-    """What a test looks at."""
-
-    address: str
-    heard: list[Frame] = field(default_factory=list)
-    connections: int = 0
-
-
-@asynccontextmanager
-async def a_server(say: Say) -> AsyncIterator[Server]:
-    """Answer every frame with bytes; None closes the connection."""
-    found = Server("")
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        found.connections += 1
-        decoder = Decoder()
-        try:
-            while data := await reader.read(65536):
-                for frame in decoder.feed(data):
-                    found.heard.append(frame)
-                    answer = say(frame)
-                    if answer is None:
-                        return
-                    writer.write(answer)
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    found.address = f"{host}:{port}"
-    try:
-        yield found
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -65,12 +32,6 @@ def a_request(name: str = "1") -> Frame:
 
 def good(frame: Frame) -> bytes:
     return encode(frame.reply(Answer.SUCCESS, frame.fields.get("name", "").encode()))
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - what is waited for is a server's, not an event of ours
-            await asyncio.sleep(0.005)
 
 
 async def test_answers_may_come_in_any_order(connections: Connections) -> None:
@@ -142,6 +103,7 @@ async def test_what_cannot_be_read_ends_the_connection_and_all_that_waits_on_it(
 
 async def test_a_connection_that_breaks_fails_what_waits_at_once_and_is_opened_again(connections: Connections) -> None:
     async with a_server(lambda frame: None if frame.fields["name"] == "bad" else good(frame)) as server:
+        await connections.ask(server.address, a_request("good"))
         with pytest.raises(Unreachable, match="closed the connection"):
             await connections.ask(server.address, a_request("bad"), 60)
         assert (await connections.ask(server.address, a_request("good"))).body == b"good"
@@ -213,7 +175,7 @@ async def test_everybody_who_asks_at_once_shares_one_connection(connections: Con
 
 async def test_frames_in_pieces_are_put_together(connections: Connections) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frame = Decoder().feed(await reader.read(65536))[0]
+        (frame,) = Decoder().feed(await reader.read(65536))
         for byte in good(frame):
             writer.write(bytes([byte]))
             await asyncio.sleep(0)
@@ -225,3 +187,201 @@ async def test_frames_in_pieces_are_put_together(connections: Connections) -> No
     assert (await connections.ask(f"{host}:{port}", a_request("whole"))).body == b"whole"
     connections.close()
     server.close()
+
+
+async def test_numbers_of_requests_begin_again_after_the_last_that_java_has(connections: Connections) -> None:
+    async with a_server(good) as server:
+        await connections.ask(server.address, a_request())
+        connections._places[server.address].connection._number = one.LAST_NUMBER - 1  # type: ignore[union-attr]
+        for _ in range(2):
+            await connections.ask(server.address, a_request())
+        assert [it.opaque for it in server.heard] == [1, one.LAST_NUMBER, 1]
+
+
+async def test_answers_before_what_cannot_be_read_are_taken(connections: Connections) -> None:
+    async with a_server(lambda frame: good(frame) + b"HTTP/1.1 400 Bad Request") as server:
+        assert (await connections.ask(server.address, a_request("good"))).body == b"good"
+        assert (await connections.ask(server.address, a_request("again"))).body == b"again"
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_any_bytes_end_the_connection_or_are_waited_for(connections: Connections, seed: int) -> None:
+    chance = Random(f"{seed}/bytes")
+    async with a_server(lambda _: chance.randbytes(chance.randint(1, 100))) as server:
+        for _ in range(3):
+            with pytest.raises(Unreachable):
+                await connections.ask(server.address, a_request(), 0.05)
+
+
+# Silence.
+
+
+def cut_off(_: Frame) -> bytes:
+    return encode(Frame(code=0, flag=1))[:-5]
+
+
+def a_wrong_length(frame: Frame) -> bytes:
+    """Swallow whatever comes after it for a long time."""
+    return (1_000_000).to_bytes(4) + good(frame)[4:]
+
+
+@pytest.mark.parametrize(("say", "limit"), [(silent, "SILENT"), (cut_off, "INSIDE"), (a_wrong_length, "INSIDE")])
+async def test_a_connection_by_which_no_answer_comes_any_more_is_closed(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch, say: Say, limit: str
+) -> None:
+    monkeypatch.setattr(one, f"{limit}_SECONDS", 0.1)
+
+    def spoilt(frame: Frame) -> bytes | None:
+        if frame.fields["name"] == "spoil":
+            return say(frame)
+        return good(frame) if say is not silent or server.by[-1] != 1 or len(server.heard) == 1 else b""
+
+    async with a_server(spoilt) as server:
+        await connections.ask(server.address, a_request())
+        with pytest.raises(Unreachable, match="did not answer"):
+            await connections.ask(server.address, a_request("spoil"), 0.02)
+
+        async def answered() -> bool:
+            try:
+                return bool(await connections.ask(server.address, a_request(), 0.02))
+            except Unreachable:
+                return False
+
+        assert await soon(answered)
+        assert server.connections == 2
+
+
+async def test_who_is_silent_for_one_call_only_keeps_its_connection(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one, "SILENT_SECONDS", 0.1)
+
+    async with a_server(lambda frame: b"" if frame.fields["name"] == "slow" else good(frame)) as server:
+        for _ in range(3):
+            with pytest.raises(Unreachable, match="did not answer"):
+                await connections.ask(server.address, a_request("slow"), 0.06)
+            await connections.ask(server.address, a_request("quick"))
+        assert server.connections == 1
+
+
+async def test_who_takes_connections_and_closes_them_is_left_alone_for_a_while(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "FIRST_PAUSE", 60.0)
+    async with a_server(lambda _: None) as server:
+        with pytest.raises(Unreachable, match="the other side closed it"):
+            await connections.ask(server.address, a_request())
+        with pytest.raises(Unreachable, match="closed it; it is tried again in"):
+            await connections.ask(server.address, a_request())
+        assert server.connections == 1
+
+
+async def test_a_server_that_sends_everybody_away_still_answers_what_it_took_before(connections: Connections) -> None:
+    held: list[Frame] = []
+
+    def say(frame: Frame) -> bytes:
+        if frame.fields["name"] == "held":
+            held.append(frame)
+            return b""
+        return good(frame) if server.connections > 1 else encode(frame.reply(Answer.GO_AWAY))
+
+    async with a_server(say) as server:
+        waiting = asyncio.create_task(connections.ask(server.address, a_request("held"), 60))
+        await until(lambda: bool(held))
+        assert (await connections.ask(server.address, a_request("new"))).body == b"new"
+        assert not waiting.done()
+        server.writers[0].write(good(held[0]))
+        assert (await waiting).body == b"held"
+        await until(lambda: server.ended == [1])
+
+
+async def test_all_is_closed_also_what_was_sent_away(connections: Connections) -> None:
+    def say(frame: Frame) -> bytes:
+        if frame.fields["name"] == "held":
+            return b""
+        return good(frame) if server.connections > 1 else encode(frame.reply(Answer.GO_AWAY))
+
+    async with a_server(say) as server:
+        waiting = asyncio.create_task(connections.ask(server.address, a_request("held"), 60))
+        await connections.ask(server.address, a_request("new"))
+        connections.close()
+        with pytest.raises(Unreachable):
+            await waiting
+        await until(lambda: sorted(server.ended) == [1, 2])
+
+
+async def test_a_mistake_of_who_serves_is_told_and_costs_nothing_else() -> None:
+    def fail(_: Frame) -> Frame | None:
+        raise KeyError("a mistake of the caller's")
+
+    def say(frame: Frame) -> bytes:
+        if frame.answers:
+            return b""
+        asked = Frame(code=Request.GET_CONSUMER_RUNNING_INFO, opaque=5)
+        return encode(asked) + encode(asked.unanswered()) + good(frame)
+
+    failing = Connections(fail)
+    async with a_server(say) as server:
+        assert (await failing.ask(server.address, a_request("mine"))).body == b"mine"
+        await until(lambda: len(server.heard) > 1)
+        assert [(it.code, it.opaque) for it in server.heard if it.answers] == [(Answer.SYSTEM_ERROR, 5)]
+        assert (await failing.ask(server.address, a_request("again"))).body == b"again"
+        assert server.connections == 1
+    failing.close()
+
+
+async def test_who_asks_and_does_not_read_is_not_read_either() -> None:
+    number, reading = 20_000, asyncio.Event()
+    asked = encode(Frame(code=Request.GET_CONSUMER_RUNNING_INFO, opaque=5)) * 100
+    answers: list[Frame] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = Decoder()
+        list(decoder.feed(await reader.read(65536)))
+        for _ in range(number // 100):
+            writer.write(asked)
+        await reading.wait()
+        while data := await reader.read(65536):
+            answers.extend(it for it in decoder.feed(data) if it.code == Answer.SUCCESS)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
+    host, port = server.sockets[0].getsockname()
+    generous = Connections(lambda asked: asked.reply(Answer.SUCCESS, bytes(10_000)))
+    asking = asyncio.create_task(generous.ask(f"{host}:{port}", a_request(), 60))
+
+    def transport() -> asyncio.Transport | None:
+        place = generous._places.get(f"{host}:{port}")
+        return place.connection._transport if place and place.connection else None
+
+    await until(lambda: bool((opened := transport()) and not opened.is_reading()))
+    assert (opened := transport())
+    assert opened.get_write_buffer_size() < 50_000_000, "it would be 200 MB"
+    reading.set()
+    await until(lambda: len(answers) >= number)
+    generous.close()
+    server.close()
+    with pytest.raises(Unreachable):
+        await asking
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of their own only")
+async def test_a_name_with_a_dead_address_is_reached_by_its_other_one(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_server(good) as server:
+        port = int(server.address.rpartition(":")[2])
+        with closing(socket.socket()) as dead, closing(socket.socket()) as first, closing(socket.socket()) as second:
+            dead.bind(("127.0.0.9", port))
+            dead.listen(0)
+            for filling in (first, second):  # who comes after them is kept waiting for ever
+                filling.setblocking(False)  # noqa: FBT003 - its name
+                filling.connect_ex(("127.0.0.9", port))
+
+            async def resolve(*_: object, **__: object) -> list[object]:
+                stream = socket.AF_INET, socket.SOCK_STREAM, 6, ""
+                return [(*stream, (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+            assert (await connections.ask(f"name-server:{port}", a_request("through"))).body == b"through"

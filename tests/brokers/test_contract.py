@@ -47,6 +47,7 @@ class World:
     cluster: Cluster | Memory
     new: Callable[[Membership], Consumer]
     enable: Callable[[str, int], Awaitable[None]]
+    delete: Callable[[str], Awaitable[None]]
     broker: str
     number: int = field(default_factory=lambda: next(_numbers))
     members: list[Consumer] = field(default_factory=list)
@@ -108,17 +109,9 @@ class World:
 
 
 @pytest.fixture(params=["memory", "rocketmq"])
-def site(request: pytest.FixtureRequest) -> Site | None:
-    """Start the real broker when the first test asks for it; None is the twin."""
-    if request.param == "memory":
-        return None
-    real: RocketMQ = request.getfixturevalue("rocketmq")
-    return Site([real.name_server])
-
-
-@pytest.fixture
-async def world(site: Site | None) -> AsyncIterator[World]:
-    made = in_memory(Memory()) if site is None else real(site)
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """Start the real broker when the first test asks for it."""
+    made = in_memory(Memory()) if request.param == "memory" else real(request.getfixturevalue("rocketmq"))
     yield made
     await made.leave()
 
@@ -127,16 +120,20 @@ def in_memory(memory: Memory) -> World:
     async def enable(group: str, enabled: int) -> None:
         await memory.update_group(group, BROKER, enabled=bool(enabled))
 
-    return World(memory, lambda member: MemoryConsumer(memory, member), enable, BROKER)
+    return World(memory, lambda member: MemoryConsumer(memory, member), enable, memory.delete_topic, BROKER)
 
 
-def real(site: Site) -> World:
+def real(rocketmq: RocketMQ) -> World:
+    site = Site([rocketmq.name_server])
     cluster = Cluster(site)
 
     async def enable(group: str, enabled: int) -> None:
         await cluster.update_group(group, "broker-0", consumeEnable=bool(enabled))
 
-    return World(cluster, lambda member: RocketMQConsumer(site, member), enable, "broker-0")
+    async def delete(topic: str) -> None:
+        await asyncio.to_thread(rocketmq.delete_topic, topic)
+
+    return World(cluster, lambda member: RocketMQConsumer(site, member), enable, delete, "broker-0")
 
 
 def bodies(found: Pulled) -> list[str]:
@@ -215,9 +212,25 @@ async def test_a_message_may_be_sent_to_any_queue(world: World) -> None:
     await world.until(3, queues)
 
 
-async def test_a_queue_that_is_not_there_is_sent_nothing(world: World) -> None:
+@pytest.mark.parametrize("gone", [no_queue, no_topic])
+async def test_a_queue_that_is_not_there_is_sent_nothing(world: World, gone: Callable[[Queue], Queue]) -> None:
     [queue] = await world.topic()
-    await all_fail(Unknown, world.cluster.send(queue.topic, b"body", queue=no_queue(queue)))
+    missing = gone(queue)
+    await all_fail(Unknown, world.cluster.send(missing.topic, b"body", queue=missing))
+    await all_fail(Unknown, world.cluster.queues("nowhere"))  # no broker has made it of that
+
+
+async def test_a_queue_of_another_topic_is_sent_nothing(world: World) -> None:
+    [queue] = await world.topic()
+    with pytest.raises(ValueError, match="is no queue of nowhere"):
+        await world.cluster.send("nowhere", b"body", queue=queue)
+
+
+@pytest.mark.parametrize("properties", [{"a\x01": "b"}, {"a": "\x02b"}])
+async def test_what_separates_properties_is_not_sent_in_them(world: World, properties: dict[str, str]) -> None:
+    [queue] = await world.topic()
+    with pytest.raises(ValueError, match="which separate properties"):
+        await world.cluster.send(queue.topic, b"body", properties, queue)
 
 
 async def test_a_broker_that_nobody_knows_cannot_be_reached(world: World) -> None:
@@ -242,6 +255,16 @@ async def test_a_pull_brings_as_many_as_asked_for(world: World) -> None:
     found = await member.pull(queue, 1, most=2, wait=0)
     assert (bodies(found), found.next, found.last) == (["1", "2"], 3, 40)
     assert len((await member.pull(queue, 0, most=100, wait=0)).messages) == 32
+
+
+async def test_a_pull_brings_256_kib_at_most_but_one_message_in_any_case(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, *("x" * 100_000 for _ in range(3)), "y" * 300_000)
+    await member.pull(queue, 0, wait=0)
+    for offset, number in ((0, 2), (2, 1), (3, 1)):
+        found = await member.pull(queue, offset, wait=0)
+        assert (len(found.messages), found.next) == (number, offset + number)
 
 
 async def test_a_pull_at_the_end_brings_nothing(world: World) -> None:
@@ -319,6 +342,22 @@ async def test_a_queue_that_is_not_there_is_unknown(world: World, gone: Callable
     )
 
 
+async def test_a_topic_that_was_deleted_is_unknown_though_it_was_there_before(world: World) -> None:
+    [queue] = await world.topic()
+    member = world.member(queue.topic)
+    assert (await member.last(queue), await member.committed(queue)) == (0, None)
+    await world.delete(queue.topic)
+
+    async def all_is_unknown() -> bool:
+        asked = (member.last(queue), member.first(queue), member.at(queue, 1.0), member.committed(queue))
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        return all(isinstance(it, Unknown) for it in told)
+
+    await soon(all_is_unknown, 20)
+    await all_fail(Unknown, world.cluster.send(queue.topic, b"body", queue=queue), member.pull(queue, 0, wait=0))
+    await all_fail(Unknown, world.cluster.queues(queue.topic))
+
+
 # Offsets.
 
 
@@ -345,6 +384,7 @@ async def test_a_commit_needs_its_group_and_its_topic(world: World) -> None:
     await all_fail(Unknown, world.member(queue.topic).commit(queue, 1))
     member = await world.joined(queue.topic)
     await all_fail(Unknown, member.commit(no_topic(queue), 1))
+    await member.commit(no_queue(queue), 1)  # it may have left the topic while it was worked on
 
 
 async def test_a_queue_begins_and_ends(world: World) -> None:
@@ -469,6 +509,49 @@ async def test_a_group_gets_a_retry_topic_when_somebody_joins(world: World) -> N
     assert await world.queues(f"%RETRY%{world.group}") == (Queue(f"%RETRY%{world.group}", world.broker, 0),)
 
 
+async def test_a_member_joins_once(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    with pytest.raises(RuntimeError, match=f"one has joined {world.group} already"):
+        await member.join()
+    assert await ids(world) == ["one"]
+    await member.leave()
+    await member.leave()
+    with pytest.raises(RuntimeError, match=f"one has left {world.group} already"):
+        await member.join()
+    assert await ids(world) == []
+
+
+async def test_who_could_not_join_may_try_again(world: World) -> None:
+    member = world.member(f"topic-{world.number}")
+    await all_fail(Unknown, member.join())
+    await world.topic()
+
+    async def joined() -> bool:
+        try:
+            await member.join()
+        except Unknown:
+            return False
+        return True
+
+    await soon(joined)
+    assert await ids(world) == ["one"]
+
+
+async def test_who_has_left_reaches_nothing_any_more(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one")
+    [message] = (await member.pull(queue, 0, wait=0)).messages
+    await member.leave()
+    await all_fail(
+        Unreachable,
+        *(member.check(), member.pull(queue, 0), member.committed(queue), member.commit(queue, 1)),
+        *(member.first(queue), member.last(queue), member.at(queue, 1.0)),
+        *(member.lock([queue]), member.unlock([queue]), member.give_back(message)),
+    )
+
+
 async def test_nobody_joins_for_a_topic_that_is_not_there(world: World) -> None:
     member = world.member("nowhere")
     await all_fail(Unknown, member.check(), member.join())
@@ -531,10 +614,24 @@ async def test_a_lock_is_given_back_by_its_owner_or_in_its_name_only(world: Worl
     assert await two.lock(queues) == {*queues}
 
 
-async def test_queues_of_no_broker_are_not_locked(world: World) -> None:
+async def test_queues_of_one_broker_are_locked_at_a_time(world: World) -> None:
     [queue] = await world.topic()
-    with pytest.raises(ValueError):  # noqa: PT011 - each in its own words
-        await world.member(queue.topic).lock([])
+    member = world.member(queue.topic)
+    for queues in ([], [queue, queue._replace(broker="no-broker")]):
+        for call in (member.lock, member.unlock):
+            with pytest.raises(ValueError, match="Queues of one broker are locked at a time"):
+                await call(queues)
+
+
+async def test_locks_are_given_back_where_brokers_answer_though_others_do_not(world: World) -> None:
+    [queue] = await world.topic()
+    one, two = (world.member(queue.topic, name=name) for name in ("one", "two"))
+    await one.lock([queue])
+    await all_fail(
+        Unreachable, world.cluster.unlock(world.group, "one", [queue._replace(broker="a-broker-that-is-away"), queue])
+    )
+    assert await two.lock([queue]) == {queue}
+    await world.cluster.unlock(world.group, "one", [])
 
 
 # What comes again.
@@ -637,7 +734,8 @@ async def test_what_is_down_in_the_twin_is_unreachable_until_it_is_up(name: str)
     await true(lambda: len(told) == 1)
     memory.down(name)
     operator = memory.queues(queue.topic) if name == NAME_SERVER else memory.clients(world.group, name)
-    await all_fail(Unreachable, operator, member.join() if name == NAME_SERVER else member.commit(queue, 1))
+    late = world.member(queue.topic, name="late")
+    await all_fail(Unreachable, operator, late.join() if name == NAME_SERVER else member.commit(queue, 1))
     memory.up(name)
     await member.commit(queue, 1)
     assert (await memory.queues(queue.topic), await ids(world)) == ((queue,), ["one"])

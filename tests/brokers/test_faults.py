@@ -20,7 +20,7 @@ from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.model import Queue
 from rota.spec import Subscription
 
-TOPIC, GROUP, CLIENT = "orders", "shop", "10.0.0.1@orders-1#1"
+TOPIC, GROUP, KEEPERS, CLIENT = "orders", "shop", "keepers", "10.0.0.1@orders-1#1"
 Q = [Queue(TOPIC, f"broker-{number}", 0) for number in range(2)]
 
 
@@ -39,7 +39,8 @@ def pair() -> Iterator[RocketMQ]:
 async def cluster(pair: RocketMQ) -> AsyncIterator[Cluster]:
     opened = Cluster(Site([pair.name_server]))
     for broker in await opened.brokers():
-        await opened.update_group(GROUP, broker)
+        for group in (GROUP, KEEPERS):
+            await opened.update_group(group, broker)
     yield opened
     await opened.close()
 
@@ -77,10 +78,11 @@ def a_free_port(address: str) -> int:
 async def test_a_broker_that_is_killed_fails_its_pulls_at_once_and_is_found_where_it_comes_back(
     pair: RocketMQ, cluster: Cluster
 ) -> None:
-    async with a_member(pair.name_server) as member:
+    async with a_member(pair.name_server, group=KEEPERS) as member:
         end = await member.last(Q[0])
+        await member.commit(Q[1], 5)
         held = asyncio.create_task(member.pull(Q[0], end, wait=60))
-        await member.commit(Q[0], end)  # on the same connection, so the pull is there before it
+        await member.commit(Q[0], 3)  # on the same connection, so the pull is there before it
         pair.kill_broker(0)
         with pytest.raises(Unreachable, match="closed the connection"):
             await asyncio.wait_for(held, 30)
@@ -89,8 +91,38 @@ async def test_a_broker_that_is_killed_fails_its_pulls_at_once_and_is_found_wher
         assert await member.last(Q[1]) == 0, "the other one goes on"
         await asyncio.to_thread(pair.start_broker, 0, a_free_port(pair.address))
         assert (await eventually(lambda: member.pull(Q[0], end, wait=0))).next == end
-        online = await soon(lambda: eventually(lambda: cluster.clients(GROUP, "broker-0")))
+        online = await soon(lambda: eventually(lambda: cluster.clients(KEEPERS, "broker-0")))
         assert [it.id for it in online] == [CLIENT], "it is known by its new connection at once"
+        assert await member.committed(Q[1]) == 5
+        stored = await eventually(lambda: member.committed(Q[0]))
+        assert stored in {None, 3}, "what came last may be lost with the broker, and nothing else may stand there"
+
+
+async def test_a_broker_that_stands_still_in_the_middle_of_a_pull_goes_on_where_it_was(
+    pair: RocketMQ, cluster: Cluster
+) -> None:
+    async with a_member(pair.name_server) as member:
+        end = await member.last(Q[0])
+        await member.commit(Q[0], end)
+        pulling = asyncio.create_task(member.pull(Q[0], end, wait=1))
+        await member.first(Q[0])  # on the same connection, so the pull is there before it
+        before = await cluster.clients(GROUP, "broker-0")
+        pair.stop_broker(0)
+        try:
+            with pytest.raises(Unreachable, match="did not answer within 11 s"):
+                await pulling
+        finally:
+            pair.continue_broker(0)
+        assert await eventually(lambda: member.committed(Q[0])) == end
+        await cluster.send(TOPIC, b"after", queue=Q[0])
+
+        async def arrived() -> bool:
+            found = await eventually(lambda: member.pull(Q[0], end, wait=0))
+            return [it.body for it in found.messages] == [b"after"]
+
+        await soon(arrived)
+        assert await cluster.clients(GROUP, "broker-0") == before
+        assert await member.committed(Q[0]) == end
 
 
 async def test_a_broker_that_stands_still_delays_no_other_and_keeps_its_connections(
@@ -126,7 +158,7 @@ async def test_without_a_name_server_what_is_known_goes_on_and_an_empty_one_is_n
         found = await eventually(lambda: cluster.queues(TOPIC))  # it begins empty; that is never taken for no topic
         assert {queue.topic for queue in found} == {TOPIC}
         with pytest.raises(Unknown, match="There is no topic nope"):
-            await cluster.queues("nope")
+            await eventually(lambda: cluster.queues("nope"))  # when it knows both brokers
         await asyncio.to_thread(pair.up)  # until both brokers are known again
 
 

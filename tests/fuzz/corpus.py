@@ -48,9 +48,14 @@ BINARY_HEADER = (
     + b"\x00\x00\x00\x00\x00\x00"
 )
 _BATCH = _item(b"one", b"TAGS\x01blue\x02") + _item(b"", b"") + _item(TEXT, b"KEYS\x01k")
-# 600 times 128 KiB of zeros by ZSTD: its length in 4 bytes, then blocks of one byte that is repeated, then the last.
-_BLOCKS = b"\x02\x00\x10\x00" * 599 + b"\x03\x00\x10\x00"
-_BOMB = b"\x28\xb5\x2f\xfd\xa0" + (600 * 2**17).to_bytes(4, "little") + _BLOCKS
+
+
+def _bomb(blocks: int) -> bytes:
+    """Write so many times 128 KiB of zeros by ZSTD: its length in 4 bytes, then blocks of one byte that is repeated."""
+    start = b"\x28\xb5\x2f\xfd\xa0" + (blocks * 2**17).to_bytes(4, "little")
+    return start + b"\x02\x00\x10\x00" * (blocks - 1) + b"\x03\x00\x10\x00"  # the last
+
+
 _STREAM = zstandard.ZstdCompressor().compressobj()
 
 # A body of a message, and its flags.
@@ -62,7 +67,7 @@ PACKED: list[tuple[bytes, int]] = [
     (zlib.compress(TEXT), 0x301),
     (_BATCH, 0x0C0),
     (zlib.compress(_BATCH), 0x3C1),
-    (_BOMB, 0x201),  # not to be unpacked: it is over the largest
+    (_bomb(600), 0x201),  # not to be unpacked: it is over the largest
     (zlib.compress(bytes(2**20)), 0x301),
     (zlib.compress(_item(b"", b"") * 2000), 0x3C1),
 ]
@@ -71,6 +76,7 @@ MESSAGES: list[bytes] = [
     a_message(TEXT, 0x30, v2=True),
     a_message(b"", 0x10) + a_message(b"", 0x20),
     b"".join(a_message(body, flags) for body, flags in PACKED[:8]),
+    a_message(_bomb(256), 0x201) * 24,  # each the largest that is unpacked; all of them would be 768 MiB
 ]
 BODIES: list[bytes] = [
     (

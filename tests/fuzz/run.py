@@ -11,7 +11,7 @@ from fuzz.corpus import BINARY_HEADER, BODIES, FRAMES, JSON_HEADER, MESSAGES, PA
 from rota.brokers import Message
 from rota.brokers.rocketmq import bodies, fastjson
 from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed
-from rota.brokers.rocketmq.messages import LARGEST_BODY, decode
+from rota.brokers.rocketmq.messages import LARGEST_BODY, ROOM, prefix
 
 LONGEST = 2**16  # bytes of a try
 MEMORY = 2**29  # bytes more than before; a body may have 64 MiB, and while it grows there are two of it
@@ -31,7 +31,7 @@ def read_frames(data: bytes) -> None:
 
 
 def _fed(pieces: Sequence[bytes]) -> list[Frame] | None:
-    decoder, found = Decoder(), []
+    decoder, found = Decoder(), list[Frame]()
     with suppress(Malformed):
         for piece in pieces:
             found += decoder.feed(piece)
@@ -59,7 +59,9 @@ def read_bodies(data: bytes) -> None:
 def read_messages(data: bytes) -> None:
     """Read messages."""
     with suppress(Malformed):
-        for message in decode(data, "broker-a"):
+        found, _ = prefix(data, "broker-a")
+        assert sum(len(message.body) for message in found) <= ROOM + len(data), "more than there is room for"
+        for message in found:
             assert _whole(message), f"no message: {str(message)[:200]}"
 
 

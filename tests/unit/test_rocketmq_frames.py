@@ -40,7 +40,7 @@ def a_binary_header(*, language: int = 0, remark: bytes = b"", block: bytes = b"
 
 
 def read(data: bytes) -> list[Frame]:
-    return Decoder().feed(data)
+    return list(Decoder().feed(data))
 
 
 # What frames look like.
@@ -146,12 +146,12 @@ def test_several_frames_may_come_in_one_piece() -> None:
 def test_frames_may_be_split_at_any_byte() -> None:
     for at in range(len(BOTH) + 1):
         decoder = Decoder()
-        assert decoder.feed(BOTH[:at]) + decoder.feed(BOTH[at:]) == read(BOTH), at
+        assert [*decoder.feed(BOTH[:at]), *decoder.feed(BOTH[at:])] == read(BOTH), at
 
 
 def test_a_frame_is_there_with_its_last_byte() -> None:
     decoder = Decoder()
-    found = {at: decoder.feed(bytes([byte])) for at, byte in enumerate(BOTH, 1)}
+    found = {at: [*decoder.feed(bytes([byte]))] for at, byte in enumerate(BOTH, 1)}
     first, second = len(a_frame(JSON, b"one")), len(a_frame(BINARY, b"two"))
     assert [at for at, frames in found.items() if frames] == [first, first + second, len(BOTH)]
 
@@ -241,7 +241,23 @@ def test_nothing_can_be_read_after_what_is_no_frame() -> None:
     decoder = Decoder()
     for data in (b"\xff\xff\xff\xff", a_frame(JSON)):
         with pytest.raises(Malformed):
-            decoder.feed(data)
+            list(decoder.feed(data))
+
+
+def test_frames_before_what_is_none_are_read() -> None:
+    found: list[Frame] = []
+    with pytest.raises(Malformed):
+        found.extend(Decoder().feed(a_frame(JSON, b"one") + b"HTTP/1.1 400 Bad Request"))
+    assert [frame.body for frame in found] == [b"one"]
+
+
+def test_a_decoder_tells_whether_it_is_inside_of_a_frame() -> None:
+    decoder, frame = Decoder(), a_frame(JSON)
+    told = [decoder.inside]
+    for piece in (frame[:3], frame[3:-1], frame[-1:]):
+        list(decoder.feed(piece))
+        told.append(decoder.inside)
+    assert told == [False, True, True, False]
 
 
 # Properties.

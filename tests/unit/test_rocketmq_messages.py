@@ -15,8 +15,10 @@ from rota.brokers.rocketmq.frames import Malformed
 from rota.brokers.rocketmq.messages import (
     LARGEST_BATCH,
     LARGEST_BODY,
+    ROOM,
     decode,
     java_hash,
+    prefix,
     read_properties,
     unpacked,
     write_properties,
@@ -294,6 +296,44 @@ def test_a_batch_has_no_more_messages_than_a_broker_counts() -> None:
 def test_a_batch_that_does_not_match_its_checksum_is_not_taken_apart() -> None:
     found = one(written(item(b"one"), flags=0xC0).replace(b"one", b"two"))
     assert (found.body, found.damage) == (item(b"two"), "its checksum does not match")
+
+
+# How much is taken of a pull.
+
+
+def a_pack(size: int, offset: int) -> bytes:
+    return written(zstandard.compress(bytes(size)), flags=0x201, offset=offset)
+
+
+def taken(data: bytes) -> tuple[list[int], int | None]:
+    """Return the offsets of what is taken, and the first one that is left."""
+    found, left = prefix(data, "broker-a")
+    assert not any(it.damage for it in found)
+    return [it.offset for it in found], left
+
+
+def test_what_finds_no_room_when_it_is_unpacked_is_left_for_the_next_pull() -> None:
+    half = ROOM // 2
+    data = [a_pack(half, 7), written(offset=8), a_pack(half, 9), a_pack(1, 10), written(offset=11)]
+    assert taken(b"".join(data)) == ([7, 8, 9], 10)
+    assert taken(b"".join(data[3:])) == ([10, 11], None)
+
+
+def test_the_first_message_is_taken_however_large_it_is() -> None:
+    assert taken(a_pack(LARGEST_BODY, 7) + a_pack(LARGEST_BODY, 8)) == ([7], 8)
+
+
+def test_what_came_as_it_is_finds_room_always() -> None:
+    assert taken(a_pack(ROOM, 7) + written(bytes(1000), offset=8)) == ([7, 8], None)
+
+
+def test_many_messages_of_batches_take_room_though_they_are_short() -> None:
+    data = [written(zlib.compress(item(b"") * 30_000), flags=0x3C1, offset=30_000 * number) for number in range(3)]
+    assert taken(b"".join(data)) == ([*range(30_000)], 30_000)
+
+
+def test_all_is_taken_of_who_cannot_pull_again() -> None:
+    assert len(read(a_pack(ROOM, 7) + a_pack(ROOM, 8))) == 2
 
 
 # What is no message makes all of it unreadable.

@@ -299,3 +299,19 @@ def test_what_is_signed_again_has_the_same_signature() -> None:
 
 def test_the_secret_is_not_shown() -> None:
     assert "secret" not in repr(Credentials("key", "secret", "token-secret"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("a\n", 1), ("a", "1\nb=2"), ("a", "1\r"), ("a", "\n1")])
+def test_a_setting_is_one_line(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match="has a line break in it"):
+        requests.update_broker_config({name: value})
+
+
+def test_settings_are_lines() -> None:
+    assert requests.update_broker_config({"a": 1, "b": True}).body == b"a=1\nb=true"
+
+
+@pytest.mark.parametrize("queues", [[], [QUEUE, QUEUE._replace(broker="broker-b")]])
+def test_queues_are_locked_at_one_broker(queues: list[Queue]) -> None:
+    with pytest.raises(ValueError, match="Queues of one broker are locked at a time"):
+        requests.one_broker(queues)

@@ -66,7 +66,7 @@ class Unknown(BrokerError):  # noqa: N818 - as above
 class Refused(BrokerError):  # noqa: N818 - as above
     """It was asked, and said no."""
 
-    def __init__(self, message: str, code: int = 0) -> None:
+    def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message)
         self.code = code
 
@@ -214,10 +214,10 @@ class Consumer(Protocol):
         """Ask the brokers whether they take the subscriptions; `Refused` says what they do not take."""
 
     async def join(self) -> None:
-        """Become known to the brokers, and stay so."""
+        """Become known to the brokers, and stay so; once, unless it fails."""
 
     async def leave(self) -> None:
-        """Tell the brokers that the member goes, and close all connections."""
+        """Tell the brokers that the member goes, and close all connections; whatever is asked then is `Unreachable`."""
 
     async def pull(self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0) -> Pulled:
         """Ask for messages from an offset on; where there are none, the broker waits for some."""

@@ -1,10 +1,12 @@
 """Bodies of requests and answers, with the protocol's own names for their fields."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from rota.model import Queue
+
+Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what is said of a queue; Java has no longer numbers
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -185,10 +187,10 @@ class Assignments(Body, frozen=True):
 class OffsetWrapper(Body, frozen=True):
     """How far a group is with a queue."""
 
-    broker_offset: int
-    consumer_offset: int
-    pull_offset: int = 0
-    last_timestamp: int = 0
+    broker_offset: Long
+    consumer_offset: Long
+    pull_offset: Long = 0
+    last_timestamp: Long = 0
 
 
 class ConsumeStats(Body, frozen=True):
@@ -201,9 +203,9 @@ class ConsumeStats(Body, frozen=True):
 class TopicOffset(Body, frozen=True):
     """Where a queue begins and ends."""
 
-    min_offset: int
-    max_offset: int
-    last_update_timestamp: int = 0
+    min_offset: Long
+    max_offset: Long
+    last_update_timestamp: Long = 0
 
 
 class TopicStats(Body, frozen=True):
@@ -215,7 +217,7 @@ class TopicStats(Body, frozen=True):
 class Reset(Body, frozen=True):
     """Where a group shall go on, by queue."""
 
-    offset_table: dict[str, int] = {}
+    offset_table: dict[str, Long] = {}
 
 
 class TopicConfig(Body, frozen=True):

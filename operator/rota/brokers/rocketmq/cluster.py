@@ -3,17 +3,20 @@
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from itertools import groupby
 from secrets import choice
 from typing import Any
 
 from rota.brokers import Client as Online
 from rota.brokers import Ends, Progress, Refused, Settings, Unknown
-from rota.brokers.rocketmq import bodies, fastjson, requests
-from rota.brokers.rocketmq.client import Client, Site, body, refusal
+from rota.brokers.rocketmq import bodies, requests
+from rota.brokers.rocketmq.answers import body, by_queue, good, reason, refusal, side_by_side
+from rota.brokers.rocketmq.client import Client, Site
 from rota.brokers.rocketmq.codes import STORED, Answer
 from rota.model import Queue
 
 PRODUCER = "rota"
+NOBODY = "no consumer for this group"  # how a broker says so; its code is that of all failures
 STATS_SECONDS = 10.0  # a broker works for this; who asks another one meanwhile does not wait
 
 
@@ -52,11 +55,10 @@ class Cluster:
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
         """Return what a member that decides by itself asks: the ids of who is online, each once."""
         answer = await self._client.ask(broker, requests.client_ids(group))
-        if answer.code == Answer.SYSTEM_ERROR:  # a broker has no other word for nobody
+        if answer.code == Answer.SYSTEM_ERROR and NOBODY in answer.remark:
             return ()
-        if answer.code != Answer.SUCCESS:
-            raise refusal(f"The members of {group} at {broker}", answer)
-        return tuple(body(answer, bodies.ClientIds).consumer_id_list)
+        found = body(good(f"The members of {group} at {broker}", answer), bodies.ClientIds).consumer_id_list
+        return tuple(dict.fromkeys(found))
 
     async def settings(self, group: str, broker: str) -> Settings:
         """Return a group's settings."""
@@ -68,41 +70,55 @@ class Cluster:
     async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
         """Return how far a group is with the queues of a broker."""
         answer = await self._client.get(broker, requests.consume_stats(group, topics), STATS_SECONDS)
+        found = by_queue(body(answer, bodies.ConsumeStats).offset_table)
         return {
-            fastjson.queue(key): Progress(
-                it.broker_offset, it.consumer_offset, it.pull_offset, it.last_timestamp / 1000
-            )
-            for key, it in body(answer, bodies.ConsumeStats).offset_table.items()
+            queue: Progress(it.broker_offset, it.consumer_offset, it.pull_offset, it.last_timestamp / 1000)
+            for queue, it in found.items()
         }
 
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""
         answer = await self._client.get(broker, requests.topic_stats(topic), STATS_SECONDS)
+        found = by_queue(body(answer, bodies.TopicStats).offset_table)
         return {
-            fastjson.queue(key): Ends(it.min_offset, it.max_offset, it.last_update_timestamp / 1000)
-            for key, it in body(answer, bodies.TopicStats).offset_table.items()
+            queue: Ends(it.min_offset, it.max_offset, it.last_update_timestamp / 1000) for queue, it in found.items()
         }
 
     async def send(
         self, topic: str, body: bytes, properties: Mapping[str, str] | None = None, queue: Queue | None = None
     ) -> None:
         """Send a message, to one queue or to any."""
-        queue = queue or choice(await self.queues(topic))
+        queue = await self._place(topic, queue)
         born = int(time.time() * 1000)
         request = requests.send(PRODUCER, topic, body, properties or {}, broker=queue.broker, queue=queue.id, born=born)
         answer = await self._client.ask(queue.broker, request)
         if answer.code == Answer.INVALID_PARAMETER:
-            raise Unknown(f"There is no queue {queue}: {answer.remark}")
+            raise Unknown(f"There is no queue {queue}: {reason(answer)}")
         if answer.code not in STORED:
             raise refusal(f"Sending to {queue}", answer)
+
+    async def _place(self, topic: str, queue: Queue | None) -> Queue:
+        """Return where a message goes; to a topic that is not there, or a broker would make it."""
+        if queue is None:
+            queues = await self.queues(topic)
+            if not queues:
+                raise Refused(f"The topic {topic} has no queue that can be read, so nothing is sent to it")
+            return choice(queues)
+        if queue.topic != topic:
+            raise ValueError(f"{queue} is no queue of {topic}")
+        await self._client.need(queue)
+        await self._client.doubt(queue)
+        return queue
 
     # What administrators do.
 
     async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
         """Give locks back in the name of a member that has ended."""
-        for broker in sorted({queue.broker for queue in queues}):
-            mine = [queue for queue in queues if queue.broker == broker]
-            await self._client.get(broker, requests.unlock(group, client_id, mine))
+        by_broker = groupby(sorted(queues, key=_broker), key=_broker)
+        told = [(broker, requests.unlock(group, client_id, mine)) for broker, mine in by_broker]
+        _, failed = await side_by_side(self._client.get(*it) for it in told)
+        if failed:
+            raise failed[0]
 
     async def create_topic(self, topic: str, broker: str, queues: int, *, perm: int = 6) -> None:
         """Make a topic on a broker, or change it there."""
@@ -113,10 +129,14 @@ class Cluster:
         return body(await self._client.get(broker, requests.topic_config(topic)), bodies.TopicConfig)
 
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
-        """Make a group on a broker, or change what is named of it; names are the protocol's."""
-        before: Mapping[str, Any] = {}
+        """Make a group on a broker, or change what is named of it; names are the protocol's.
+
+        Attributes stay as they are: they are written as changes, "+name" or "-name", not as they are read.
+        """
+        before: dict[str, Any] = {}
         with suppress(Unknown):
-            before = await self.group(group, broker)
+            before = {**await self.group(group, broker)}
+        before.pop("attributes", None)
         await self._client.get(broker, requests.update_group({**before, "groupName": group, **changed}))
 
     async def group(self, group: str, broker: str) -> Mapping[str, Any]:
@@ -127,7 +147,7 @@ class Cluster:
         """Set a group's offsets to a time, or to the end; return them."""
         when = -1 if seconds is None else round(seconds * 1000)
         answer = await self._client.get(broker, requests.reset(group, topic, when))
-        return {fastjson.queue(key): offset for key, offset in body(answer, bodies.Reset).offset_table.items()}
+        return by_queue(body(answer, bodies.Reset).offset_table)
 
     async def consume_mode(self, topic: str, group: str, broker: str, mode: str, share: int = 0) -> None:
         """Say whether a group's members PULL a topic's queues or POP from them."""
@@ -155,3 +175,7 @@ class Cluster:
     async def update_broker(self, broker: str, **changed: object) -> None:
         """Change some of a broker's own settings; names are the broker's."""
         await self._client.get(broker, requests.update_broker_config(changed))
+
+
+def _broker(queue: Queue) -> str:
+    return queue.broker

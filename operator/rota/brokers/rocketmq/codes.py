@@ -70,5 +70,10 @@ class Answer(IntEnum):
 
 STORED = frozenset({Answer.SUCCESS, Answer.FLUSH_DISK_TIMEOUT, Answer.SLAVE_NOT_AVAILABLE, Answer.FLUSH_SLAVE_TIMEOUT})
 
+# What is not the same when it is done twice; so who is not sure whether it was done may not ask again.
+ONCE = frozenset(
+    {Request.SEND_MESSAGE_V2, Request.CONSUMER_SEND_MSG_BACK, Request.INVOKE_BROKER_TO_RESET_OFFSET},
+)
+
 MASTER = 0  # the broker id of a master
 READABLE = 4  # the bit of a queue's permissions

@@ -5,22 +5,36 @@ the connection breaks, everything that waits on it fails at once, for no answer 
 """
 
 import asyncio
-import itertools
+import logging
 import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
 import msgspec
 
 from rota.brokers import Unreachable
+from rota.brokers.rocketmq.codes import Answer
 from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed, encode
 
 CONNECT_SECONDS = 3.0
+NEXT_ADDRESS_SECONDS = 0.25  # a name may have several addresses, and the first of them be dead
+# Requests that time out one after the other, and in all that time not one frame: there is nothing to be lost any more.
+# Inside of a frame it is sooner: of one that tells a wrong length all later answers become a part.
+SILENT_SECONDS, INSIDE_SECONDS = 30.0, 10.0
+LAST_PORT = 2**16 - 1
+LAST_NUMBER = 2**31 - 1  # of a request; Java has no higher ones
 # A peer that has vanished is noticed by the kernel, not by a late answer: one that only stands still may go on.
 _PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 Serve = Callable[[Frame], Frame | None]  # what the other side asks; None: no answer
+
+_log = logging.getLogger(__name__)
+
+
+class Unasked(Unreachable):
+    """It was not even sent what was asked, so it cannot have done it."""
 
 
 class Connection(asyncio.Protocol):
@@ -29,11 +43,14 @@ class Connection(asyncio.Protocol):
     def __init__(self, address: str, serve: Serve) -> None:
         """Take `open` instead."""
         self.address = address
-        self.closed = ""
+        self.closed, self.closed_at = "", 0.0
+        self.heard = False  # whether one frame came at least
         self._serve = serve
         self._decoder = Decoder()
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
-        self._numbers = itertools.count(1)
+        self._number = 0
+        self._silent_since = inf  # since when nothing came, though what was asked then was to be answered by now
+        self._ending = ""
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
 
@@ -42,22 +59,29 @@ class Connection(asyncio.Protocol):
         """Connect; what cannot be reached is `Unreachable`."""
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
+        if not (port.isdecimal() and int(port) <= LAST_PORT):
+            raise Unasked(f"{address!r} is no address; write host:port")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    lambda: cls(address, serve), host.strip("[]"), int(port), ssl=tls
+                    lambda: cls(address, serve),
+                    host.strip("[]"),
+                    int(port),
+                    ssl=tls,
+                    happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
+                    interleave=1,
                 )
         except TimeoutError:
-            raise Unreachable(f"{address} did not take a connection within {CONNECT_SECONDS:g} s") from None
+            raise Unasked(f"{address} did not take a connection within {CONNECT_SECONDS:g} s") from None
         except OSError as error:
-            raise Unreachable(f"{address} cannot be reached: {error.strerror or error}") from None
-        except (ValueError, OverflowError):
-            raise Unreachable(f"{address!r} is no address; write host:port") from None
+            raise Unasked(f"{address} cannot be reached: {error.strerror or error}") from None
+        except ValueError:  # of a name that is none
+            raise Unasked(f"{address!r} is no address; write host:port") from None
         return connection
 
     async def ask(self, request: Frame, seconds: float) -> Frame:
         """Send a request and return the answer to it, whatever it says."""
-        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        loop, number = asyncio.get_running_loop(), self._next()
         self._send(msgspec.structs.replace(request, opaque=number))
         answer: asyncio.Future[Frame] = loop.create_future()
         self._waiting[number] = answer
@@ -67,17 +91,27 @@ class Connection(asyncio.Protocol):
         finally:
             patience.cancel()
             self._waiting.pop(number, None)
+            self._end_when_idle()
+
+    def _next(self) -> int:
+        self._number = self._number % LAST_NUMBER + 1
+        return self._number
 
     def _give_up(self, answer: "asyncio.Future[Frame]", seconds: float) -> None:
+        """Fail a request that took too long; if nothing comes at all, and for long, then the connection."""
         _fail(answer, Unreachable(f"{self.address} did not answer within {seconds:g} s"))
+        now = asyncio.get_running_loop().time()
+        self._silent_since = min(self._silent_since, now - seconds)
+        if now - self._silent_since >= (INSIDE_SECONDS if self._decoder.inside else SILENT_SECONDS):
+            self.close(f"no whole frame came for {now - self._silent_since:.0f} s")
 
     def tell(self, request: Frame) -> None:
         """Send a request that nobody answers."""
-        self._send(msgspec.structs.replace(request.unanswered(), opaque=next(self._numbers)))
+        self._send(msgspec.structs.replace(request.unanswered(), opaque=self._next()))
 
     def _send(self, frame: Frame) -> None:
         if self.closed:
-            raise Unreachable(f"{self.address} closed the connection: {self.closed}")
+            raise Unasked(f"{self.address} closed the connection: {self.closed}")
         self._write(frame)
 
     def _write(self, frame: Frame) -> None:
@@ -99,6 +133,15 @@ class Connection(asyncio.Protocol):
         self._end(why)
         if self._transport:
             self._transport.abort()
+
+    def finish(self, why: str) -> None:
+        """Close it as soon as nothing waits on it any more; nothing new shall be asked by it."""
+        self._ending = why
+        self._end_when_idle()
+
+    def _end_when_idle(self) -> None:
+        if self._ending and not self._waiting:
+            self.close(self._ending)
 
     # What asyncio calls.
 
@@ -122,21 +165,42 @@ class Connection(asyncio.Protocol):
             self.close(str(error))
 
     def _take(self, frame: Frame) -> None:
-        if frame.answers:
-            waiting = self._waiting.pop(frame.opaque, None)
-            if waiting and not waiting.done():
-                waiting.set_result(frame)
+        self.heard, self._silent_since = True, inf
+        if not frame.answers:
+            self._answer(frame)
             return
-        answer = self._serve(frame)
-        if answer and not frame.one_way:
-            self._write(answer)
+        waiting = self._waiting.pop(frame.opaque, None)
+        if waiting and not waiting.done():
+            waiting.set_result(frame)
+
+    def _answer(self, asked: Frame) -> None:
+        """Answer what the other side asks; a mistake of who serves shall not cost what waits on the connection."""
+        try:
+            answer = self._serve(asked)
+            if answer and not asked.one_way:
+                self._write(answer)
+        except Exception:  # noqa: BLE001 - whatever who serves does wrong
+            _log.exception("What %s asked, %d, could not be answered", self.address, asked.code)
+            if not asked.one_way:
+                self._write(asked.reply(Answer.SYSTEM_ERROR, remark="The member could not answer; its log says why"))
+
+    def pause_writing(self) -> None:
+        """Read no more from who does not read what it is sent: its questions would pile up as answers."""
+        if self._transport:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read on."""
+        if self._transport:
+            self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail everything that waits."""
         self._end(str(error) if error else "the other side closed it")
 
     def _end(self, why: str) -> None:
-        self.closed = self.closed or why
+        if not self.closed:
+            self.closed, self.closed_at = why, asyncio.get_running_loop().time()
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             _fail(answer, Unreachable(f"{self.address} closed the connection: {self.closed}"))

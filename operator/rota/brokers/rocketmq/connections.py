@@ -8,14 +8,15 @@ import random
 import ssl
 from collections.abc import Callable, Iterable
 
-from rota.brokers import Unreachable
 from rota.brokers.rocketmq.acl import Credentials, signed
 from rota.brokers.rocketmq.codes import Answer
-from rota.brokers.rocketmq.connection import Connection, Serve
+from rota.brokers.rocketmq.connection import Connection, Serve, Unasked
 from rota.brokers.rocketmq.frames import Frame
 
 CALL_SECONDS = 3.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+Opened = Callable[[str, Frame], None]  # an address that is connected anew, and what is going to be asked by it
 
 
 class _Place:
@@ -23,10 +24,39 @@ class _Place:
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
+        self.left: set[Connection] = set()  # by which nothing new is asked; some answers may still come by them
         self.opening = asyncio.Lock()
         self.pause = 0.0
         self.not_before = 0.0
         self.why = ""
+
+    def clear(self) -> None:
+        """Let go of a connection that is closed; one on which nothing was heard was as good as none."""
+        if self.connection and self.connection.heard:
+            self.pause = 0.0
+        elif self.connection:
+            self.fail(f"{self.connection.address} closed the connection: {self.connection.closed}")
+            self.not_before += self.connection.closed_at - asyncio.get_running_loop().time()
+        self.connection = None
+
+    def fail(self, why: str) -> None:
+        """Note a failure; the next try is later each time."""
+        self.pause = min(max(2 * self.pause, FIRST_PAUSE), LONGEST_PAUSE)
+        pause = self.pause * random.uniform(0.5, 1.0)  # noqa: S311 - not all at once
+        self.not_before, self.why = asyncio.get_running_loop().time() + pause, why
+
+    def leave(self, connection: Connection) -> None:
+        """Ask nothing more by a connection, and close it when all that was asked is answered."""
+        self.left = {it for it in self.left if not it.closed} | {connection}
+        self.pause = 0.0
+        if self.connection is connection:
+            self.connection = None
+        connection.finish("it sends everybody away")
+
+    def close(self, why: str) -> None:
+        """Close all there are."""
+        for connection in self.left | ({self.connection} if self.connection else set()):
+            connection.close(why)
 
 
 class Connections:
@@ -38,9 +68,9 @@ class Connections:
         *,
         tls: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
-        opened: Callable[[str], None] = lambda _: None,
+        opened: Opened = lambda _, __: None,
     ) -> None:
-        """Answer what the other sides ask by `serve`; `opened` is told of every address that is connected anew."""
+        """Answer what the other sides ask by `serve`; `opened` is told of every connection."""
         self._serve, self._opened = serve, opened
         self._tls = tls
         self._credentials = credentials
@@ -50,23 +80,21 @@ class Connections:
     async def ask(self, address: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Ask an address; who says GO_AWAY is about to close, and is asked once more by a new connection."""
         request = self._signed(request)
-        connection = await self._open(address)
+        connection = await self._open(address, request)
         answer = await connection.ask(request, seconds)
-        if answer.code == Answer.GO_AWAY:
-            connection.close("it sends everybody away")
-            answer = await (await self._open(address)).ask(request, seconds)
+        if answer.code == Answer.GO_AWAY and (place := self._places.get(address)):
+            place.leave(connection)
+            answer = await (await self._open(address, request)).ask(request, seconds)
         return answer
 
     async def tell(self, address: str, request: Frame) -> None:
         """Tell an address something that it does not answer."""
-        (await self._open(address)).tell(self._signed(request))
+        (await self._open(address, request)).tell(self._signed(request))
 
     def keep(self, addresses: Iterable[str]) -> None:
         """Close the connections to all other addresses: a broker that moved left its old one for ever."""
         for address in self._places.keys() - set(addresses):
-            place = self._places.pop(address)
-            if place.connection:
-                place.connection.close("the address is not in use any more")
+            self._places.pop(address).close("the address is not in use any more")
 
     def close(self) -> None:
         """Close all, and open none any more."""
@@ -76,28 +104,27 @@ class Connections:
     def _signed(self, request: Frame) -> Frame:
         return signed(request, self._credentials) if self._credentials else request
 
-    async def _open(self, address: str) -> Connection:
+    async def _open(self, address: str, request: Frame) -> Connection:
         if self._closed:
-            raise Unreachable(f"{address} is not asked any more: this client was closed")
+            raise Unasked(f"{address} is not asked any more: this client was closed")
         place = self._places.setdefault(address, _Place())
         if place.connection and not place.connection.closed:
             return place.connection
         async with place.opening:
             if place.connection and not place.connection.closed:
                 return place.connection
-            now = asyncio.get_running_loop().time
-            if now() < place.not_before:
-                raise Unreachable(f"{place.why}; it is tried again in {place.not_before - now():.1f} s")
+            place.clear()
+            pause = place.not_before - asyncio.get_running_loop().time()
+            if pause > 0:
+                raise Unasked(f"{place.why}; it is tried again in {pause:.1f} s")
             try:
-                place.connection = await Connection.open(address, self._serve, self._tls)
-            except Unreachable as error:
-                place.pause = min(max(2 * place.pause, FIRST_PAUSE), LONGEST_PAUSE)
-                place.not_before = now() + place.pause * random.uniform(0.5, 1.0)  # noqa: S311 - not all at once
-                place.why = str(error)
+                connection = await Connection.open(address, self._serve, self._tls)
+            except Unasked as error:
+                place.fail(str(error))
                 raise
             if self._places.get(address) is not place:
-                place.connection.close("the address went out of use while it was opened")
-                raise Unreachable(f"{address} went out of use while it was opened")
-            place.pause = 0.0
-            self._opened(address)
-            return place.connection
+                connection.close("the address went out of use while it was opened")
+                raise Unasked(f"{address} went out of use while it was opened")
+            place.connection = connection
+            self._opened(address, request)
+            return connection

@@ -1,22 +1,22 @@
 """One member's place in a group at RocketMQ's brokers: `Consumer`."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from itertools import product
 
 import msgspec
 
-from rota.brokers import LATER, BrokerError, Garbled, Membership, Message, Moved, Pulled, Unknown, Unreachable, Working
+from rota.brokers import LATER, Garbled, Membership, Message, Moved, Pulled, Unknown, Working
 from rota.brokers.rocketmq import bodies, fastjson, requests
-from rota.brokers.rocketmq.client import Client, Site, body, number, refusal
+from rota.brokers.rocketmq.answers import body, good, number, reason, refusal, side_by_side
+from rota.brokers.rocketmq.client import Client, Site
 from rota.brokers.rocketmq.codes import Answer, Request
 from rota.brokers.rocketmq.frames import Frame, Malformed
-from rota.brokers.rocketmq.messages import decode
+from rota.brokers.rocketmq.messages import prefix
+from rota.brokers.rocketmq.presence import Presence
 from rota.model import Queue
 
-HEARTBEAT_SECONDS = 30.0
 PULL_MARGIN = 10.0  # a broker answers a held request at its next 5 s tick, so later than it was asked to
 MOST_BYTES = 256 * 1024  # a broker gives no more at once, whatever is asked
 CLIENT_VERSION = "V5_3_3"  # of which protocol; tools print it
@@ -37,89 +37,32 @@ class RocketMQConsumer:
         self._began = int(time.time() * 1000)
         self._subscriptions = {topic: requests.subscription(it, self._began) for topic, it in member.topics.items()}
         self._tags = {it.topic: frozenset(requests.tags_of(it)) for it in member.topics.values() if it.type == "Tag"}
-        self._beating: asyncio.Task[None] | None = None
-        self._strange: set[str] = set()  # addresses whose broker does not know us by this connection yet
-        self._met = asyncio.Event()
+        self._presence = Presence(self._client, member, [*self._subscriptions.values()])
 
     # Membership.
 
     async def check(self) -> None:
         """Ask the brokers whether they take the subscriptions."""
-        await self._look()
-        for broker in self._client.hosts:
-            for data in self._subscriptions.values():
-                if data.expression_type != "TAG":
-                    request = requests.check_client(self._member.client_id, self._member.group, data)
-                    await self._client.get(broker, request)
+        await self._presence.look()
+        told = [
+            requests.check_client(self._member.client_id, self._member.group, data)
+            for data in self._subscriptions.values()
+            if data.expression_type != "TAG"
+        ]
+        _, failed = await side_by_side(self._client.get(*it) for it in product(self._client.hosts, told))
+        if failed:
+            raise failed[0]
 
     async def join(self) -> None:
         """Become known to every broker of the topics, and stay so; one that cannot be reached is told later."""
-        await self._look()
-        await self._beat(self._addresses())
-        for broker in self._client.hosts:  # a broker that makes no groups by itself takes the sign of life, and forgets
-            with suppress(Unreachable):
-                await self._client.get(broker, requests.group_config(self._member.group))
-        self._beating = asyncio.create_task(self._keep_beating())
+        await self._presence.join()
 
     async def leave(self) -> None:
         """Tell the brokers that the member goes, and close all connections."""
-        if self._beating:
-            self._beating.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._beating
-        await self._tell(self._addresses(), requests.unregister(self._member.client_id, self._member.group))
-        self._client.close()
+        await self._presence.leave()
 
-    async def _look(self) -> None:
-        """Ask for the routes; a topic that is not there yet is found later, but some must be."""
-        await self._client.refresh(self._subscriptions)
-        if not self._client.hosts:
-            await self._client.route(next(iter(self._subscriptions)))  # says why
-
-    async def _keep_beating(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    await self._met.wait()
-            if self._met.is_set():
-                await self._beat(self._strange)
-                continue
-            await self._client.refresh(self._subscriptions)
-            await self._beat(self._addresses())
-
-    async def _beat(self, addresses: Collection[str]) -> None:
-        member, addresses = self._member, list(addresses)
-        data = bodies.ConsumerData(
-            group_name=member.group,
-            consume_type="CONSUME_PASSIVELY" if member.pushed else "CONSUME_ACTIVELY",
-            message_model="BROADCASTING" if member.broadcasting else "CLUSTERING",
-            consume_from_where="CONSUME_FROM_LAST_OFFSET",
-            subscription_data_set=list(self._subscriptions.values()),
-        )
-        await self._tell(addresses, requests.heartbeat(member.client_id, data))
-        self._strange -= {*addresses}
-        self._met.clear()
-
-    def _addresses(self) -> set[str]:
-        """Return every replica of every broker that is known."""
-        return {address for ids in self._client.hosts.values() for address in ids.values()}
-
-    async def _tell(self, addresses: Collection[str], request: Frame) -> None:
-        """Tell all side by side; who cannot be reached is told again next time."""
-        asked = [self._client.connections.ask(address, request) for address in addresses]
-        for address, found in zip(addresses, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(found, BrokerError):
-                _log.warning("%s was not told %s: %s", address, Request(request.code).name, found)
-            elif isinstance(found, BaseException):
-                raise found
-            elif found.code != Answer.SUCCESS:
-                _log.warning("%s", refusal(f"{Request(request.code).name} at {address}", found))
-
-    def _opened(self, address: str) -> None:
-        """Make ourselves known by a new connection at once; until then a broker takes us for gone."""
-        if self._beating and address in self._addresses():
-            self._strange.add(address)
-            self._met.set()
+    def _opened(self, address: str, request: Frame) -> None:
+        self._presence.opened(address, request)
 
     # Messages.
 
@@ -131,21 +74,21 @@ class RocketMQConsumer:
         request = requests.pull(self._member.group, queue, offset, data, most=most, most_bytes=MOST_BYTES, wait=wait)
         answer = await self._client.ask(queue.broker, request, wait + PULL_MARGIN)
         if answer.code == Answer.INVALID_PARAMETER:
-            raise Unknown(f"There is no queue {queue}: {answer.remark}")
+            raise Unknown(f"There is no queue {queue}: {reason(answer)}")
         if answer.code not in _PULLED:
             raise refusal(f"Pulling {queue}", answer)
         following, first, last = (number(answer, it) for it in ("nextBeginOffset", "minOffset", "maxOffset"))
         if answer.code == Answer.PULL_OFFSET_MOVED:
             return Pulled((), following, first, last, Moved.RESET if answer.remark == _RESET else Moved.OUTSIDE)
         try:
-            found = decode(answer.body, queue.broker)
+            found, left = prefix(answer.body, queue.broker)
         except Malformed as error:
             raise Garbled(f"What was pulled from {queue} cannot be read: {error}") from None
         # A batch is one message to the broker; of its messages some may lie before the offset.
         kept = [it for it in found if it.offset >= offset]
         if tags := self._tags.get(queue.topic):  # the broker looked at their hashes only
             kept = [it for it in kept if it.tag in tags]
-        return Pulled(tuple(kept), following, first, last)
+        return Pulled(tuple(kept), following if left is None else left, first, last)
 
     async def give_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
         """Have a message tried again later, or never."""
@@ -167,11 +110,11 @@ class RocketMQConsumer:
         """Return where the group is, or None where it never was."""
         await self._client.need(queue)
         answer = await self._client.ask(queue.broker, requests.committed(self._member.group, queue))
-        if answer.code == Answer.QUERY_NOT_FOUND:
-            return None
-        if answer.code != Answer.SUCCESS:
-            raise refusal(f"The offset of {queue}", answer)
-        return number(answer, "offset")
+        none = answer.code == Answer.QUERY_NOT_FOUND
+        found = 0 if none else number(good(f"The offset of {queue}", answer), "offset")
+        if not found:  # so brokers speak of what was deleted, too
+            await self._client.doubt(queue)
+        return None if none else found
 
     async def commit(self, queue: Queue, offset: int) -> None:
         """Say where the group is."""
@@ -191,18 +134,21 @@ class RocketMQConsumer:
 
     async def _offset(self, queue: Queue, request: Frame) -> int:
         await self._client.need(queue)
-        return number(await self._client.get(queue.broker, request), "offset")
+        found = number(await self._client.get(queue.broker, request), "offset")
+        if not found:
+            await self._client.doubt(queue)
+        return found
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
         """Ask for queues of one broker to be locked; return those that are."""
         request = requests.lock(self._member.group, self._member.client_id, queues)
-        found = body(await self._client.get(_one_broker(queues), request), bodies.Locked)
+        found = body(await self._client.get(requests.one_broker(queues), request), bodies.Locked)
         return frozenset(it.queue for it in found.lock_ok_mq_set)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
         """Give locks on queues of one broker back."""
         request = requests.unlock(self._member.group, self._member.client_id, queues)
-        await self._client.get(_one_broker(queues), request)
+        await self._client.get(requests.one_broker(queues), request)
 
     # What brokers ask.
 
@@ -216,11 +162,12 @@ class RocketMQConsumer:
         answer = answers.get(asked.code)
         if answer is None:
             return asked.reply(Answer.REQUEST_CODE_NOT_SUPPORTED, remark=f"Rota does not answer {asked.code}")
+        if self._member.group not in {asked.fields.get("consumerGroup"), asked.fields.get("group")}:
+            return asked.reply(Answer.SYSTEM_ERROR, remark=f"This member is of {self._member.group}")
         return answer(asked)
 
-    def _members_changed(self, asked: Frame) -> None:
-        if asked.fields.get("consumerGroup") == self._member.group:
-            self._member.on_members()
+    def _members_changed(self, _: Frame) -> None:
+        self._member.on_members()
 
     def _offsets_set(self, asked: Frame) -> None:
         try:
@@ -230,9 +177,6 @@ class RocketMQConsumer:
             _log.warning("A broker set offsets, but to what cannot be read: %s", error)
 
     def _running_info(self, asked: Frame) -> Frame:
-        if asked.fields.get("consumerGroup") != self._member.group:
-            told = f"This member is of {self._member.group}"
-            return asked.reply(Answer.SYSTEM_ERROR, remark=told)
         info = bodies.RunningInfo(
             properties={
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self._member.pushed else "CONSUME_ACTIVELY",
@@ -264,10 +208,3 @@ def _info(working: Working) -> bodies.QueueInfo:
         last_pull_timestamp=int(working.pulled_at * 1000),
         last_consume_timestamp=int(working.delivered_at * 1000),
     )
-
-
-def _one_broker(queues: Collection[Queue]) -> str:
-    brokers = {queue.broker for queue in queues}
-    if len(brokers) != 1:
-        raise ValueError(f"Queues of one broker are locked at a time, not of {sorted(brokers)}")
-    return brokers.pop()

@@ -7,7 +7,7 @@ answers one of ours is told by its flag only: a broker numbers what it asks by i
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -104,22 +104,26 @@ class Decoder:
         self._waiting = 0  # their length
         self._needed = 0  # how long they must be for that; 0: not told yet
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Take in some bytes and return the frames that are complete now."""
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take in some bytes, and yield the frames that are complete now: also those before one that is `Malformed`."""
         self._pieces.append(data)
         self._waiting += len(data)
         if self._waiting < self._needed:
-            return []
+            return
         data = b"".join(self._pieces)
-        found, at = [], 0
+        at = 0
         while (size := _size(data, at)) and at + size <= len(data):
             start = at + _START.size
             kind, length = data[at + 4], int.from_bytes(data[at + 5 : start])
             at += size
             header, body = data[start : start + length], data[start + length : at]
-            found.append(_from_json(header, body) if kind == _JSON else _from_binary(header, body))
+            yield _from_json(header, body) if kind == _JSON else _from_binary(header, body)
         self._pieces, self._waiting, self._needed = [data[at:]], len(data) - at, size
-        return found
+
+    @property
+    def inside(self) -> bool:
+        """Whether a frame has begun, and not ended."""
+        return self._waiting > 0
 
 
 def _size(data: bytes, at: int) -> int:

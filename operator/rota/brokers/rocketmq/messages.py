@@ -9,6 +9,7 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from math import inf
 from typing import Final
 
 import msgspec
@@ -20,8 +21,11 @@ from rota.model import Queue
 V1, V2 = 0xDAA320A7, 0xDAA320AB
 LARGEST_BODY: Final = 32 * 2**20  # unpacked; a broker takes 4 MiB by default, packed or not
 LARGEST_BATCH: Final = 2**15 - 1  # messages; a broker counts them in 16 bits
+ROOM: Final = 32 * 2**20  # bytes that packed bodies and batches of one pull may take; the first one may in any case
 
 _COMPRESSED, _SIX_BORN, _SIX_STORED, _BATCH, _KIND = 0x1, 0x10, 0x20, 0xC0, 0x700
+_FOLDED = _COMPRESSED | _BATCH
+_ITEM_COST = 1024  # bytes that a message of a batch takes besides its body
 _NAME, _PAIR = "\x01", "\x02"  # what ends a property's name, and its value
 
 # Length, magic, checksum, queue, (a flag), offset, place, system flag, born, (its host), stored, (its host),
@@ -33,19 +37,40 @@ _ITEM = struct.Struct(">I12xI")  # of a batch: length, (magic, checksum, flag), 
 _SHORT = struct.Struct(">H")
 
 
+class _Full(Exception):  # noqa: N818 - it says what is so
+    """There is no more room."""
+
+
+class _Room:
+    """What is left of it."""
+
+    def __init__(self, size: float) -> None:
+        self.left = size
+
+
 def decode(data: bytes, broker: str) -> list[Message]:
-    """Return the messages in a pull's body; what is no message makes all of it unreadable."""
+    """Return all messages in a pull's body; what is no message makes all of it unreadable."""
+    return prefix(data, broker, inf)[0]
+
+
+def prefix(data: bytes, broker: str, room: float = ROOM) -> tuple[list[Message], int | None]:
+    """Return the first messages in a pull's body that find room, and the offset of the first that does not.
+
+    What is packed may be a thousand times larger than what came; what is left is pulled again, and comes first then.
+    """
     found: list[Message] = []
-    at, end = 0, len(data)
+    at, end, left = 0, len(data), _Room(room)
     try:
         while at < end:
-            at = _read(data, at, broker, found)
+            at = _read(data, at, broker, found, left)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise Malformed(f"A message at byte {at} of {end} cannot be read: {error}") from None
-    return found
+    except _Full as full:
+        return found, full.args[0]
+    return found, None
 
 
-def _read(data: bytes, at: int, broker: str, found: list[Message]) -> int:
+def _read(data: bytes, at: int, broker: str, found: list[Message], room: _Room) -> int:
     """Read the message at a place, and return where the next one begins."""
     head = _HEAD
     fields = head.unpack_from(data, at)
@@ -70,15 +95,27 @@ def _read(data: bytes, at: int, broker: str, found: list[Message]) -> int:
     body, damage = data[start:topic_at], ""
     if zlib.crc32(body) & 0x7FFFFFFF != checksum:
         damage = "its checksum does not match"
-    elif flags & _COMPRESSED:
-        body, damage = unpacked(body, (flags & _KIND) >> 8)
     properties = read_properties(data[properties_at + 2 : end])
     message = Message(queue, offset, body, properties, attempt, born, stored, place, damage)
-    if flags & _BATCH == _BATCH and not damage:
-        found += _items(message, properties)
+    if flags & _FOLDED and not damage:
+        found += _unfolded(message, flags, properties, room, first=not found)
     else:
         found.append(message)
     return end
+
+
+def _unfolded(message: Message, flags: int, properties: dict[str, str], room: _Room, *, first: bool) -> list[Message]:
+    """Return what is in a message that is packed or a batch, if there is room for it."""
+    if flags & _COMPRESSED:
+        body, damage = unpacked(message.body, (flags & _KIND) >> 8)
+        message = msgspec.structs.replace(message, body=body, damage=damage)
+    items = [message]
+    if flags & _BATCH == _BATCH and not message.damage:
+        items = _items(message, properties)
+    room.left -= len(message.body) + _ITEM_COST * (len(items) - 1)
+    if room.left < 0 and not first:
+        raise _Full(message.offset)
+    return items
 
 
 @lru_cache(maxsize=4096)
@@ -97,7 +134,10 @@ def read_properties(data: bytes) -> dict[str, str]:
 
 
 def write_properties(properties: Mapping[str, str]) -> str:
-    """Write properties."""
+    """Write properties; what separates them cannot be in them."""
+    odd = next((name for name, value in properties.items() if {_NAME, _PAIR} & {*name, *value}), None)
+    if odd is not None:
+        raise ValueError(f"The property {odd!r} has a character \\x01 or \\x02 in it, which separate properties")
     return "".join(f"{name}{_NAME}{value}{_PAIR}" for name, value in properties.items())
 
 

@@ -147,6 +147,14 @@ def unlock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
     return _frame(Request.UNLOCK_BATCH_MQ, _locks(group, client_id, queues))
 
 
+def one_broker(queues: Iterable[Queue]) -> str:
+    """Return the broker of queues that are locked together."""
+    brokers = {queue.broker for queue in queues}
+    if len(brokers) != 1:
+        raise ValueError(f"Queues of one broker are locked at a time, not of {sorted(brokers)}")
+    return brokers.pop()
+
+
 def _locks(group: str, client_id: str, queues: Iterable[Queue]) -> bodies.LockRequest:
     wanted = [bodies.MessageQueue.of(queue) for queue in queues]
     return bodies.LockRequest(consumer_group=group, client_id=client_id, mq_set=wanted)
@@ -222,9 +230,6 @@ def send(
     group: str, topic: str, body: bytes, properties: Mapping[str, str], *, broker: str, queue: int, born: int
 ) -> Frame:
     """Send a message; of queue -1 the broker picks one."""
-    odd = next((name for name, value in properties.items() if {"\x01", "\x02"} & {*name, *value}), None)
-    if odd is not None:
-        raise ValueError(f"The property {odd!r} has a character \\x01 or \\x02 in it, which separate properties")
     fields = {
         "a": group,
         "b": topic,
@@ -312,4 +317,6 @@ def broker_config() -> Frame:
 def update_broker_config(changed: Mapping[str, object]) -> Frame:
     """Change some of a broker's settings, where it can while it runs."""
     lines = [f"{name}={_written(value)}" for name, value in changed.items()]
+    if odd := next((line for line in lines if len(line.splitlines()) > 1 or line.endswith(("\n", "\r"))), None):
+        raise ValueError(f"The setting {odd!r} has a line break in it, which would make it two")
     return _frame(Request.UPDATE_BROKER_CONFIG, "\n".join(lines).encode())

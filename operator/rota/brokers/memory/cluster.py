@@ -1,8 +1,4 @@
-"""A cluster in memory: for an app developer's laptop, and for tests of what stands on the port.
-
-It does what RocketMQ's brokers do by default, as far as the port shows it: one contract is tested on both. Its
-clock serves locks, delays and the times of messages: who turns it by hand need not wait. Pulls wait by the loop's.
-"""
+"""The cluster in memory: its state, what is done to it, and `Brokers`."""
 
 import asyncio
 import time
@@ -16,30 +12,23 @@ from typing import Any
 from msgspec.structs import replace
 
 from rota.brokers import (
-    LATER,
     Client,
     Ends,
     Membership,
     Message,
-    Moved,
     Progress,
-    Pulled,
     Refused,
     Settings,
-    SwitchedOff,
     Unknown,
     Unreachable,
 )
-from rota.brokers.rocketmq.messages import java_hash
-from rota.brokers.rocketmq.requests import tags_of
+from rota.brokers.rocketmq.messages import write_properties
 from rota.model import RETRY, Queue
 
 BROKER = "memory"
 NAME_SERVER = "name-server"  # can be down as a broker can: then there are no routes to be had
-DEAD = "%DLQ%"
 DELAYS = (0, 1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # seconds, by level
 LOCK_SECONDS = 60.0
-MOST = 32  # messages of one pull, whatever is asked
 
 
 class Memory:
@@ -86,6 +75,16 @@ class Memory:
         for member in [it for members in self.members.values() for it in members]:
             self.house(member)
 
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic on all brokers, and the offsets of groups there."""
+        self._topics.pop(topic, None)
+        self._delayed = [it for it in self._delayed if it[2].queue.topic != topic]
+        for table in (self.firsts, *self.offsets.values(), *self.pulled.values()):
+            for queue in [it for it in table if it.topic == topic]:
+                del table[queue]
+        for group, marked in self.marked.items():
+            self.marked[group] = {it for it in marked if it.topic != topic}
+
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
         """Make a group on a broker, or change what is named of its `Settings`."""
         await self.reach(broker)
@@ -95,7 +94,7 @@ class Memory:
         """Set a group's offsets to a time, or to the end; return them. Commits are void until the next pull."""
         await self.reach(broker)
         self.group(group, broker, make=False)
-        found = {queue: self.search(queue, seconds) for queue in self._known(topic, broker)}
+        found = {queue: self.search(queue, seconds) for queue in self.known(topic, broker)}
         self.offsets[group] |= found
         self.marked[group] |= found.keys()
         return found
@@ -140,22 +139,32 @@ class Memory:
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""
         await self.reach(broker)
-        found = self._known(topic, broker).items()
+        found = self.known(topic, broker).items()
         return {queue: Ends(self.firsts[queue], len(log), _stored(log[-1:])) for queue, log in found}
 
     async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
         """Give locks back in somebody's name; those of others stay."""
+        failed = []
         for queue in queues:
-            await self.reach(queue.broker)
+            try:
+                await self.reach(queue.broker)
+            except Unreachable as error:  # the others are told all the same
+                failed.append(error)
+                continue
             if self.locks.get((group, queue), ("", 0))[0] == client_id:
                 del self.locks[group, queue]
+        if failed:
+            raise failed[0]
 
     async def send(
         self, topic: str, body: bytes, properties: Mapping[str, str] | None = None, queue: Queue | None = None
     ) -> None:
         """Send a message, to one queue or to any."""
         queue = queue or choice(await self.queues(topic))  # noqa: S311 - not a secret
+        if queue.topic != topic:
+            raise ValueError(f"{queue} is no queue of {topic}")
         await self.log(queue)
+        write_properties(properties or {})  # says what cannot be sent
         if not body:
             raise Refused(f"A message to {queue} has no body")
         unique = {"UNIQ_KEY": f"{next(self._places):032X}", **(properties or {})}
@@ -183,7 +192,8 @@ class Memory:
     def _on(self, topic: str, broker: str) -> dict[Queue, list[Message]]:
         return {queue: log for queue, log in self._topics.get(topic, {}).items() if queue.broker == broker}
 
-    def _known(self, topic: str, broker: str) -> dict[Queue, list[Message]]:
+    def known(self, topic: str, broker: str) -> dict[Queue, list[Message]]:
+        """Return the queues of a topic on a broker, and what lies in them."""
         if found := self._on(topic, broker):
             return found
         raise Unknown(f"There is no topic {topic} on {broker}")
@@ -255,141 +265,6 @@ class Memory:
                 waiter.result()  # raises if the connection was lost
         finally:
             del self.held[waiter]
-
-
-class MemoryConsumer:
-    """A member of a group in memory: `Consumer`."""
-
-    def __init__(self, memory: Memory, member: Membership) -> None:
-        """Do nothing yet."""
-        self._memory, self._member, self._group = memory, member, member.group
-        self._subscriptions = member.topics
-        self._tags = {topic: frozenset(tags_of(it)) for topic, it in member.topics.items()}
-
-    async def check(self) -> None:
-        """Ask whether the subscriptions are taken."""
-        await self._look()
-        for topic in self._subscriptions:
-            self._take_tags_only(topic)
-
-    def _take_tags_only(self, topic: str) -> None:
-        if topic not in self._subscriptions:
-            raise ValueError(f"{self._group} has not subscribed to {topic}")
-        if self._subscriptions[topic].type != "Tag":  # what follows are a real one's words
-            raise Refused(f"{topic}: The broker does not support consumer to filter message by SQL92")
-
-    async def join(self) -> None:
-        """Become known."""
-        await self._look()
-        self._memory.house(self._member)
-        self._memory.members[self._group].append(self._member)
-        self._memory.tell(self._group)
-
-    async def leave(self) -> None:
-        """Go; what waits for an answer fails."""
-        for waiter, (_, who) in self._memory.held.items():
-            if who is self and not waiter.done():
-                waiter.set_exception(Unreachable("The member has closed its connections"))
-        if self._member in self._memory.members[self._group]:
-            self._memory.members[self._group].remove(self._member)
-            self._memory.tell(self._group)
-
-    async def _look(self) -> None:
-        await self._memory.reach(NAME_SERVER)
-        if not self._memory.where(self._member):
-            await self._memory.queues(next(iter(self._subscriptions)))  # says why
-
-    async def pull(self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0) -> Pulled:
-        """Ask for messages from an offset on; where there are none, wait for some."""
-        now = asyncio.get_running_loop().time
-        until = now() + wait
-        found = await self._fetch(queue, offset, most)
-        if found.next == offset:  # there was not even one to be passed over
-            while not (found.messages or found.moved) and now() < until:
-                await self._memory.more(queue, self, until - now())
-                found = await self._fetch(queue, offset, most)
-        tags = self._tags[queue.topic]
-        return found._replace(messages=tuple(it for it in found.messages if not tags or it.tag in tags))
-
-    async def _fetch(self, queue: Queue, offset: int, most: int) -> Pulled:
-        """Ask as a broker is asked: it looks at the hash of a tag only."""
-        group, memory = self._group, self._memory
-        log, first = await memory.log(queue), memory.firsts[queue]
-        if not memory.group(group, queue.broker).enabled:
-            raise SwitchedOff(f"The group {group} is switched off on {queue.broker}")
-        self._take_tags_only(queue.topic)
-        hashes = {*map(java_hash, self._tags[queue.topic])}
-        if queue in memory.marked[group]:
-            memory.marked[group].remove(queue)
-            return Pulled((), memory.offsets[group][queue], first, len(log), Moved.RESET)
-        if not first <= offset <= len(log):
-            return Pulled((), first if offset < first else len(log), first, len(log), Moved.OUTSIDE)
-        found: list[Message] = []
-        at, most = offset, min(max(most, 1), MOST)
-        while at < len(log) and len(found) < most:
-            if not hashes or java_hash(log[at].tag) in hashes:
-                found.append(log[at])
-            at += 1
-        memory.pulled[group][queue] = at
-        return Pulled(tuple(found), at, first, len(log))
-
-    async def give_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
-        """Have a message tried again later, or never."""
-        memory, group, broker = self._memory, self._group, message.queue.broker
-        log = await memory.log(message.queue)
-        if not 0 <= message.offset < len(log):
-            raise Refused(f"There is no message {message.offset} in {message.queue}")
-        found = log[message.offset]
-        dead = level < 0 or found.attempt >= attempts
-        topic, queues = (DEAD, 1) if dead else (RETRY, memory.group(group, broker).retry_queues)
-        queue = choice(memory.make(topic + group, broker, queues))  # noqa: S311 - not a secret
-        told = {"ORIGIN_MESSAGE_ID": f"{found.place:032X}", "RETRY_TOPIC": found.queue.topic, **found.properties}
-        told |= {"WAIT": "false", "DELAY": str(0 if dead else level or 3 + found.attempt)}
-        memory.store(replace(found, queue=queue, properties=told, attempt=found.attempt + 1))
-
-    async def committed(self, queue: Queue) -> int | None:
-        """Return where the group is, or None where it never was."""
-        await self._memory.log(queue)
-        return self._memory.offsets[self._group].get(queue)
-
-    async def commit(self, queue: Queue, offset: int) -> None:
-        """Say where the group is; anybody may."""
-        if offset < 0:
-            raise ValueError(f"{offset} is no offset to commit for {queue}")
-        await self._memory.log(queue)
-        self._memory.group(self._group, queue.broker, make=False)
-        if queue not in self._memory.marked[self._group]:
-            self._memory.offsets[self._group][queue] = offset
-
-    async def first(self, queue: Queue) -> int:
-        """Return the offset of a queue's oldest message."""
-        await self._memory.log(queue)
-        return self._memory.firsts[queue]
-
-    async def last(self, queue: Queue) -> int:
-        """Return the offset that a queue's next message will have."""
-        return len(await self._memory.log(queue))
-
-    async def at(self, queue: Queue, seconds: float) -> int:
-        """Return the offset of the first message that was stored at a time or later."""
-        await self._memory.log(queue)
-        return self._memory.search(queue, seconds)
-
-    async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
-        """Ask for queues of one broker to be locked; return those that are."""
-        (broker,) = {queue.broker for queue in queues}
-        await self._memory.reach(broker)
-        locks, me, now, mine = self._memory.locks, self._member.client_id, self._memory.clock(), set()
-        for queue in queues:
-            owner, until = locks.get((self._group, queue), (me, now))
-            if owner == me or until < now:
-                locks[self._group, queue] = me, now + LOCK_SECONDS
-                mine.add(queue)
-        return frozenset(mine)
-
-    async def unlock(self, queues: Collection[Queue]) -> None:
-        """Give locks back."""
-        await self._memory.unlock(self._group, self._member.client_id, queues)
 
 
 def _stored(one: Sequence[Message]) -> float:
