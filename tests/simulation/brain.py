@@ -320,6 +320,6 @@ def restarted(operator: Operator) -> Operator:
     """Replace an operator by a new process that remembers nothing."""
     operator.kill()
     operator.world.api.watchers.remove(operator.hear)
-    fresh = Operator(operator.world, f"operator-{operator.chance.random():.6f}")
+    fresh = type(operator)(operator.world, f"operator-{operator.chance.random():.6f}")
     fresh.leap = operator.leap
     return fresh

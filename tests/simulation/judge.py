@@ -18,7 +18,7 @@ RESTLESS = 15.0  # seconds
 PUSH_TIMEOUT = 20.0  # seconds that a delivery may take in an Orderly group
 
 
-class Broken(AssertionError):  # noqa: N818 - what must hold does not
+class Broken(BaseException):
     """An invariant does not hold."""
 
 

@@ -21,6 +21,7 @@ class World:
 
     group = "shop/orders"
     epoch = EPOCH
+    operator: type[Operator] = Operator  # what decides and writes in it
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class World:
         self.operators: list[Operator] = []
         self.leader: Operator | None = None
         self._scale()
-        self.operators = [Operator(self, "operator-a"), Operator(self, "operator-b")]
+        self.operators = [self.operator(self, "operator-a"), self.operator(self, "operator-b")]
         self.leader = self.operators[0]
 
     @property

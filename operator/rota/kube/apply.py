@@ -14,11 +14,11 @@ import msgspec
 
 from rota.kube.api import Api, ApiError
 from rota.kube.group import SETTINGS, Group
+from rota.kube.manifests import OURS, owner
 from rota.kube.objects import GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, path
 from rota.planner import Event, Plan, Poke
 
 AT_ONCE = 20  # pokes of one group under way
-_OURS = {"app.kubernetes.io/managed-by": "rota"}
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def record(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": group.namespace,
-        "labels": {GROUP_LABEL: group.name, **_OURS},
+        "labels": {GROUP_LABEL: group.name, **OURS},
         "ownerReferences": [owner(group.body)],
     }
     if group.record.version:
@@ -61,13 +61,6 @@ def record(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
         "data": {SETTINGS: group.wanted_settings} | {key: it for key, it in data.items() if isinstance(it, str)},
         "binaryData": {key: it for key, it in data.items() if isinstance(it, bytes)},  # encoded as base64
     }
-
-
-def owner(body: Custom) -> dict[str, Any]:
-    """Return the reference by which what we make goes away with its group."""
-    who = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup"}
-    named = {"name": body.metadata.name, "uid": body.metadata.uid}
-    return {**who, **named, "controller": True, "blockOwnerDeletion": False}
 
 
 async def poke(api: Api, group: Group, pokes: Mapping[str, Poke]) -> int:

@@ -69,6 +69,15 @@ class Brain:
         """Every group that is known."""
         return {key: it.group for key, it in self._tasks.items()}
 
+    @property
+    def leads(self) -> bool:
+        """Whether it writes."""
+        return self._leads
+
+    def adopt(self, group: Group) -> None:
+        """Take a group whose texts are read by somebody else."""
+        self._tasks[group.namespace, group.name] = _Task(group)
+
     def lead(self, *, leads: bool) -> None:
         """Begin or end to write; who begins looks at everything first."""
         self._leads = leads
@@ -185,7 +194,7 @@ class Brain:
         if task.running:
             task.woken = True
             return
-        loop = asyncio.get_running_loop()
+        loop, seconds = asyncio.get_running_loop(), max(seconds, SETTLE_SECONDS)
         if task.again:
             if task.again.when() <= loop.time() + seconds:
                 return
@@ -328,7 +337,7 @@ class Brain:
 
     def _await(self, task: _Task, found: Plan) -> None:
         task.group.awaited = found.awaited
-        for name in found.awaited:
+        for name in sorted(found.awaited):  # a set has an order of its own in each process
             if name not in task.readers:
                 reading = asyncio.get_running_loop().create_task(self._listen(task, name), name=f"report of {name}")
                 task.readers[name] = reading

@@ -1,5 +1,6 @@
 """Kubernetes' objects, as much of them as is used: what is not named here is never kept."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,9 +140,14 @@ class Pod(Struct, frozen=True):
 
     @property
     def poke(self) -> Poke:
-        """What it was last poked with; what somebody else wrote there counts as nothing."""
-        generation, _, times = self.metadata.annotations.get(POKE, "").partition("-")
-        return Poke(int(generation), int(times)) if generation.isdecimal() and times.isdecimal() else Poke()
+        """What it was last poked with."""
+        return poke_of(self.metadata.annotations)
+
+
+def poke_of(annotations: Mapping[str, str]) -> Poke:
+    """Return what a pod's annotations say of its last poke; what somebody else wrote there counts as nothing."""
+    found = re.fullmatch(r"(\d{1,16})-(\d{1,9})", annotations.get(POKE, ""), re.ASCII)
+    return Poke(int(found[1]), int(found[2])) if found else Poke()
 
 
 class ConfigMap(Struct, frozen=True, rename="camel"):

@@ -1,0 +1,45 @@
+"""The same fleets and troubles as in the simulation, decided and written by the operator's own room."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from builders import a_policy
+from simulation.room import InTheRoom
+from simulation.run import Failure, failures
+from simulation.world import World
+
+RUNS, CHUNK = 200, 10
+
+
+def failures_in_the_room(seeds: range) -> list[Failure]:
+    World.operator = InTheRoom  # in a process of its own
+    return failures(seeds)
+
+
+@pytest.mark.timeout(1800)
+def test_what_must_hold_holds_by_the_rooms_own_gathering_and_writes() -> None:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        chunks = [range(first, first + CHUNK) for first in range(0, RUNS, CHUNK)]
+        found = [it for chunk in pool.map(failures_in_the_room, chunks) for it in chunk]
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.fixture
+def in_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "operator", InTheRoom)
+
+
+@pytest.mark.usefixtures("in_the_room")
+@pytest.mark.parametrize("points", range(1, 25))
+def test_the_room_may_end_before_and_after_every_write_of_a_rebalance(points: int) -> None:
+    world = World(points, routes={"orders": {"a": 8, "b": 8}}, policy=a_policy(), replicas=3)
+    world.clock.run(20.0)
+    world.scale(5)
+    world.arm_crash(points)
+    world.clock.run(120.0)
+    world.settle()
+    world.clock.run(200.0)
+    world.judge.settled()
