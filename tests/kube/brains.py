@@ -12,8 +12,9 @@ from rota.brokers.memory import Memory
 from rota.kube import handlers
 from rota.kube.api import Api, Params
 from rota.kube.brain import Brain, Done
+from rota.kube.fleets import Fleets
 from rota.kube.follow import Follower
-from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Pod, path
+from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Deployment, Pod, path
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 
@@ -66,7 +67,7 @@ class Operator:
         self.api.dies = self._come_to_a_point
         self.reports = Reports()
         self.places = Places(self.api, lambda _: self._memory)
-        self.brain = Brain(self.api, self.reports, self.places, self.done.append)
+        self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self.done.append)
         brain, at = self.brain, self._namespace
         labelled = {"labelSelector": GROUP_LABEL}
         following: list[Follower[Any]] = [
@@ -78,6 +79,14 @@ class Operator:
                 ConfigMap,
                 seen=brain.record_seen,
                 gone=brain.record_gone,
+                params=labelled,
+            ),
+            Follower(
+                self.api,
+                path("deployments", at),
+                Deployment,
+                seen=brain.deployment_seen,
+                gone=brain.deployment_gone,
                 params=labelled,
             ),
             Follower(self.api, path("pods", at), Pod, seen=brain.pod_seen, gone=brain.pod_gone, params=labelled),

@@ -110,6 +110,11 @@ class One:
         """Where its pod is."""
         return f"{self.fleet.namespaced}/pods/{self.name}"
 
+    @property
+    def client_id(self) -> str:
+        """By which brokers know it."""
+        return f"{self.address}@{self.name}#{self.uid[:8]}"
+
     async def end(self) -> None:
         """Be gone, as a process is that was killed; the pod goes, too."""
         await self.hush()
@@ -257,6 +262,10 @@ class Fleet:
     def ended(self, name: str) -> None:
         """Note that somebody is no more."""
         self._works = {queue: who for queue, who in self._works.items() if who != name}
+
+    def worked_by(self, name: str) -> list[Queue]:
+        """Return what somebody works."""
+        return sorted(queue for queue, who in self._works.items() if who == name)
 
     @property
     def shares(self) -> dict[str, int]:

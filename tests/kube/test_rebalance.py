@@ -1,6 +1,7 @@
 """A group's life on a real API server: members come, go, crash and hang, and no queue is worked by two."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import Fleet, a_node, a_pod
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers import Membership
+from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.spec import Subscription
 
 GROUP = "orders"
 
@@ -265,3 +268,29 @@ async def _gone(api: Api, path: str) -> bool:
     except ApiError as error:
         return error.status == 404
     return False
+
+
+async def test_the_locks_of_a_member_that_ended_are_given_back_in_its_name(world: World, memory: Memory) -> None:
+    await world.api.patch(world.path, {"spec": {"ordering": "Orderly"}})
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    ended = world.fleet.members.pop("orders-a")
+    wanted = Membership(group=GROUP, client_id=ended.client_id, subscriptions=[Subscription(topic="orders")])
+    theirs = world.fleet.worked_by("orders-a")
+    await MemoryConsumer(memory, wanted).lock(theirs)
+    await ended.end()
+    await world.until(8)
+    other = replace(wanted, client_id="another")
+
+    async def free() -> bool:
+        return await MemoryConsumer(memory, other).lock(theirs) == set(theirs)
+
+    await soon(free)
+
+
+async def test_two_groups_that_claim_one_group_of_the_brokers_are_told_and_share_as_strangers_do(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    rival = a_group("rival", group=GROUP)
+    await world.api.create(world.path.rpartition("/")[0], rival)
+    assert "is also that of" in (await world.condition("ClaimedTwice"))["message"]

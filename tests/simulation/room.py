@@ -16,6 +16,7 @@ import msgspec
 from rota.documents import Report
 from rota.kube.api import Api, ApiError, Params, Unanswered
 from rota.kube.brain import Brain, Done
+from rota.kube.fleets import Fleets
 from rota.kube.group import SETTINGS, AtBroker, Group, Wish
 from rota.kube.objects import GROUP_LABEL, POKE, SIDECAR, ConfigMap, Custom, Metadata, Object, Owner, Pod, poke_of
 from rota.kube.places import Places
@@ -138,7 +139,7 @@ class InTheRoom(Operator):
             self.told: dict[str, asyncio.Event] = {}
             api, reports = cast("Api", Requests(self)), cast("Reports", Polls(self))
             with self.loop.running():
-                self._brain = Brain(api, reports, cast("Places", Around(self)), self._planned)
+                self._brain = Brain(api, reports, cast("Places", Around(self)), Fleets(api), self._planned)
                 self._brain.time = lambda: self.time
                 self._brain.adopt(Watched(self))
                 self._brain.group_seen(self.body())
@@ -287,6 +288,9 @@ class Around:
             for topic, (queues, since) in self._operator.views.items()
         }
         return AtBroker(views, self._operator.world.broker.foreigners)
+
+    async def unlock(self, _: Group, __: str, ___: object) -> None:
+        pass  # locks run out by themselves
 
     def rooms(self, _: Group) -> dict[str, str]:
         return {}

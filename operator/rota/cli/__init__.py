@@ -96,6 +96,27 @@ def strategies(output: str) -> None:
 
 
 @main.command()
+@click.option("--group", required=True, help="The ConsumerGroup whose members the pods become.")
+@click.option("-f", "--filename", required=True, help="Manifests, as many as there are ('-': stdin).")
+@click.option("--uninject", is_flag=True, help="Take out again what was put in for the group.")
+@click.option("--image", default="", help="The sidecar's image; by default that of this version.")
+@click.option(
+    "--drain-timeout", default="30s", show_default=True, help="What the group's policy says; pods get 15s more to end."
+)
+@click.option("--credentials-secret", default="", help="The Secret that the group's credentialsSecret names.")
+@click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
+@plainly
+def inject(**given: Any) -> None:
+    """Put the group's label and the sidecar into manifests, and print them.
+
+    Deployments, StatefulSets, DaemonSets and Pods are changed; all else is printed as it came.
+    """
+    from rota.cli import injecting
+
+    injecting.run(given)
+
+
+@main.command()
 @click.option(
     "--namespace",
     "namespaces",
@@ -110,6 +131,7 @@ def strategies(output: str) -> None:
 @click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Where it answers.")
 @click.option("--port", default=8080, show_default=True, help="And on which port.")
 @click.option("--journal", envvar="ROTA_JOURNAL", default="", help="A folder for the journal; -: standard output.")
+@click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
 @click.option("--verbose", is_flag=True, help="Log what is asked, too.")
 @plainly
 def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> None:
@@ -120,4 +142,4 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
 
     logs.begin(verbose=verbose)
     named = [name.strip() for text in namespaces for name in text.split(",") if name.strip()]
-    asyncio.run(run.operate(run.Options(namespaces=named, **given)))
+    asyncio.run(run.operate(run.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})))

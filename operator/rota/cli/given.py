@@ -16,7 +16,7 @@ from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 T = TypeVar("T")
 
 MOST_MEMBERS = 99_999  # more is a slip of the pen
-_UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
+UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
 class World(NamedTuple):
@@ -43,21 +43,23 @@ def world(given: Mapping[str, Any]) -> World:
     return World(group, policy, roster, foreigners, _rooms(given["rooms"], roster), present)
 
 
-def _spelled(filename: str) -> str:
+def spelled(filename: str) -> str:
+    """Name what was read in a sentence."""
     return "Standard input" if filename == "-" else filename
 
 
 def _read(filename: str) -> list[dict[Any, Any]]:
-    text = _text(filename)
+    text = text_of(filename)
     try:
         return [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
-    except _UNREADABLE as error:  # its constructors throw whatever Python does at a date or a tag that cannot be
+    except UNREADABLE as error:  # its constructors throw whatever Python does at a date or a tag that cannot be
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{_spelled(filename)} is no YAML{line}; give a file with a ConsumerGroup") from None
+        raise ValueError(f"{spelled(filename)} is no YAML{line}; give a file with a ConsumerGroup") from None
 
 
-def _text(filename: str) -> str:
+def text_of(filename: str) -> str:
+    """Read a file, or standard input; what cannot be read is a sentence."""
     if not filename:
         raise ValueError("The name of a file is empty; give one, or - for standard input")
     if filename == "-" and sys.stdin is None:  # Python's way to say that it was closed before we began
@@ -65,14 +67,14 @@ def _text(filename: str) -> str:
     try:
         return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{_spelled(filename)} is no text in UTF-8; give YAML or JSON") from None
+        raise ValueError(f"{spelled(filename)} is no text in UTF-8; give YAML or JSON") from None
     except OSError as error:
-        raise ValueError(f"{_spelled(filename)} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{spelled(filename)} cannot be read: {error.strerror}") from None
 
 
 def _resources(filename: str, chosen: str | None) -> tuple[GroupSpec, PolicySpec]:
     """Return the file's group and the chosen policy, or else the group's; without one, the defaults."""
-    documents, where = _read(filename), _spelled(filename)
+    documents, where = _read(filename), spelled(filename)
     groups = [document for document in documents if document.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
@@ -154,7 +156,7 @@ def _present(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
     if path is None:
         return owners
     try:
-        told = json.loads(_text(str(path)))
+        told = json.loads(text_of(str(path)))
         shares = {name: from_ranges(it["queues"] if _of_a_pod(it) else it) for name, it in told["members"].items()}
         for queue, release in unnested(told.get("releasing") or {}):
             owner = release["to"] if release.get("to") in members else release["from"]

@@ -15,7 +15,8 @@ import msgspec
 from rota.kube.api import Api, ApiError
 from rota.kube.group import SETTINGS, Group
 from rota.kube.manifests import OURS, owner
-from rota.kube.objects import GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, path
+from rota.kube.objects import DELETION_COST, GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, path
+from rota.model import Holder
 from rota.planner import Event, Plan, Poke
 
 AT_ONCE = 20  # pokes of one group under way
@@ -65,11 +66,12 @@ def record(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
 
 async def poke(api: Api, group: Group, pokes: Mapping[str, Poke]) -> int:
     """Change pods' annotations, so that their kubelets look; return how many writes that took."""
-    room = asyncio.Semaphore(AT_ONCE)
+    room, shares = asyncio.Semaphore(AT_ONCE), group.shares
 
     async def one(name: str, said: Poke) -> bool:
         uid = group.pods[name].pod.metadata.uid
-        body = {"metadata": {"uid": uid, "annotations": {POKE: str(said)}}}
+        cost = len(shares.get(Holder(name, uid), ()))  # who owns least is ended first when the fleet shrinks
+        body = {"metadata": {"uid": uid, "annotations": {POKE: str(said), DELETION_COST: str(cost)}}}
         try:
             async with room:
                 await api.merge(path("pods", group.namespace, name), body, Object)

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 
 from rota.kube import apply
 from rota.kube.api import Api, ApiError, Unanswered
+from rota.kube.fleets import Fleets
 from rota.kube.group import Group, Known, client_id
-from rota.kube.objects import ConfigMap, Custom, Pod, path
+from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, path
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 from rota.planner import Plan, plan
 
 SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after failures in a row
+LOOKS_AT_ONCE = 20  # groups that a new leader reads whole at the same time
 UNHEARD_SECONDS = 1.0  # before a member that could not be heard is asked again
 
 Key = tuple[str, str]
@@ -53,13 +55,14 @@ class Brain:
     """All groups."""
 
     def __init__(
-        self, api: Api, reports: Reports, places: Places, done: Callable[[Done], None] = lambda _: None
+        self, api: Api, reports: Reports, places: Places, fleets: Fleets, done: Callable[[Done], None] = lambda _: None
     ) -> None:
         """Decide nothing before it `leads`."""
-        self._api, self._reports, self._places, self._done = api, reports, places, done
+        self._api, self._reports, self._places, self._fleets, self._done = api, reports, places, fleets, done
         self._tasks: dict[Key, _Task] = {}
         self._policies: dict[Key, Custom] = {}
         self._rounds: set[asyncio.Task[None]] = set()
+        self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._leads = False
         self.time: Callable[[], float] = time
         places.news = self.wake
@@ -118,7 +121,7 @@ class Brain:
             self._rest(task)
             self._places.forget(body.metadata.key)
             task.group.body = None
-            if not task.group.pods:
+            if not (task.group.pods or task.group.strangers):
                 del self._tasks[body.metadata.key]
 
     def policy_seen(self, body: Custom) -> None:
@@ -155,6 +158,8 @@ class Brain:
         """Know that a pod has ended."""
         task = self._task(pod.metadata.group)
         task.group.lose(pod)
+        if task.group.body is None and not (task.group.pods or task.group.strangers):
+            del self._tasks[pod.metadata.group]  # a group that was never there, or is not any more
         self.wake(pod.metadata.group)
 
     def record_seen(self, found: ConfigMap) -> None:
@@ -174,6 +179,16 @@ class Brain:
         if found.metadata.version >= task.group.record.number:  # else it was made anew meanwhile
             task.group.keep(None)
             self.wake(found.metadata.group)
+
+    def deployment_seen(self, found: Deployment) -> None:
+        """Take a fleet of ours as it is; what somebody changed by hand is changed back."""
+        if self._fleets.seen(found):
+            self.wake(found.metadata.group)
+
+    def deployment_gone(self, found: Deployment) -> None:
+        """Know that a fleet of ours is no more."""
+        self._fleets.gone(found)
+        self.wake(found.metadata.group)
 
     def _task(self, key: Key) -> _Task:
         if key not in self._tasks:
@@ -237,10 +252,15 @@ class Brain:
         """Look at a group once, and do what is to be done; return the seconds until it is worth looking again."""
         group = task.group
         if not group.looked:
-            await self._look(group)
+            async with self._looking:
+                await self._look(group)
             group.looked = True
         await self._confirm(group)
         group.forget_ended()
+        stated = await self._fleets.keep(group) if self._leads else 0
+        for holder, client in group.locks_left():
+            queues = group.shares[holder]
+            self._background(self._places.unlock(group, client, queues))
         found, seconds = self._plan(group)
         if found.reread:
             await self._look(group)
@@ -248,7 +268,7 @@ class Brain:
             return 0.0
         if not self._leads or group.body is None:
             return found.again
-        writes = await self._apply(group, found)
+        writes = {"deployment": stated, **await self._apply(group, found)}
         self._await(task, found)
         self._done(Done(group, found, seconds, writes))
         return found.again

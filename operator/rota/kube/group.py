@@ -4,14 +4,14 @@ Nothing here asks anybody; others tell. All times are measured on the loop's clo
 anew: whoever begins to lead looks at everything once before it writes anything.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rota.documents import PACKED, PLAIN, Assignment, Report, TooNew, read_assignment
 from rota.kube import settings
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Pod
-from rota.model import Holder, Reason, Verdict
+from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Heard, Snapshot, View
 from rota.planner import Pod as Seen
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
@@ -124,8 +124,10 @@ class Group:
         self.wish = Wish()
         self.record = Record()
         self.pods: dict[str, Known] = {}
+        self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
         self.strangers: set[str] = set()  # pods that carry the label and no sidecar
         self.gone: set[str] = set()  # uids of pods that were there and are not any more
+        self._clients: dict[str, str] = {}  # and by which ids brokers know them, until their locks are given back
         self.unsure: tuple[Holder, ...] = ()
         self.awaited: frozenset[str] = frozenset()
         self.looked = False  # everything was looked at once since we began to lead
@@ -162,6 +164,8 @@ class Group:
         name = pod.metadata.name
         self.strangers.discard(name)
         self.gone.add(pod.metadata.uid)
+        if pod.status.pod_ip:
+            self._clients[pod.metadata.uid] = client_id(pod)
         known = self.pods.get(name)
         if known and known.pod.metadata.uid == pod.metadata.uid:
             del self.pods[name]
@@ -192,6 +196,23 @@ class Group:
         owners = found.metadata.owner_references
         return not owners or (self.body is not None and found.metadata.owned_by(self.body.metadata.uid))
 
+    @property
+    def shares(self) -> dict[Holder, tuple[Queue, ...]]:
+        """Who owns what by the record."""
+        document = self.record.document
+        members = document.members if document else {}
+        return {Holder(name, share.uid): share.queues for name, share in members.items()}
+
+    def locks_left(self) -> list[tuple[Holder, str]]:
+        """Return those who ended with locks that the broker still keeps, once each, and their ids there."""
+        spec = self.wish.spec
+        found = []
+        for holder, queues in self.shares.items():
+            client = self._clients.pop(holder.uid, "")
+            if client and queues and spec and spec.orderly:
+                found.append((holder, client))
+        return found
+
     def forget_ended(self) -> None:
         """Forget who ended and is on record no more: nobody asks for it again."""
         document = self.record.document
@@ -199,18 +220,17 @@ class Group:
             known = {share.uid for share in document.members.values()}
             known |= {release.holder.uid for release in document.releasing.values()}
             self.gone &= known
+            self._clients = {uid: client for uid, client in self._clients.items() if uid in self.gone}
 
     # What the planner is given.
 
-    def snapshot(
-        self, now: float, broker: AtBroker, rooms: Mapping[str, str], problems: Iterable[Verdict] = ()
-    ) -> Snapshot:
+    def snapshot(self, now: float, broker: AtBroker, rooms: Mapping[str, str]) -> Snapshot:
         """Put together what is seen."""
         wish, record = self.wish, self.record
         pods = (known.shown(now, rooms.get(name)) for name, known in sorted(self.pods.items()))
         return Snapshot(
             group=self.spelled,
-            spec=wish.spec,
+            spec=wish.spec if record.ours else None,  # nothing can be written, so nothing is decided
             policy=wish.policy,
             document=record.document,
             damage=record.damage,
@@ -221,7 +241,7 @@ class Group:
             gone=frozenset(self.gone),
             views=broker.views,
             foreigners=broker.foreigners,
-            problems=(*wish.problems, *record.problems, *problems, *broker.problems, *self._strange()),
+            problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *self._strange()),
             status=self.body.status if self.body else {},
             observed=self.body.metadata.generation if self.body else 0,
         )
@@ -232,7 +252,8 @@ class Group:
         if self.wish.spec is None:
             return self.record.settings
         drain = self.wish.policy.handover.drain_timeout if self.wish.policy else settings.drain(self.record.settings)
-        return settings.of(self.name, self.wish.spec, drain)
+        created = self.body.metadata.creation_timestamp if self.body else None
+        return settings.of(self.name, self.wish.spec, drain, created)
 
     def _strange(self) -> list[Verdict]:
         if not self.strangers:

@@ -154,14 +154,6 @@ def owner(body: Custom) -> Object:
     return {**who, **named, "controller": True, "blockOwnerDeletion": False}
 
 
-def deletion_costs(shares: Mapping[str, int]) -> dict[str, int]:
-    """Return what each pod's end costs, from how many queues it owns: each of them would have to move.
-
-    Kubernetes ends the cheapest first, and takes a pod of which nothing is said for one that costs nothing.
-    """
-    return dict(shares)
-
-
 # What is put in.
 
 

@@ -158,6 +158,13 @@ class ConfigMap(Struct, frozen=True, rename="camel"):
     binary_data: dict[str, bytes] = {}
 
 
+class Deployment(Struct, frozen=True):
+    """A fleet that Rota runs."""
+
+    metadata: Metadata
+    spec: Any = None
+
+
 class Custom(Struct, frozen=True):
     """A ConsumerGroup or a RebalancePolicy; what is in it is read by `rota.spec`."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rota.brokers import Brokers
+from rota.brokers import BrokerError, Brokers
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
@@ -18,7 +18,7 @@ from rota.kube.api import Api, ApiError
 from rota.kube.group import AtBroker, Group
 from rota.kube.objects import Object, path
 from rota.kube.views import Interest, Views
-from rota.model import Reason, Verdict
+from rota.model import Queue, Reason, Verdict
 from rota.spec import GroupSpec, RocketMQ
 
 SECRETS_SECONDS = 60.0  # how old a Secret's content may be
@@ -53,6 +53,18 @@ class _Stay:
     reached: RocketMQ
     place: tuple[object, ...] | None = None
     problems: tuple[Verdict, ...] = ()
+
+    def is_rival(self, other: "_Stay") -> bool:
+        """Whether it works for the same group of the same brokers."""
+        return self.place is not None and (self.place, self.wanted.group) == (other.place, other.wanted.group)
+
+
+def _claimed(stay: _Stay, rivals: Collection[Key]) -> list[Verdict]:
+    if not rivals:
+        return []
+    others = ", ".join("/".join(key) for key in sorted(rivals)[:3])
+    told = f"The brokers' group {stay.wanted.group} is also that of {others}; give each its own spec.group"
+    return [Verdict(Reason.CLAIMED_TWICE, told)]
 
 
 class Places:
@@ -155,8 +167,19 @@ class Places:
         place = self._places.get(stay.place) if stay and stay.place else None
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
-        found = place.views.of(key, now, pods)
-        return AtBroker(found.views, found.foreigners, (*stay.problems, *found.problems))
+        rivals = [other for other, it in self._stays.items() if other != key and it.is_rival(stay)]
+        found = place.views.of(key, now, pods, alone=not rivals)
+        return AtBroker(found.views, found.foreigners, (*stay.problems, *_claimed(stay, rivals), *found.problems))
+
+    async def unlock(self, group: Group, client: str, queues: Collection[Queue]) -> None:
+        """Give back the locks of a member that has ended; where that fails they run out by themselves."""
+        stay = self._stays.get((group.namespace, group.name))
+        place = self._places.get(stay.place) if stay and stay.place else None
+        if stay and place:
+            try:
+                await place.brokers.unlock(stay.wanted.group, client, queues)
+            except BrokerError as error:
+                _log.info("The locks of %s were not given back: %s", client, error)
 
     async def _site(self, namespace: str, reached: RocketMQ) -> "_Access":
         credentials: Credentials | None = None

@@ -6,8 +6,8 @@ import logging
 import aiohttp
 
 from rota.documents import Report, read_report
+from rota.kube.manifests import PORT
 
-PORT = 9911
 READ_SECONDS = 2.0  # an answer that takes longer is none
 WAIT_SECONDS = 10  # that a long poll is held for
 LARGEST = 16 * 2**20  # bytes of a report

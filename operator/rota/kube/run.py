@@ -15,10 +15,12 @@ import kopf
 from rota.kube import handlers
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.brain import Brain
+from rota.kube.fleets import Fleets
 from rota.kube.follow import Follower
 from rota.kube.journal import Journal
 from rota.kube.leader import Leader
-from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Pod, path
+from rota.kube.manifests import IMAGE
+from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Deployment, Pod, path
 from rota.kube.page import PORT, Page
 from rota.kube.places import Places
 from rota.kube.reports import Reports
@@ -40,6 +42,7 @@ class Options:
     address: str = "127.0.0.1"  # where it answers
     port: int = PORT
     journal: str = ""
+    image: str = IMAGE  # of sidecars
 
 
 async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
@@ -52,7 +55,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
         open_.push_async_callback(reports.close)
         identity = options.identity or _identity()
         journal = Journal(options.journal, identity)
-        brain = Brain(api, reports, places, lambda done: journal.write(done.plan.records))
+        brain = Brain(api, reports, places, Fleets(api, options.image), lambda done: journal.write(done.plan.records))
         open_.push_async_callback(brain.close)
         following = [*_follow(api, brain, options.namespaces)]
         leader = Leader(api, options.own_namespace, identity, _leads(brain))
@@ -87,6 +90,14 @@ def _follow(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[
                 ConfigMap,
                 seen=brain.record_seen,
                 gone=brain.record_gone,
+                params=_LABELLED,
+            ),
+            Follower(
+                api,
+                path("deployments", namespace),
+                Deployment,
+                seen=brain.deployment_seen,
+                gone=brain.deployment_gone,
                 params=_LABELLED,
             ),
             Follower(api, path("pods", namespace), Pod, seen=brain.pod_seen, gone=brain.pod_gone, params=_LABELLED),

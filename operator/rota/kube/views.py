@@ -18,6 +18,7 @@ from rota.planner import View
 
 ROUTES_SECONDS = 5.0
 ONLINE_SECONDS = 20.0
+RETRIES_EVERY = 4  # looks at the routes
 AT_ONCE = 16  # requests under way to one cluster
 _OURS = re.compile(r"[^@]*@[^@#]*[a-z][^@#]*#[0-9a-f]{8}")  # a sidecar's client id; others have a number after the @
 
@@ -61,6 +62,7 @@ class Views:
         self._topics: dict[str, _Topic] = {}
         self._online: dict[Key, _Online] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._looks = 0
 
     @property
     def idle(self) -> bool:
@@ -96,7 +98,11 @@ class Views:
             await self._ask_online(key, interest)
 
     async def _look_at_routes(self) -> None:
+        """Ask for every topic; for retries, one topic a group, only now and then: they come once, and stay."""
+        self._looks += 1
         wanted = {topic for it in self._interests.values() for topic in _topics(it)}
+        if self._looks % RETRIES_EVERY:
+            wanted = {topic for topic in wanted if not topic.startswith(RETRY)}
         changed = {topic for topic, new in zip(wanted, await self._all(map(self._ask, wanted)), strict=True) if new}
         for key, interest in list(self._interests.items()):
             if not changed.isdisjoint(_topics(interest)):
@@ -151,8 +157,8 @@ class Views:
             enabled = True  # nobody has joined at this one yet
         return broker, there, enabled
 
-    def of(self, key: Key, now: float, pods: Collection[str]) -> AtBroker:
-        """Return what is known of a group; `pods` are the client ids of its own pods."""
+    def of(self, key: Key, now: float, pods: Collection[str], *, alone: bool = True) -> AtBroker:
+        """Return what is known of a group; `pods`: its own pods' client ids; `alone`: no other sidecars are in it."""
         interest = self._interests.get(key)
         if interest is None:
             return AtBroker()
@@ -168,7 +174,9 @@ class Views:
             elif isinstance(it.why, Refused):
                 problems.append(Verdict(Reason.BROKER_REFUSES, str(it.why)))
         online = self._online.get(key, _Online())
-        foreigners = None if online.ids is None else tuple(it for it in online.ids if not _is_ours(it, pods))
+        foreigners = (
+            None if online.ids is None else tuple(it for it in online.ids if not _is_ours(it, pods, alone=alone))
+        )
         return AtBroker(views, () if interest.broadcasting else foreigners, (*problems, *online.problems))
 
 
@@ -190,6 +198,6 @@ def _topics(interest: Interest) -> tuple[str, ...]:
     return interest.topics if interest.broadcasting else (*interest.topics, RETRY + interest.group)
 
 
-def _is_ours(client: str, pods: Collection[str]) -> bool:
-    """Whether it is a sidecar, of a pod that ended a moment ago perhaps: brokers forget slowly."""
-    return client in pods or _OURS.fullmatch(client) is not None
+def _is_ours(client: str, pods: Collection[str], *, alone: bool) -> bool:
+    """Whether it is a sidecar of the group, of a pod that ended a moment ago perhaps: brokers forget slowly."""
+    return client in pods or (alone and _OURS.fullmatch(client) is not None)

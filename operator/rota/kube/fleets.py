@@ -1,0 +1,91 @@
+"""Fleets that Rota runs itself: the Deployment of each group that has a template."""
+
+import hashlib
+
+import msgspec
+
+from rota.kube.api import Api, ApiError
+from rota.kube.group import Group
+from rota.kube.manifests import IMAGE, SidecarSpec, deployment
+from rota.kube.objects import Deployment, path
+from rota.kube.settings import drain
+from rota.model import Reason, Verdict, plain
+from rota.spec import GroupSpec, Mistake
+
+_REFUSED = frozenset({400, 403, 422})  # by its shape, by a quota or a policy, by a rule: it is the user's to mend
+
+Key = tuple[str, str]
+
+
+class Fleets:
+    """All Deployments of ours."""
+
+    def __init__(self, api: Api, image: str = IMAGE) -> None:
+        """`image` is that of sidecars which are put in from now on."""
+        self._api, self._image = api, image
+        self._standing: dict[Key, Deployment] = {}
+        self._stated: dict[Key, tuple[str, int]] = {}  # what we last stated, and which generation that made
+
+    def seen(self, it: Deployment) -> bool:
+        """Take a Deployment as it is; return whether somebody has changed what it shall be."""
+        before = self._standing.get(it.metadata.key)
+        self._standing[it.metadata.key] = it
+        return before is None or before.metadata.generation != it.metadata.generation
+
+    def gone(self, it: Deployment) -> None:
+        """Know that a Deployment is no more."""
+        self._standing.pop(it.metadata.key, None)
+        self._stated.pop(it.metadata.key, None)
+
+    async def keep(self, group: Group) -> int:
+        """See to it that a group's Deployment is as it shall be; return how many writes that took."""
+        spec, key = group.wish.spec, (group.namespace, group.name)
+        if spec is None or group.body is None:
+            return 0
+        group.fleet = ()
+        standing = self._standing.get(key)
+        ours = standing is not None and standing.metadata.owned_by(group.body.metadata.uid)
+        if spec.template is None:
+            return await self._end(standing) if standing and ours else 0
+        if standing and not ours:
+            told = f"The Deployment {group.name} is somebody else's; delete it or rename the group"
+            group.fleet = (Verdict(Reason.NAME_TAKEN, told),)
+            return 0
+        try:
+            return await self._state(group, spec, standing)
+        except Mistake as mistake:
+            told = str(mistake)
+        except ApiError as error:
+            if error.status not in _REFUSED:
+                raise
+            told = f"spec.template is refused: {plain(str(error))}"
+        group.fleet = (Verdict(Reason.TEMPLATE_REFUSED, told),)
+        return 0
+
+    async def _state(self, group: Group, spec: GroupSpec, standing: Deployment | None) -> int:
+        """State the Deployment, unless it is as we stated it last."""
+        assert group.body is not None  # noqa: S101 - nobody keeps the fleet of a group that is not there
+        policy, key = group.wish.policy, (group.namespace, group.name)
+        patience = policy.handover.drain_timeout if policy else drain(group.record.settings)
+        sidecar = SidecarSpec.of(spec, self._image, patience)
+        wanted = deployment(group.body, spec, sidecar, _as_it_is(standing) if standing else None)
+        mark = hashlib.sha256(msgspec.json.encode(wanted, order="deterministic")).hexdigest()
+        if standing and self._stated.get(key) == (mark, standing.metadata.generation):
+            return 0
+        made = await self._api.apply(path("deployments", *key), wanted, Deployment)
+        self._stated[key] = (mark, made.metadata.generation)
+        self._standing[key] = made
+        return 1
+
+    async def _end(self, standing: Deployment) -> int:
+        """End the fleet of a group that has no template any more."""
+        try:
+            await self._api.delete(path("deployments", *standing.metadata.key), standing.metadata.uid)
+        except ApiError as error:
+            if not (error.unknown or error.conflict):
+                raise
+        return 1
+
+
+def _as_it_is(standing: Deployment) -> dict[str, object]:
+    return {"metadata": {"annotations": standing.metadata.annotations}, "spec": standing.spec}

@@ -1,0 +1,132 @@
+"""Fleets that Rota runs: the Deployment that comes of a group's template, and what becomes of it."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from ground.api import Api, ApiError, Object
+from ground.controlplane import Cluster
+from ground.poll import soon
+from kube.brains import Operator
+from rota.brokers.memory import BROKER, Memory
+
+pytestmark = pytest.mark.usefixtures("crds", "operator")
+
+TEMPLATE = {"spec": {"containers": [{"name": "app", "image": "app"}]}}
+
+
+@pytest.fixture
+async def operator(control_plane: Cluster, namespace: str) -> AsyncIterator[Operator]:
+    memory = Memory()
+    await memory.create_topic("orders", BROKER, 4)
+    async with Operator(control_plane.kubeconfig, namespace, memory) as leading:
+        yield leading
+
+
+class Orders:
+    """The group `orders` and its Deployment."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api = api
+        self.groups = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
+        self.fleets = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+
+    async def make(self, **spec: Any) -> None:
+        broker = {"rocketmq": {"nameServers": ["memory:9876"]}}
+        wanted = {"broker": broker, "subscriptions": [{"topic": "orders"}], "replicas": 2, "template": TEMPLATE}
+        await self.api.create(
+            self.groups,
+            {
+                "apiVersion": "rota.dev/v1alpha1",
+                "kind": "ConsumerGroup",
+                "metadata": {"name": "orders"},
+                "spec": wanted | spec,
+            },
+        )
+
+    async def fleet(self) -> Object:
+        """Return the Deployment, or nothing."""
+        try:
+            return await self.api.get(f"{self.fleets}/orders")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return {}
+
+    async def replicas(self, wanted: int) -> None:
+        async def there() -> bool:
+            fleet = await self.fleet()
+            return bool(fleet) and fleet["spec"]["replicas"] == wanted
+
+        await soon(there)
+
+    async def condition(self, kind: str) -> str:
+        async def told() -> str:
+            status = (await self.api.get(f"{self.groups}/orders")).get("status") or {}
+            return next((it["message"] for it in status.get("conditions") or [] if it["type"] == kind), "")
+
+        return await soon(told)
+
+
+@pytest.fixture
+def orders(api: Api, namespace: str) -> Orders:
+    return Orders(api, namespace)
+
+
+async def test_a_template_becomes_a_deployment_with_sidecars_that_scales_and_goes_with_its_group(
+    orders: Orders,
+) -> None:
+    await orders.make()
+    await orders.replicas(2)
+    made = await orders.fleet()
+    pod = made["spec"]["template"]
+    assert [it["name"] for it in pod["spec"]["initContainers"]] == ["rota-sidecar"]
+    assert pod["metadata"]["labels"]["rota.dev/group"] == "orders"
+    scale = await orders.api.get(f"{orders.groups}/orders/scale")
+    await orders.api.replace(f"{orders.groups}/orders/scale", scale | {"spec": {"replicas": 5}})
+    await orders.replicas(5)
+    await orders.api.delete(f"{orders.groups}/orders")
+
+    async def gone() -> bool:
+        return not await orders.fleet()
+
+    await soon(gone, 60)
+
+
+async def test_what_somebody_changes_by_hand_is_changed_back_and_a_settled_fleet_costs_no_writes(
+    orders: Orders, operator: Operator
+) -> None:
+    await orders.make()
+    await orders.replicas(2)
+    await orders.api.patch(f"{orders.fleets}/orders", {"spec": {"replicas": 9}})
+    await orders.replicas(2)
+
+    async def settled() -> bool:
+        return len(operator.done) > 3 and not any(done.writes["deployment"] for done in operator.done[-3:])
+
+    await soon(settled, 90)
+
+
+async def test_a_deployment_of_that_name_that_is_somebody_elses_is_left_alone(orders: Orders) -> None:
+    labels = {"rota.dev/group": "orders"}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}}}
+    body = {"metadata": {"name": "orders", "labels": labels}, "spec": spec}
+    spec["template"] = {"metadata": {"labels": {"a": "b"}}, **TEMPLATE}
+    await orders.api.create(orders.fleets, body)
+    await orders.make()
+    assert "is somebody else's" in await orders.condition("NameTaken")
+    assert (await orders.fleet())["spec"]["replicas"] == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ({"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}, "spec.template is refused: "),
+        ({"spec": {"containers": []}}, "spec.template.spec.containers: "),
+        ({"nonsense": True}, "spec.template: object missing required field"),
+    ],
+)
+async def test_a_template_that_cannot_be_is_a_condition(orders: Orders, template: Object, sentence: str) -> None:
+    await orders.make(template=template)
+    assert (await orders.condition("TemplateRefused")).startswith(sentence)

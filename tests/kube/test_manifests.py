@@ -1,0 +1,169 @@
+"""What is put into pod templates, on a real API server: taken, checked, filled in, and not rolled without need."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ground.api import Api, ApiError, Object
+from ground.controlplane import Cluster
+from ground.poll import soon
+from rota.cli import main
+from rota.kube.manifests import SidecarSpec, deployment, injected, uninjected
+from rota.kube.objects import Custom
+from rota.spec import GroupSpec, group_spec
+
+FLEET = Path(__file__).parents[2] / "docs" / "examples" / "fleet.yaml"
+ALL = SidecarSpec(image="sidecar:1", credentials_secret="acl", ca_secret="ca")  # noqa: S106 - names of Secrets
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
+STRICT = {"dryRun": "All", "fieldValidation": "Strict"}
+
+
+def an_app(**fields: Any) -> Object:
+    return {"name": "app", "image": "app", **fields}
+
+
+def a_workload(kind: str, *containers: Object, **spec: Any) -> Object:
+    labels = {"app": "shop"}
+    pods = {"metadata": {"labels": labels}, "spec": {"containers": [*containers], "terminationGracePeriodSeconds": 60}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": "shop"},
+        "spec": {"selector": {"matchLabels": labels}, "template": pods, **spec},
+    }
+
+
+def where(namespace: str, kind: str = "deployments") -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/{kind}"
+
+
+DEPLOYMENT = a_workload("Deployment", an_app(), strategy={"type": "Recreate"})
+DATA = {"name": "data", "mountPath": "/var/lib/rota"}
+CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+STATEFUL_SET = a_workload(
+    "StatefulSet",
+    an_app(volumeMounts=[DATA]),
+    serviceName="shop",
+    volumeClaimTemplates=[{"metadata": {"name": "data"}, "spec": CLAIM}],
+)
+
+
+@pytest.mark.parametrize("workload", [DEPLOYMENT, STATEFUL_SET, a_workload("DaemonSet", an_app())])
+def test_what_rota_inject_prints_is_taken_without_a_warning(
+    control_plane: Cluster, namespace: str, tmp_path: Path, workload: Object
+) -> None:
+    options = ["--group", "orders", "--credentials-secret", "acl", "--ca-secret", "ca", "-f", "-"]
+    ran = CliRunner().invoke(main, ["inject", *options], input=yaml.safe_dump(workload))
+    assert ran.exit_code == 0, ran.output
+    file = tmp_path / "injected.yaml"
+    file.write_text(ran.stdout)
+    how = ("--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-n", namespace)
+    assert "serverside-applied" in control_plane.kubectl("apply", *how, "-f", str(file))
+
+
+async def test_what_the_server_filled_in_comes_out_again_with_the_sidecar(api: Api, namespace: str) -> None:
+    plain = await api.create(where(namespace), DEPLOYMENT, **STRICT)
+    spec = DEPLOYMENT["spec"]
+    body = DEPLOYMENT | {"spec": {**spec, "template": injected(spec["template"], "orders", ALL)}}
+    made = await api.create(where(namespace), body, **STRICT)
+    assert uninjected(made["spec"]["template"]) == plain["spec"]["template"]
+    assert injected(made["spec"]["template"], "orders", ALL)["spec"].keys() == made["spec"]["template"]["spec"].keys()
+
+
+# Pods.
+
+
+def a_pod(**security: Any) -> Object:
+    made = injected({"spec": {"containers": [an_app(securityContext=security)]}}, "orders", ALL)
+    return {"apiVersion": "v1", "kind": "Pod", **made, "metadata": made["metadata"] | {"name": "shop"}}
+
+
+@pytest.fixture
+async def strict(api: Api, namespace: str) -> str:
+    """Make the namespace take restricted pods only, and wait until it takes pods."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
+
+    async def has_account() -> bool:
+        return bool(await api.list(f"/api/v1/namespaces/{namespace}/serviceaccounts"))
+
+    await soon(has_account)
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+async def test_a_restricted_namespace_takes_the_sidecar(api: Api, strict: str) -> None:
+    assert await api.create(strict, a_pod(**RESTRICTED), **STRICT)
+    with pytest.raises(ApiError, match="violates PodSecurity") as refused:  # of the app, not of the sidecar
+        await api.create(strict, a_pod(), **STRICT)
+    assert 'container "app"' in str(refused.value)
+    assert "rota-sidecar" not in str(refused.value)
+
+
+async def test_the_app_keeps_its_token_and_the_sidecar_gets_none(api: Api, strict: str) -> None:
+    spec = (await api.create(strict, a_pod(**RESTRICTED), **STRICT))["spec"]
+    mounts = [
+        [it["name"] for it in container["volumeMounts"] if it["mountPath"] == TOKEN]
+        for container in (*spec["containers"], *spec["initContainers"])
+    ]
+    assert [len(it) for it in mounts] == [1, 1]
+    assert mounts[0][0].startswith("kube-api-access-")
+    assert mounts[1] == ["rota-no-token"]
+
+
+# The Deployment of a group.
+
+
+async def a_fleet(api: Api, namespace: str) -> tuple[Custom, GroupSpec]:
+    """Make the group of docs/examples/fleet.yaml, without pods: nothing here runs them."""
+    body = yaml.safe_load(FLEET.read_text())
+    body["spec"]["replicas"] = 0
+    made = await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", body)
+    return msgspec.convert(made, Custom), group_spec(made)
+
+
+def the_deployment(group: tuple[Custom, GroupSpec], image: str, standing: Object | None = None) -> Object:
+    body, spec = group
+    return deployment(body, spec, SidecarSpec.of(spec, image, 30.0), standing)
+
+
+async def applied(api: Api, body: Object) -> Object:
+    path = f"{where(body['metadata']['namespace'])}/{body['metadata']['name']}"
+    return await api.patch(path, body, "apply", fieldManager="rota", fieldValidation="Strict")
+
+
+@pytest.mark.usefixtures("crds")
+async def test_a_new_operator_rolls_no_fleet(api: Api, namespace: str) -> None:
+    fleet = await a_fleet(api, namespace)
+    made = await applied(api, the_deployment(fleet, "sidecar:1"))
+    assert made["metadata"]["generation"] == 1
+    again = await applied(api, the_deployment(fleet, "sidecar:1", made))
+    newer = await applied(api, the_deployment(fleet, "sidecar:2", again))
+    assert newer["spec"] == again["spec"] == made["spec"]
+    assert newer["metadata"]["generation"] == 1
+    rolled = await applied(api, the_deployment(fleet, "sidecar:2"))  # as if the template had been changed
+    assert rolled["metadata"]["generation"] == 2
+    assert rolled["spec"]["template"]["metadata"]["annotations"]["rota.dev/sidecar"] == "sidecar:2"
+
+
+@pytest.mark.usefixtures("crds")
+async def test_what_the_operator_says_twice_is_written_once(api: Api, namespace: str) -> None:
+    fleet = await a_fleet(api, namespace)
+    made = await applied(api, the_deployment(fleet, "sidecar:1"))
+
+    async def unwritten() -> bool:  # once the Deployment's own controller is done with it
+        kept = await applied(api, the_deployment(fleet, "sidecar:2", made))
+        again = await applied(api, the_deployment(fleet, "sidecar:2", kept))
+        return bool(again["metadata"]["resourceVersion"] == kept["metadata"]["resourceVersion"])
+
+    await soon(unwritten)
