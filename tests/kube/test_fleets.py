@@ -59,14 +59,14 @@ class Orders:
             fleet = await self.fleet()
             return bool(fleet) and fleet["spec"]["replicas"] == wanted
 
-        await soon(there)
+        await soon(there, 60)
 
     async def condition(self, kind: str) -> str:
         async def told() -> str:
             status = (await self.api.get(f"{self.groups}/orders")).get("status") or {}
             return next((it["message"] for it in status.get("conditions") or [] if it["type"] == kind), "")
 
-        return await soon(told)
+        return await soon(told, 60)
 
 
 @pytest.fixture

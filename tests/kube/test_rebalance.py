@@ -54,7 +54,7 @@ class World:
         async def settled() -> bool:
             return sorted(self.fleet.shares.values()) == sorted(shares)
 
-        await soon(settled)
+        await soon(settled, 60)
 
     async def status(self) -> Object:
         found: Object = (await self.api.get(self.path)).get("status") or {}
@@ -67,7 +67,7 @@ class World:
             conditions = (await self.status()).get("conditions") or []
             return next((one for one in conditions if one["type"] == kind), {})
 
-        return await soon(told)
+        return await soon(told, 60)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ async def test_a_record_that_somebody_spoils_is_written_anew_with_the_same_owner
         obeyed = {one.member.obeyed for one in world.fleet.members.values()}
         return bool(min(obeyed) > max(generation, 1_000_000_000))  # no lower than the time
 
-    await soon(written)
+    await soon(written, 60)
     assert world.fleet.as_value() == before
 
 

@@ -57,20 +57,25 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
         journal = Journal(options.journal, identity)
         brain = Brain(api, reports, places, Fleets(api, options.image), lambda done: journal.write(done.plan.records))
         open_.push_async_callback(brain.close)
-        following = [*_follow(api, brain, options.namespaces)]
+        following, listing = _follow(api, brain, options.namespaces), _ours(api, brain, options.namespaces)
         leader = Leader(api, options.own_namespace, identity, _leads(brain))
-        page = Page(following, lambda: leader.leading)
+        page = Page([*following, *listing], lambda: leader.leading)
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 *(tasks.create_task(it.run(), name="follow") for it in following),
-                *(tasks.create_task(_again(it), name="resync") for it in _ours(api, brain, options.namespaces)),
+                *(tasks.create_task(_again(it), name="resync") for it in listing),
                 tasks.create_task(places.run(), name="secrets"),
-                tasks.create_task(_kopf(brain, options.namespaces, stop), name="kopf"),
             ]
-            for it in following:
-                await it.listed.wait()
-            running.append(tasks.create_task(leader.run(), name="leader"))
+
+            async def begin() -> None:
+                for it in [*following, *listing]:  # kopf gives up on kinds that are not there yet
+                    await it.listed.wait()
+                async with asyncio.TaskGroup() as inner:
+                    inner.create_task(_kopf(brain, options.namespaces, stop), name="kopf")
+                    inner.create_task(leader.run(), name="leader")
+
+            running.append(tasks.create_task(begin(), name="begin"))
             await stop.wait()
             for task in reversed(running):
                 task.cancel()
@@ -120,8 +125,8 @@ async def _again(follower: Follower[Any]) -> None:
         try:
             await follower.relist()
         except (ApiError, Unanswered) as error:
-            _log.warning("%s", error)
-        await asyncio.sleep(RESYNC_SECONDS)
+            _log.warning("%s cannot be listed: %s", follower.path, error)
+        await asyncio.sleep(RESYNC_SECONDS if follower.listed.is_set() else 2.0)
 
 
 async def _kopf(brain: Brain, namespaces: Sequence[str], stop: asyncio.Event) -> None:

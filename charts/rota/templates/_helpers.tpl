@@ -1,0 +1,99 @@
+{{/* The name of all objects: the release's, with the chart's behind it where it is not in it already. */}}
+{{- define "rota.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* By what the operator's pods are known. A selector can never change: so there is no version in it. */}}
+{{- define "rota.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{/* What every object carries. */}}
+{{- define "rota.labels" -}}
+{{ include "rota.selector" . }}
+{{ include "rota.origin" . }}
+{{- end -}}
+
+{{- define "rota.origin" -}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: rota
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "rota.testSelector" -}}
+{{ include "rota.selector" . | replace "component: operator" "component: test" }}
+{{- end -}}
+
+{{- define "rota.serviceAccount" -}}
+{{- $made := ternary (include "rota.fullname" .) "default" .Values.serviceAccount.create -}}
+{{- default $made .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{/* An image as one word, of (dict "image" … "version" …). */}}
+{{- define "rota.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (default .version .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether only one pod can mount the journal at a time: "true" or nothing. */}}
+{{- define "rota.alone" -}}
+{{- $claim := and (eq .Values.journal.kind "volume") .Values.journal.claim.enabled -}}
+{{- if and $claim (not (has "ReadWriteMany" .Values.journal.claim.accessModes)) -}}
+{{- if gt (int .Values.replicas) 1 -}}
+{{- fail "journal.claim.accessModes lacks ReadWriteMany: one pod alone can mount the journal; set replicas to 1" -}}
+{{- end -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* What the operator may do where groups are. */}}
+{{- define "rota.rules" -}}
+- apiGroups: [rota.dev]
+  resources: [consumergroups, rebalancepolicies]
+  verbs: [get, list, watch]
+- apiGroups: [rota.dev]
+  resources: [consumergroups/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, patch]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, update]
+- apiGroups: [""]
+  resources: [secrets]  # those that groups name, one by one: it can list none
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+{{- end -}}
+
+{{- define "rota.subject" -}}
+- kind: ServiceAccount
+  name: {{ include "rota.serviceAccount" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}
+
+{{/* Ends with a sentence where the Prometheus operator's kinds are unknown; takes (dict "root" $ "value" "…"). */}}
+{{- define "rota.needsPrometheusOperator" -}}
+{{- if not (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
+{{- $told := "%s needs the Prometheus operator, and the cluster has no monitoring.coreos.com/v1; install it or switch" -}}
+{{- fail (printf (print $told " this off (for helm template: --api-versions monitoring.coreos.com/v1)") .value) -}}
+{{- end -}}
+{{- end -}}

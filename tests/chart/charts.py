@@ -1,0 +1,136 @@
+"""The chart, as the real helm renders it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ground.api import Object
+from ground.controlplane import Cluster
+from ground.poll import eventually
+from ground.programs import KUBERNETES, SETS, Module, program
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "rota"
+
+_MAJOR, _MINOR, _ = KUBERNETES.removeprefix("v").split(".")
+
+# Unstamped, it takes a cluster that it was not shown for an old one, and refuses the chart.
+_STAMPS = [f"-X helm.sh/helm/v3/pkg/{where}.k8sVersion" for where in ("chartutil", "lint/rules")]
+_FLAGS = " ".join(["-s -w", *(f"{stamp}Major={_MAJOR} {stamp}Minor={_MINOR}" for stamp in _STAMPS)])
+
+SETS["helm"] = Module(str(Path(__file__).with_name("go")), {"helm": "helm.sh/helm/v3/cmd/helm"}, _FLAGS)
+
+
+class Refused(Exception):  # noqa: N818 - it is what happened
+    """Helm said no; what it said."""
+
+
+class Rendered:
+    """What a chart makes, by kind and name."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.objects: list[Object] = [body for body in yaml.safe_load_all(text) if body]
+        self.by_kind: dict[str, list[Object]] = defaultdict(list)
+        for body in self.objects:
+            self.by_kind[body["kind"]].append(body)
+
+    def __getitem__(self, wanted: str) -> Object:
+        """Return the one object of that "Kind" or "Kind/name"."""
+        kind, _, name = wanted.partition("/")
+        (found,) = (it for it in self.by_kind[kind] if name in {"", it["metadata"]["name"]})
+        return found
+
+    def __contains__(self, kind: str) -> bool:
+        return kind in self.by_kind
+
+    @property
+    def pod(self) -> Object:
+        """The operator's pod template."""
+        template: Object = self["Deployment"]["spec"]["template"]
+        return template
+
+    @property
+    def container(self) -> Object:
+        """The operator's container."""
+        (only,) = self.pod["spec"]["containers"]
+        found: Object = only
+        return found
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The operator's settings that are given by value."""
+        return {it["name"]: it["value"] for it in self.container["env"] if "value" in it}
+
+
+class Helm:
+    """The real helm, with a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self._program = program("helm")
+        homes = {f"HELM_{it}_HOME": str(home / it) for it in ("CACHE", "CONFIG", "DATA")}
+        self._env = {**os.environ, **homes, "KUBECONFIG": os.devnull}  # no cluster is taken without being asked
+
+    def __call__(self, *arguments: str | Path, values: Object | None = None) -> str:
+        """Run it with those values; return what it printed."""
+        given, feed = ([], None) if values is None else (["--values", "-"], json.dumps(values))
+        argv = [self._program, *arguments, *given]
+        ended = subprocess.run(argv, input=feed, capture_output=True, text=True, check=False, env=self._env)
+        if ended.returncode != 0:
+            raise Refused(ended.stderr.strip() or ended.stdout.strip())
+        return ended.stdout
+
+    def template(self, *options: str, chart: Path = CHART, **values: Any) -> Rendered:
+        """Render a chart without a cluster."""
+        return Rendered(self("template", "rota", chart, "--namespace", "rota-system", *options, values=values))
+
+
+class Release:
+    """A release of the chart on a cluster, in a namespace of its own name."""
+
+    def __init__(self, helm: Helm, cluster: Cluster, name: str) -> None:
+        self.name = self.namespace = name
+        self._helm, self._cluster = helm, cluster
+        self._where = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", name)
+
+    def install(self, *options: str, **values: Any) -> str:
+        """Install or upgrade it, and return what helm told; definitions that are there are taken over."""
+        how = ("--install", "--take-ownership", *options, *self._where)
+        return self._helm("upgrade", self.name, CHART, *how, values=values)
+
+    def uninstall(self) -> None:
+        """Remove what is there of it."""
+        self._helm("uninstall", self.name, "--ignore-not-found", *self._where)
+
+    def template(self, **values: Any) -> Rendered:
+        """Render it without installing it."""
+        how = ("--namespace", self.namespace, "--api-versions", "monitoring.coreos.com/v1")
+        return Rendered(self._helm("template", self.name, CHART, *how, values=values))
+
+    def try_out(self, account: Path, server: str, operator: str) -> "subprocess.CompletedProcess[str]":
+        """Run what the pod of `helm test` runs, with a folder for its account and these addresses."""
+        (account / "token").write_text(self.token())
+        (account / "ca.crt").write_text(self.authority())
+        (container,) = self.template()["Pod"]["spec"]["containers"]
+        program, *arguments = container["command"] + container["args"]
+        assert program == "python"
+        told = {it["name"]: it["value"] for it in container["env"]} | {"ACCOUNT": str(account)}
+        told["KINDS"] = told["KINDS"].replace("https://kubernetes.default.svc", server)
+        told["READY"] = told["READY"].replace(f"http://{self.name}.{self.namespace}:8080", operator)
+        argv = [sys.executable, *arguments]
+        return subprocess.run(argv, env={**os.environ, **told}, capture_output=True, text=True, check=False)
+
+    def token(self) -> str:
+        """Return what the operator's ServiceAccount is known by."""
+        return self._cluster.kubectl("create", "token", self.name, "-n", self.namespace).strip()
+
+    def authority(self) -> str:
+        """Return what the release's pods know the API server by."""
+        found = ("get", "configmap", "kube-root-ca.crt", "-n", self.namespace, "-o", r"jsonpath={.data.ca\.crt}")
+        return eventually(lambda: self._cluster.kubectl(*found, check=False))

@@ -1,0 +1,38 @@
+"""What tests of the chart share: the real helm, and a release in a namespace that is strict about pods."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from chart.charts import Helm, Release
+from ground.api import Api
+from ground.controlplane import Cluster
+
+STRICT = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Return the real helm, with nobody's settings."""
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture
+async def namespace(api: Api) -> AsyncIterator[str]:
+    """Make a namespace for groups, which ends with the test."""
+    name = f"shop-{secrets.token_hex(3)}"
+    await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    await api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def release(api: Api, control_plane: Cluster, helm: Helm) -> AsyncIterator[Release]:
+    """Make a namespace for a release, which ends with the test."""
+    name = f"rota-{secrets.token_hex(3)}"
+    await api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": STRICT}})
+    it = Release(helm, control_plane, name)
+    yield it
+    it.uninstall()
+    await api.delete(f"/api/v1/namespaces/{name}")

@@ -1,0 +1,214 @@
+"""The chart on a real API server: taken without a warning, installed, upgraded, tested and removed."""
+
+import json
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chart.charts import Release
+from ground.api import Api, ApiError, Object
+from ground.controlplane import Cluster
+from ground.instance import Instance
+from ground.poll import soon
+from rota.spec import group_spec
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DRY = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors", "-f", "-")
+
+
+def a_definition(kind: str) -> Object:
+    """Return a definition of one of the Prometheus operator's kinds, of which only the names are its own."""
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": f"{kind.lower()}s", "singular": kind.lower()}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names['plural']}.monitoring.coreos.com"},
+        "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+@pytest.fixture
+async def prometheus_operator(api: Api) -> AsyncIterator[None]:
+    """Let the API server take the Prometheus operator's kinds, unless it does already."""
+    made = []
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        body = a_definition(kind)
+        try:
+            await api.create(DEFINITIONS, body)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            continue
+        made.append(body["metadata"]["name"])
+
+        async def served(plural: str = body["spec"]["names"]["plural"]) -> bool:
+            try:
+                await api.get(f"/apis/monitoring.coreos.com/v1/{plural}")
+            except ApiError:
+                return False
+            return True
+
+        await soon(served)
+    yield
+    for name in made:
+        await api.delete(f"{DEFINITIONS}/{name}")
+
+
+def everything(namespace: str) -> Object:
+    """Return values with every switch on, and something said about everything."""
+    return {
+        "watchNamespaces": [namespace],
+        "verbose": True,
+        "imagePullSecrets": [{"name": "pull"}],
+        "journal": {"kind": "volume", "claim": {"storageClass": "shared"}},
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"a": "b"},
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "networkPolicy": {"enabled": True, "scrapeFrom": ["monitoring"], "scrapeMembersFrom": ["monitoring"]},
+        "serviceMonitor": {"enabled": True, "labels": {"a": "b"}},
+        "prometheusRule": {"enabled": True, "labels": {"a": "b"}},
+        "dashboards": {"enabled": True, "annotations": {"a": "b"}},
+    }
+
+
+@pytest.mark.usefixtures("prometheus_operator")
+@pytest.mark.parametrize("case", ["default", "namespaced", "everything", "alone"])
+def test_the_api_server_takes_every_object_without_a_warning(
+    control_plane: Cluster, release: Release, namespace: str, case: str
+) -> None:
+    values: dict[str, Object] = {
+        "default": {},
+        "namespaced": {"watchNamespaces": [namespace]},
+        "everything": everything(namespace),
+        "alone": {"replicas": 1, "journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}},
+    }
+    rendered = release.template(**values[case])
+    mine = {it["metadata"].get("namespace") for it in rendered.objects}
+    assert mine <= {None, release.namespace, namespace}
+    lasting = [it for it in rendered.objects if it["kind"] != "Pod"]  # that one needs an account which is there
+    taken = control_plane.kubectl(*DRY, feed=yaml.safe_dump_all(lasting)).splitlines()
+    assert len(taken) == len(lasting)
+
+
+async def test_pods_are_made_where_they_are_restricted(api: Api, control_plane: Cluster, release: Release) -> None:
+    release.install()
+    deployment = f"/apis/apps/v1/namespaces/{release.namespace}/deployments/{release.name}"
+
+    async def there_are(pods: int) -> bool:
+        return bool((await api.get(deployment)).get("status", {}).get("replicas") == pods)
+
+    await soon(lambda: there_are(2))
+    test = release.template()["Pod"]
+    assert control_plane.kubectl(*DRY, feed=json.dumps(test))
+    release.install(replicas=3)
+    await soon(lambda: there_are(3))
+
+
+@pytest.mark.usefixtures("prometheus_operator")
+async def test_an_upgrade_to_every_switch_and_back_changes_no_selector(
+    api: Api, release: Release, namespace: str
+) -> None:
+    release.install()
+    release.install(**everything(namespace))
+    release.install()
+    claims = f"/api/v1/namespaces/{release.namespace}/persistentvolumeclaims"
+    assert [it["metadata"]["name"] for it in await api.list(claims)] == [f"{release.name}-journal"]
+
+
+async def test_definitions_stay_when_the_release_goes(api: Api, release: Release) -> None:
+    release.install()
+    kept = f"{DEFINITIONS}/consumergroups.rota.dev"
+    before = (await api.get(kept))["metadata"]
+    assert before["annotations"]["meta.helm.sh/release-name"] == release.name
+    release.uninstall()
+    assert (await api.get(kept))["metadata"]["uid"] == before["uid"]
+    assert await api.list(f"/apis/apps/v1/namespaces/{release.namespace}/deployments") == []
+
+
+# Notes.
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, "looks after groups in all namespaces."),
+        ({"watchNamespaces": ["shop", "billing"]}, "looks after groups in shop, billing."),
+        ({"watchNamespaces": ["shop"]}, "kubectl apply -n shop -f"),
+        ({"crds": {"install": False}}, "not part of this release"),
+        ({"networkPolicy": {"enabled": True}}, "Members are not guarded"),
+    ],
+    ids=str,
+)
+def test_the_notes_say_what_was_installed(release: Release, values: Object, told: str) -> None:
+    assert told in release.install("--dry-run=client", **values).partition("NOTES:\n")[2]
+
+
+def test_the_notes_end_with_a_group_to_paste(control_plane: Cluster, release: Release, namespace: str) -> None:
+    notes = release.install(watchNamespaces=[namespace]).partition("NOTES:\n")[2]
+    command, _, rest = notes.partition("<<'EOF'\n")
+    pasted = textwrap.dedent(rest.partition("EOF\n")[0])
+    assert command.split()[-6:] == ["kubectl", "apply", "-n", namespace, "-f", "-"]
+    assert control_plane.kubectl("-n", namespace, *DRY, feed=pasted)
+    assert group_spec(yaml.safe_load(pasted)).replicas == 3
+    assert "{{" not in notes
+
+
+# helm test.
+
+
+@contextmanager
+def an_operator(instance: Instance, status: int) -> Iterator[str]:
+    """Answer for an operator, and yield where."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/readyz" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer((instance.address(), 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://{instance.address()}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (200, "The API server knows Rota's kinds, and an operator is ready."),
+        (503, "No operator is ready (HTTP Error 503: Service Unavailable); its logs say why"),
+    ],
+)
+def test_the_test_of_a_release_tells_how_the_operator_is(
+    api: Api, release: Release, instance: Instance, tmp_path: Path, *, status: int, told: str
+) -> None:
+    release.install()
+    with an_operator(instance, status) as address:
+        ended = release.try_out(tmp_path, api.access.server, address)
+    assert ended.returncode == (status != 200)
+    assert told in ended.stdout + ended.stderr
+
+
+def test_the_test_of_a_release_tells_of_missing_kinds(api: Api, release: Release, tmp_path: Path) -> None:
+    release.install()
+    ended = release.try_out(tmp_path, f"{api.access.server}/nowhere", "")
+    assert ended.returncode == 1
+    assert "does not know Rota's kinds (HTTP Error" in ended.stderr

@@ -1,0 +1,109 @@
+"""The operator as the chart starts it: its command, its settings, its rights, asked where its probes ask."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from chart.charts import Release, Rendered
+from ground.api import Api, Object
+from ground.controlplane import Cluster
+from ground.instance import Instance
+from ground.poll import answers, eventually, soon
+
+NO_SECRET = "There is no Secret acl"
+
+
+def environment(rendered: Rendered, fields: dict[str, str]) -> dict[str, str]:
+    """Return what a container's variables are in a pod with those fields."""
+    told = rendered.env
+    for it in rendered.container["env"]:
+        if "valueFrom" in it:
+            told[it["name"]] = fields[it["valueFrom"]["fieldRef"]["fieldPath"]]
+    return told
+
+
+@asynccontextmanager
+async def started(
+    rendered: Rendered, kubeconfig: Path, fields: dict[str, str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start the operator's container without a container; it is killed if it still runs at the end."""
+    (program,) = rendered.container["command"]
+    argv = [Path(sys.executable).with_name(program), *rendered.container["args"]]
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        env={**os.environ, **environment(rendered, fields), "KUBECONFIG": str(kubeconfig)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:
+    """Write a kubeconfig for the release's ServiceAccount."""
+    config = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "--minify", "-o", "json"))
+    config["users"][0]["user"] = {"token": release.token()}
+    path.write_text(json.dumps(config))
+    return path
+
+
+async def a_group(api: Api, namespace: str) -> str:
+    """Make a group whose Secret is not there, and return its path."""
+    broker = {"nameServers": ["127.0.0.1:1"], "credentialsSecret": {"name": "acl"}}
+    spec = {"broker": {"rocketmq": broker}, "subscriptions": [{"topic": "orders"}]}
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
+    body = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": "orders"}}
+    await api.create(groups, {**body, "spec": spec})
+    return f"{groups}/orders"
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+async def test_an_operator_runs_as_the_chart_says(
+    api: Api,
+    control_plane: Cluster,
+    instance: Instance,
+    release: Release,
+    namespace: str,
+    *,
+    tmp_path: Path,
+    narrow: bool,
+) -> None:
+    values: Object = {"watchNamespaces": [namespace]} if narrow else {}
+    release.install(**values)
+    rendered = release.template(**values)
+    address = f"{instance.block}.90.{1 + narrow}"
+    fields = {"metadata.namespace": release.namespace, "metadata.name": "rota-0", "status.podIP": address}
+    kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
+    async with started(rendered, kubeconfig, fields) as operator:
+        group = await a_group(api, namespace)
+
+        async def told() -> bool:
+            conditions = (await api.get(group))["status"].get("conditions") or []
+            return any(NO_SECRET in one["message"] for one in conditions)
+
+        await soon(told)
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{release.namespace}/leases/rota"
+        assert (await api.get(lease))["spec"]["holderIdentity"] == "rota-0"
+        for probe in ("startup", "liveness", "readiness"):
+            asked = rendered.container[f"{probe}Probe"]["httpGet"]
+            await asyncio.to_thread(eventually, partial(answers, f"http://{address}:8080{asked['path']}"))
+        tried = await asyncio.to_thread(release.try_out, tmp_path, api.access.server, f"http://{address}:8080")
+        assert (tried.returncode, tried.stderr) == (0, "")
+        operator.terminate()
+        journal, log = await asyncio.wait_for(operator.communicate(), 30)
+        assert operator.returncode == 0
+    assert "forbidden" not in log.decode().lower(), log.decode()
+    written = [json.loads(line) for line in journal.splitlines()]
+    assert any(NO_SECRET in it.get("message", "") for it in written if it["kind"] == "verdict")
+    assert not (await api.get(lease))["spec"]["holderIdentity"]  # given back, so that another leads at once

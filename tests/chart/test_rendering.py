@@ -1,0 +1,356 @@
+"""What the chart makes of values, without a cluster."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.charts import CHART, ROOT, Helm, Rendered
+from ground.api import Object
+
+PROMETHEUS = "--api-versions=monitoring.coreos.com/v1"
+SELECTOR = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
+ORIGIN = {f"app.kubernetes.io/{key}" for key in ("version", "part-of", "managed-by")} | {"helm.sh/chart"}
+EVERYTHING: Object = {
+    "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"], "scrapeFrom": ["monitoring"]},
+    "serviceMonitor": {"enabled": True, "labels": {"prometheus": "main"}},
+    "prometheusRule": {"enabled": True},
+    "dashboards": {"enabled": True},
+    "journal": {"kind": "volume"},
+}
+
+
+@pytest.fixture(scope="module")
+def default(helm: Helm) -> Rendered:
+    return helm.template()
+
+
+@pytest.fixture(scope="module")
+def everything(helm: Helm) -> Rendered:
+    return helm.template(PROMETHEUS, **EVERYTHING)
+
+
+def named(rendered: Rendered) -> list[str]:
+    return sorted(f"{it['kind']}/{it['metadata']['name']}" for it in rendered.objects)
+
+
+def test_by_default_there_is_what_an_operator_needs_and_no_more(default: Rendered) -> None:
+    assert named(default) == [
+        "ClusterRole/rota",
+        "ClusterRole/rota-edit",
+        "ClusterRole/rota-view",
+        "ClusterRoleBinding/rota",
+        "CustomResourceDefinition/consumergroups.rota.dev",
+        "CustomResourceDefinition/rebalancepolicies.rota.dev",
+        "Deployment/rota",
+        "Pod/rota-test",
+        "PodDisruptionBudget/rota",
+        "Role/rota-lease",
+        "RoleBinding/rota-lease",
+        "Service/rota",
+        "ServiceAccount/rota",
+    ]
+
+
+def test_each_switch_adds_its_object(default: Rendered, everything: Rendered) -> None:
+    assert set(named(everything)) - set(named(default)) == {
+        "NetworkPolicy/rota",
+        "NetworkPolicy/rota-members",
+        "PersistentVolumeClaim/rota-journal",
+        "ServiceMonitor/rota",
+    }
+
+
+def test_what_can_be_left_out_is_left_out(default: Rendered, helm: Helm) -> None:
+    without = helm.template(
+        crds={"install": False},
+        rbac={"aggregate": False},
+        serviceAccount={"create": False},
+        podDisruptionBudget={"enabled": False},
+    )
+    assert set(named(default)) - set(named(without)) == {
+        "ClusterRole/rota-edit",
+        "ClusterRole/rota-view",
+        "CustomResourceDefinition/consumergroups.rota.dev",
+        "CustomResourceDefinition/rebalancepolicies.rota.dev",
+        "PodDisruptionBudget/rota",
+        "ServiceAccount/rota",
+    }
+    assert without.pod["spec"]["serviceAccountName"] == "default"
+
+
+def test_every_object_says_whose_it_is(everything: Rendered) -> None:
+    for it in everything.objects:
+        wanted = ORIGIN if it["kind"] == "CustomResourceDefinition" else ORIGIN | SELECTOR
+        assert wanted <= it["metadata"]["labels"].keys(), it["metadata"]["name"]
+
+
+def test_no_selector_has_a_version_in_it(everything: Rendered) -> None:
+    spec = everything["Deployment"]["spec"]
+    spread = spec["template"]["spec"]["topologySpreadConstraints"][0]["labelSelector"]
+    monitored = everything["ServiceMonitor"]["spec"]["selector"]
+    guarded = everything["PodDisruptionBudget"]["spec"]["selector"]
+    found = [it["matchLabels"] for it in (spec["selector"], spread, monitored, guarded)]
+    found.append(everything["Service"]["spec"]["selector"])
+    assert [it.keys() for it in found] == [SELECTOR] * 5
+    assert all(it.items() <= spec["template"]["metadata"]["labels"].items() for it in found)
+    test = everything["Pod"]["metadata"]["labels"]
+    assert not any(it.items() <= test.items() for it in found)
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "name"),
+    [
+        ("rota", {}, "rota"),
+        ("prod", {}, "prod-rota"),
+        ("my-rota", {}, "my-rota"),
+        ("prod", {"nameOverride": "brain"}, "prod-brain"),
+        ("prod", {"fullnameOverride": "brain"}, "brain"),
+        ("r" * 53, {"nameOverride": "b" * 30}, "r" * 53 + "-" + "b" * 9),
+    ],
+)
+def test_objects_are_named_after_the_release(helm: Helm, release: str, values: Object, name: str) -> None:
+    assert Rendered(helm("template", release, CHART, values=values))["Deployment"]["metadata"]["name"] == name
+
+
+# The operator's pods.
+
+
+def test_the_pod_needs_no_shell_no_root_and_no_disk(default: Rendered) -> None:
+    container = default.container
+    assert (container["command"], container["args"]) == (["rota"], ["operator"])
+    assert default.pod["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "volumes" not in default.pod["spec"]
+    assert default["Pod"]["spec"]["containers"][0]["securityContext"] == container["securityContext"]
+
+
+def test_the_operator_is_told_where_it_is(default: Rendered, helm: Helm) -> None:
+    fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in default.container["env"][:3]}
+    assert fields == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
+    assert default.env == {"ROTA_SIDECAR_IMAGE": "ghcr.io/rota-dev/rota-sidecar:0.1.0", "ROTA_JOURNAL": "-"}
+    told = helm.template(watchNamespaces=["shop", "billing"], verbose=True)
+    assert told.env["ROTA_NAMESPACES"] == "shop,billing"
+    assert told.container["args"] == ["operator", "--verbose"]
+
+
+def test_it_is_asked_whether_it_lives_and_is_ready(default: Rendered) -> None:
+    assert default.container["ports"] == [{"name": "http", "containerPort": 8080}]
+    asked = {it: default.container[f"{it}Probe"]["httpGet"] for it in ("startup", "liveness", "readiness")}
+    assert asked == {
+        "startup": {"path": "/healthz", "port": "http"},
+        "liveness": {"path": "/healthz", "port": "http"},
+        "readiness": {"path": "/readyz", "port": "http"},
+    }
+    assert default["Service"]["spec"]["ports"] == [{"name": "http", "port": 8080, "targetPort": "http"}]
+
+
+@pytest.mark.parametrize(
+    ("image", "word"),
+    [
+        ({}, "r/i:0.1.0"),
+        ({"tag": "main"}, "r/i:main"),
+        ({"tag": "main", "digest": f"sha256:{'a' * 64}"}, f"r/i@sha256:{'a' * 64}"),
+    ],
+)
+def test_an_image_is_named_by_digest_or_tag_or_the_charts_version(helm: Helm, image: Object, word: str) -> None:
+    it = {"repository": "r/i", **image}
+    rendered = helm.template(image=it, sidecar={"image": it})
+    assert rendered.container["image"] == rendered.env["ROTA_SIDECAR_IMAGE"] == word
+    assert rendered["Pod"]["spec"]["containers"][0]["image"] == word
+
+
+def test_what_is_said_about_pods_reaches_them(helm: Helm) -> None:
+    said: Object = {
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "imagePullSecrets": [{"name": "pull"}],
+    }
+    labels = {"team": "queues", "app.kubernetes.io/name": "stolen"}
+    rendered = helm.template(**said, podLabels=labels, podAnnotations={"a": "b"}, resources={"limits": {"cpu": 2}})
+    spec = rendered.pod["spec"]
+    assert {key: spec[key] for key in said} == said
+    assert rendered.container["resources"] == {
+        "limits": {"cpu": 2, "memory": "512Mi"},
+        "requests": {"cpu": "100m", "memory": "192Mi"},
+    }
+    assert rendered.pod["metadata"]["annotations"] == {"a": "b"}
+    assert rendered.pod["metadata"]["labels"]["team"] == "queues"
+    assert rendered.pod["metadata"]["labels"]["app.kubernetes.io/name"] == "rota"  # the selector's
+
+
+@pytest.mark.parametrize(
+    ("journal", "replicas", "volume", "strategy"),
+    [
+        ({"kind": "stdout"}, 2, None, "RollingUpdate"),
+        ({}, 2, {"persistentVolumeClaim": {"claimName": "rota-journal"}}, "RollingUpdate"),
+        ({"claim": {"existing": "ours"}}, 2, {"persistentVolumeClaim": {"claimName": "ours"}}, "RollingUpdate"),
+        (
+            {"claim": {"accessModes": ["ReadWriteOnce"]}},
+            1,
+            {"persistentVolumeClaim": {"claimName": "rota-journal"}},
+            "Recreate",
+        ),
+        ({"size": "1Gi", "claim": {"enabled": False}}, 2, {"emptyDir": {"sizeLimit": "1Gi"}}, "RollingUpdate"),
+    ],
+)
+def test_the_journal_goes_where_it_is_sent(
+    helm: Helm, journal: Object, replicas: int, volume: Object | None, strategy: str
+) -> None:
+    rendered = helm.template(journal={"kind": "volume", **journal}, replicas=replicas)
+    assert rendered["Deployment"]["spec"]["strategy"]["type"] == strategy
+    if volume is None:
+        assert rendered.env["ROTA_JOURNAL"] == "-"
+        return
+    assert rendered.env["ROTA_JOURNAL"] == "/var/lib/rota/journal"
+    assert rendered.container["volumeMounts"] == [{"name": "journal", "mountPath": "/var/lib/rota/journal"}]
+    assert rendered.pod["spec"]["volumes"] == [{"name": "journal", **volume}]
+    assert ("PersistentVolumeClaim" in rendered) == ("rota-journal" in str(volume))
+
+
+def test_a_journals_claim_outlives_its_release(helm: Helm) -> None:
+    claim = {"storageClass": "shared", "accessModes": ["ReadWriteMany"]}
+    made = helm.template(journal={"kind": "volume", "size": "5Gi", "claim": claim})["PersistentVolumeClaim"]
+    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert made["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "shared",
+        "resources": {"requests": {"storage": "5Gi"}},
+    }
+
+
+# Definitions.
+
+
+def definitions(rendered: Rendered) -> dict[str, Object]:
+    return {it["metadata"]["name"]: it for it in rendered.by_kind["CustomResourceDefinition"]}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_definitions_are_those_of_the_repository(helm: Helm, *, keep: bool) -> None:
+    found = definitions(helm.template(crds={"keep": keep}))
+    for it in found.values():
+        assert it["metadata"].pop("labels").keys() == ORIGIN
+        assert it["metadata"].pop("annotations", {}) == ({"helm.sh/resource-policy": "keep"} if keep else {})
+    theirs = [yaml.safe_load(path.read_text()) for path in (ROOT / "crds").glob("*.yaml")]
+    assert found == {it["metadata"]["name"]: it for it in theirs}
+
+
+def test_a_packaged_chart_makes_the_same_and_needs_no_link(helm: Helm, default: Rendered, tmp_path: Path) -> None:
+    helm("package", CHART, "--destination", tmp_path)
+    (archive,) = tmp_path.iterdir()
+    assert archive.name == "rota-0.1.0.tgz"
+    assert helm.template(chart=archive).text == default.text
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    unpacked = tmp_path / "rota" / "files" / "crds"
+    theirs = {path.name: path.read_bytes() for path in (ROOT / "crds").iterdir()}
+    assert {path.name: path.read_bytes() for path in unpacked.iterdir()} == theirs
+
+
+# Networks.
+
+
+def reachable(rendered: Rendered, name: str) -> list[tuple[Any, Any]]:
+    rules = rendered[f"NetworkPolicy/{name}"]["spec"]["ingress"]
+    return [(it["ports"], it.get("from")) for it in rules]
+
+
+def test_only_the_operator_reaches_members_and_all_else_in_their_pods_stays_open(everything: Rendered) -> None:
+    policy = everything["NetworkPolicy/rota-members"]
+    assert policy["metadata"]["namespace"] == "shop"
+    assert policy["spec"]["podSelector"] == {"matchExpressions": [{"key": "rota.dev/group", "operator": "Exists"}]}
+    (guarded, who), (others, everybody) = reachable(everything, "rota-members")
+    assert guarded == [{"port": 9911}]
+    selector = everything["Service"]["spec"]["selector"]
+    namespace = {"matchLabels": {"kubernetes.io/metadata.name": "rota-system"}}
+    assert who == [{"namespaceSelector": namespace, "podSelector": {"matchLabels": selector}}]
+    assert everybody is None
+    tcp = {port for it in others if "protocol" not in it for port in range(it["port"], it["endPort"] + 1)}
+    assert tcp == set(range(1, 65536)) - {9911}
+    assert {it["protocol"] for it in others if it.get("endPort") == 65535 and "protocol" in it} == {"UDP", "SCTP"}
+
+
+def test_the_operator_is_reached_by_the_test_and_by_who_scrapes(everything: Rendered) -> None:
+    ((ports, who),) = reachable(everything, "rota")
+    assert ports == [{"port": "http"}]
+    assert who[0]["podSelector"]["matchLabels"].items() <= everything["Pod"]["metadata"]["labels"].items()
+    assert who[1:] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def test_members_are_guarded_where_groups_are(helm: Helm) -> None:
+    guarded = helm.template(
+        watchNamespaces=["shop", "billing"], networkPolicy={"enabled": True, "scrapeMembersFrom": ["monitoring"]}
+    )
+    policies = guarded.by_kind["NetworkPolicy"]
+    assert [it["metadata"]["namespace"] for it in policies] == ["rota-system", "shop", "billing"]
+    assert [len(it["spec"]["ingress"][0]["from"]) for it in policies] == [1, 2, 2]
+
+
+# What people look at.
+
+
+def test_the_operator_is_scraped(everything: Rendered) -> None:
+    monitor = everything["ServiceMonitor"]
+    assert monitor["metadata"]["labels"]["prometheus"] == "main"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("http", "/metrics", "15s")
+
+
+def test_rules_and_dashboards_are_taken_as_they_lie_there(helm: Helm, tmp_path: Path) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "rota", ignore=shutil.ignore_patterns("rules", "dashboards"))
+    alert = {"alert": "A", "annotations": {"summary": "{{ $labels.group }}"}}
+    rules = {"groups": [{"name": "a", "rules": [alert]}]}
+    board = {"title": "Groups", "legend": "{{group}}"}
+    for name, body in (("rules/groups.yaml", rules), ("dashboards/groups.json", board)):
+        (chart / name).parent.mkdir()
+        (chart / name).write_text(json.dumps(body, indent=2))
+    assert helm.template(chart=chart).by_kind.keys().isdisjoint({"PrometheusRule", "ConfigMap"})
+    rendered = helm.template(
+        PROMETHEUS,
+        chart=chart,
+        prometheusRule={"enabled": True, "labels": {"prometheus": "main"}},
+        dashboards={"enabled": True, "annotations": {"folder": "Rota"}},
+    )
+    made, shown = rendered["PrometheusRule/rota-groups"], rendered["ConfigMap/rota-dashboard-groups"]
+    assert made["spec"] == rules
+    assert made["metadata"]["labels"]["prometheus"] == "main"
+    assert json.loads(shown["data"]["groups.json"]) == board
+    assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert shown["metadata"]["annotations"] == {"folder": "Rota"}
+
+
+def test_the_linter_has_nothing_to_say(helm: Helm) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
+
+
+def test_the_chart_has_the_version_of_what_it_installs() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert chart["version"] == chart["appVersion"] == version
+
+
+def test_the_chart_tells_of_each_kind_and_shows_the_least_of_it() -> None:
+    told = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    theirs = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    listed = [(it["name"], it["kind"], it["version"]) for it in yaml.safe_load(told["artifacthub.io/crds"])]
+    assert listed == [
+        (it["metadata"]["name"], it["spec"]["names"]["kind"], it["spec"]["versions"][0]["name"]) for it in theirs
+    ]
+    example = (ROOT / "docs" / "examples" / "group.yaml").read_text()
+    assert yaml.safe_load(told["artifacthub.io/crdsExamples"]) == list(yaml.safe_load_all(example))

@@ -1,0 +1,161 @@
+"""What the operator may do, and people with it: these tables and no more."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from chart.charts import Helm, Release, Rendered
+from ground.api import Api, Object
+from ground.poll import soon
+
+WHERE_GROUPS_ARE = {
+    "rota.dev/consumergroups": "get list watch",
+    "rota.dev/consumergroups/status": "patch",
+    "rota.dev/rebalancepolicies": "get list watch",
+    "/pods": "get list watch patch",
+    "/configmaps": "get list watch create update",
+    "/secrets": "get",
+    "/events": "create patch",
+    "apps/deployments": "get list watch create patch",
+}
+NODES = {"/nodes": "get"}
+LEASE = {"coordination.k8s.io/leases": "create", "coordination.k8s.io/leases rota": "get update"}
+FORBIDDEN = [
+    ("list", "/secrets"),
+    ("delete", "/pods p"),
+    ("create", "/pods/exec p"),
+    ("update", "rota.dev/consumergroups g"),
+    ("delete", "apps/deployments d"),
+    ("update", "coordination.k8s.io/leases somebodys"),
+    ("delete", "coordination.k8s.io/leases rota"),
+]
+VIEW = {
+    "rota.dev/consumergroups": "get list watch",
+    "rota.dev/rebalancepolicies": "get list watch",
+    "rota.dev/consumergroups/status": "get",
+    "rota.dev/consumergroups/scale": "get",
+}
+EDIT = {
+    "rota.dev/consumergroups": "create update patch delete deletecollection",
+    "rota.dev/rebalancepolicies": "create update patch delete deletecollection",
+    "rota.dev/consumergroups/scale": "update patch",
+}
+
+
+def rights(role: Object) -> dict[str, str]:
+    """Return a role's verbs by what they are about: "group/resource", and a name where it is one object."""
+    found: dict[str, str] = {}
+    for rule in role["rules"]:
+        for name in rule.get("resourceNames", [""]):
+            for group, resource in ((group, it) for group in rule["apiGroups"] for it in rule["resources"]):
+                about = f"{group}/{resource} {name}".strip()
+                assert about not in found
+                found[about] = " ".join(rule["verbs"])
+    return found
+
+
+def bound(rendered: Rendered) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield where the operator has which rights, through which kind of role."""
+    for binding in [*rendered.by_kind["ClusterRoleBinding"], *rendered.by_kind["RoleBinding"]]:
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "rota", "namespace": "rota-system"}]
+        namespace = binding["metadata"].get("namespace", "")
+        kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]
+        (role,) = (
+            it
+            for it in rendered.by_kind[kind]
+            if (it["metadata"]["name"], it["metadata"].get("namespace", "")) == (name, namespace)
+        )
+        yield kind, namespace, rights(role)
+
+
+def test_for_all_namespaces_it_has_these_rights(helm: Helm) -> None:
+    assert [*bound(helm.template())] == [
+        ("ClusterRole", "", WHERE_GROUPS_ARE | NODES),
+        ("Role", "rota-system", LEASE),
+    ]
+    assert next(bound(helm.template(rbac={"nodes": False}))) == ("ClusterRole", "", WHERE_GROUPS_ARE)
+
+
+def test_for_some_namespaces_it_has_rights_in_them_only(helm: Helm) -> None:
+    assert [*bound(helm.template(watchNamespaces=["shop", "billing"]))] == [
+        ("Role", "shop", WHERE_GROUPS_ARE),
+        ("Role", "billing", WHERE_GROUPS_ARE),
+        ("Role", "rota-system", LEASE),
+    ]
+
+
+def test_people_get_rights_by_the_roles_that_they_have(helm: Helm) -> None:
+    rendered = helm.template(watchNamespaces=["shop"])
+    found = {it["metadata"]["name"]: it for it in rendered.by_kind["ClusterRole"]}
+    assert {name: rights(it) for name, it in found.items()} == {"rota-view": VIEW, "rota-edit": EDIT}
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    taken_up = {
+        name: [label.removeprefix(prefix) for label in it["metadata"]["labels"] if label.startswith(prefix)]
+        for name, it in found.items()
+    }
+    assert taken_up == {"rota-view": ["view", "edit", "admin"], "rota-edit": ["edit", "admin"]}
+
+
+@pytest.mark.parametrize("namespaces", [[], ["shop"]])
+def test_there_is_no_wildcard(helm: Helm, namespaces: list[str]) -> None:
+    rendered = helm.template(watchNamespaces=namespaces)
+    rules = [rule for kind in ("Role", "ClusterRole") for role in rendered.by_kind[kind] for rule in role["rules"]]
+    assert rules
+    assert "*" not in json.dumps(rules)
+    assert not any("nonResourceURLs" in rule for rule in rules)
+
+
+# On a real API server.
+
+
+async def allowed(api: Api, user: Object, namespace: str, verb: str, what: str) -> bool:
+    """Ask whether somebody may do something with "group/resource" or "group/resource/part", " name" behind it."""
+    what, _, name = what.partition(" ")
+    group, resource, *part = what.split("/")
+    asked = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "name": name}
+    spec = {**user, "resourceAttributes": {**asked, "subresource": "".join(part)}}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = await api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+async def test_the_api_server_sees_these_rights_and_no_others(
+    api: Api, release: Release, namespace: str, *, narrow: bool
+) -> None:
+    release.install(watchNamespaces=[namespace] if narrow else [])
+    user = {"user": f"system:serviceaccount:{release.namespace}:{release.name}"}
+    for what, verbs in WHERE_GROUPS_ARE.items():
+        for verb in verbs.split():
+            assert await allowed(api, user, namespace, verb, what), (verb, what)
+            assert await allowed(api, user, "default", verb, what) is not narrow, (verb, what)
+    assert await allowed(api, user, "", "get", "/nodes n") is not narrow
+    assert await allowed(api, user, release.namespace, "update", "coordination.k8s.io/leases rota")
+    for verb, what in FORBIDDEN:
+        assert not await allowed(api, user, release.namespace, verb, what), (verb, what)
+        assert not await allowed(api, user, namespace, verb, what), (verb, what)
+
+
+async def test_people_see_and_change_groups_as_far_as_their_roles_go(api: Api, release: Release) -> None:
+    release.install()
+    where = release.namespace
+    for role in ("view", "edit", "admin"):
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        body = {"metadata": {"name": role}, "roleRef": reference, "subjects": [{"kind": "User", "name": role}]}
+        await api.create(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{where}/rolebindings", body)
+
+    async def taken_up() -> bool:
+        editing = await allowed(api, {"user": "admin"}, where, "delete", "rota.dev/rebalancepolicies p")
+        return editing and await allowed(api, {"user": "view"}, where, "list", "rota.dev/consumergroups")
+
+    await soon(taken_up)
+    may = {
+        role: [
+            await allowed(api, {"user": role}, where, "list", "rota.dev/consumergroups"),
+            await allowed(api, {"user": role}, where, "patch", "rota.dev/consumergroups/scale g"),
+            await allowed(api, {"user": role}, where, "patch", "rota.dev/consumergroups/status g"),
+        ]
+        for role in ("view", "edit", "admin")
+    }
+    assert may == {"view": [True, False, False], "edit": [True, True, False], "admin": [True, True, False]}

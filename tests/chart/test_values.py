@@ -1,0 +1,133 @@
+"""The chart's values: described once, in three places alike, and refused where they cannot be meant."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.charts import CHART, Helm, Refused
+from ground.api import Object
+
+TEXT = (CHART / "values.yaml").read_text()
+VALUES: Object = yaml.safe_load(TEXT)
+SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text())
+
+
+def described() -> dict[str, str]:
+    """Return what values.yaml says about each value, by its path."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    said = ""
+    for line in TEXT.splitlines():
+        if comment := re.match(r" *# -- (.*)", line):
+            said = comment[1]
+        elif key := re.match(r"( *)(\w+):", line):
+            path = [*path[: len(key[1]) // 2], key[2]]
+            if said:
+                found[".".join(path)] = said
+            said = ""
+    return found
+
+
+def branches(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
+    """Yield every part of the schema that is about a value of its own."""
+    for name, part in schema.get("properties", {}).items():
+        yield path + name, part
+        yield from branches(part, f"{path}{name}.")
+
+
+def default(path: str) -> Any:
+    found: Any = VALUES
+    for name in path.split("."):
+        found = found[name]
+    return found
+
+
+def row(path: str, said: str) -> str:
+    return f"| `{path}` | {said} | `{json.dumps(default(path))}` |"
+
+
+DESCRIBED = described()
+LEAVES = {path: part for path, part in branches(SCHEMA) if path in DESCRIBED}
+
+
+def test_every_value_is_described() -> None:
+    leaves = {path for path, part in branches(SCHEMA) if "description" in part or "properties" not in part}
+    assert leaves - {"global", "resources.requests", "resources.limits"} == DESCRIBED.keys()
+
+
+def test_the_schema_describes_values_in_the_same_words() -> None:
+    assert {path: part["description"] for path, part in LEAVES.items()} == DESCRIBED
+
+
+def test_the_table_in_the_readme_is_that_of_the_values() -> None:
+    table = ["| value | what it does | default |", "|---|---|---|", *(row(*it) for it in DESCRIBED.items())]
+    assert (CHART / "README.md").read_text().partition("## Values\n\n")[2].splitlines() == table
+
+
+def test_the_schema_is_closed() -> None:
+    every = [("", SCHEMA), *branches(SCHEMA)]
+    assert [
+        path for path, part in every if "properties" in part and part.get("additionalProperties") is not False
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"replica": 3}, "'replica' not allowed"),
+        ({"image": {"name": "x"}}, "'name' not allowed"),
+        ({"journal": {"claim": {"exists": True}}}, "'exists' not allowed"),
+        ({"resources": {"limit": {}}}, "'limit' not allowed"),
+        ({"imagePullSecrets": [{"secret": "x"}]}, "/imagePullSecrets/0"),
+        ({"replicas": "two"}, "/replicas"),
+        ({"replicas": 0}, "/replicas"),
+        ({"image": {"digest": "sha1:0"}}, "/image/digest"),
+        ({"image": {"repository": ""}}, "/image/repository"),
+        ({"sidecar": {"image": {"tag": "a tag"}}}, "/sidecar/image/tag"),
+        ({"watchNamespaces": "shop"}, "/watchNamespaces"),
+        ({"watchNamespaces": ["Shop"]}, "/watchNamespaces/0"),
+        ({"watchNamespaces": ["shop", "shop"]}, "/watchNamespaces"),
+        ({"verbose": "yes"}, "/verbose"),
+        ({"journal": {"kind": "disk"}}, "/journal/kind"),
+        ({"journal": {"size": "large"}}, "/journal/size"),
+        ({"journal": {"claim": {"accessModes": ["ReadOnlyMany"]}}}, "/journal/claim/accessModes/0"),
+        ({"journal": {"claim": {"accessModes": []}}}, "/journal/claim/accessModes"),
+        ({"crds": {"keep": 1}}, "/crds/keep"),
+        ({"podAnnotations": {"a": 1}}, "/podAnnotations/a"),
+        ({"tolerations": {"key": "a"}}, "/tolerations"),
+        ({"podDisruptionBudget": {"maxUnavailable": 0}}, "/podDisruptionBudget/maxUnavailable"),
+        ({"networkPolicy": {"scrapeFrom": [{"namespace": "a"}]}}, "/networkPolicy/scrapeFrom/0"),
+        ({"serviceMonitor": {"interval": "often"}}, "/serviceMonitor/interval"),
+        ({"dashboards": {"labels": ["a"]}}, "/dashboards/labels"),
+    ],
+    ids=str,
+)
+def test_a_value_that_cannot_be_meant_is_refused(helm: Helm, values: Object, told: str) -> None:
+    with pytest.raises(Refused, match=re.escape(told)):
+        helm.template(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (
+            {"journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}},
+            "one pod alone can mount the journal; set replicas to 1",
+        ),
+        ({"serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled needs the Prometheus operator"),
+        ({"prometheusRule": {"enabled": True}}, "prometheusRule.enabled needs the Prometheus operator"),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_go_together_are_refused_with_a_sentence(helm: Helm, values: Object, told: str) -> None:
+    with pytest.raises(Refused, match=re.escape(told)):
+        helm.template(**values)
+
+
+def test_a_chart_that_has_this_one_among_its_parts_may_share_its_values(helm: Helm) -> None:
+    shared: Object = {"global": {"region": "eu"}}
+    assert "Deployment" in helm.template(**shared)
