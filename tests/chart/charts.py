@@ -13,18 +13,10 @@ import yaml
 from ground.api import Object
 from ground.controlplane import Cluster
 from ground.poll import eventually
-from ground.programs import KUBERNETES, SETS, Module, program
+from ground.programs import program
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rota"
-
-_MAJOR, _MINOR, _ = KUBERNETES.removeprefix("v").split(".")
-
-# Unstamped, it takes a cluster that it was not shown for an old one, and refuses the chart.
-_STAMPS = [f"-X helm.sh/helm/v3/pkg/{where}.k8sVersion" for where in ("chartutil", "lint/rules")]
-_FLAGS = " ".join(["-s -w", *(f"{stamp}Major={_MAJOR} {stamp}Minor={_MINOR}" for stamp in _STAMPS)])
-
-SETS["helm"] = Module(str(Path(__file__).with_name("go")), {"helm": "helm.sh/helm/v3/cmd/helm"}, _FLAGS)
 
 
 class Refused(Exception):  # noqa: N818 - it is what happened

@@ -44,6 +44,10 @@ class Module:
 _KUBERNETES = f"-s -w -X {_STAMP}.gitVersion={KUBERNETES} -X {_STAMP}.gitMajor={_MAJOR} -X {_STAMP}.gitMinor={_MINOR}"
 
 
+# Where Helm keeps the Kubernetes that it takes a cluster for which it was not shown.
+_STAMPS = [f"-X helm.sh/helm/v3/pkg/{where}.k8sVersion" for where in ("chartutil", "lint/rules")]
+_HELM = " ".join(["-s -w", *(f"{stamp}Major={_MAJOR} {stamp}Minor={_MINOR}" for stamp in _STAMPS)])
+
 # Static programs of exactly the locked sources, by exactly the Go that was found.
 _STRICT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
 
@@ -61,6 +65,7 @@ SETS = {
     "coredns": Module("coredns", {"coredns": "."}),
     "pause": Module("pause", {"pause": "."}, gibibytes=0.5),
     "kwok": Module("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
+    "helm": Module("helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, _HELM),
 }
 
 
