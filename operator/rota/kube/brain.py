@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import time
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from rota.kube.fleets import Fleets
 from rota.kube.group import Group, Known, client_id
 from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, path
 from rota.kube.places import Places
-from rota.kube.reports import Reports
+from rota.kube.reports import WAIT_SECONDS, Reports
 from rota.planner import Plan, plan
 
 SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
@@ -152,6 +153,8 @@ class Brain:
         before = known and (known.pod.metadata.uid, *_telling(known.pod))
         task.group.see(pod, self._now)
         if before != (pod.metadata.uid, *_telling(pod)):
+            if before and before[2] and not pod.ready and (reader := task.readers.pop(pod.metadata.name, None)):
+                reader.cancel()  # a poll that it is right to leave unanswered would hide that nobody answers
             self.wake(pod.metadata.group)
 
     def pod_gone(self, pod: Pod) -> None:
@@ -323,10 +326,10 @@ class Brain:
         await asyncio.gather(*heard)
 
     async def _hear(self, group: Group, known: Known) -> None:
-        uid = known.pod.metadata.uid
+        uid, asked = known.pod.metadata.uid, self._now
         report = await self._reports.read(known.pod.status.pod_ip, uid)
         if (still := group.pods.get(known.pod.metadata.name)) and still.pod.metadata.uid == uid:
-            still.hear(report, self._now)
+            still.hear(report, self._now, asked)
 
     async def _read_record(self, group: Group) -> float:
         try:
@@ -359,31 +362,32 @@ class Brain:
         task.group.awaited = found.awaited
         for name in sorted(found.awaited):  # a set has an order of its own in each process
             if name not in task.readers:
-                reading = asyncio.get_running_loop().create_task(self._listen(task, name), name=f"report of {name}")
-                task.readers[name] = reading
+                reader = asyncio.get_running_loop().create_task(self._listen(task.group, name), name=f"hear {name}")
+                task.readers[name] = reader
+                reader.add_done_callback(partial(_forget, task.readers, name))
 
-    async def _listen(self, task: _Task, name: str) -> None:
+    async def _listen(self, group: Group, name: str) -> None:
         """Read a member's report as often as it changes, until nothing is awaited of it any more."""
-        group = task.group
-        try:
-            after: int | None = None
-            while name in group.awaited and (known := group.pods.get(name)):
-                uid, address = known.pod.metadata.uid, known.pod.status.pod_ip
-                if after is None:
-                    report = await self._reports.read(address, uid)
-                else:
-                    report = await self._reports.next(address, uid, after)
-                known = group.pods.get(name)
-                if known is None or known.pod.metadata.uid != uid:
-                    after = None
-                    continue
-                if known.hear(report, self._now):
-                    self.wake((group.namespace, group.name))
-                after = report.revision if report else None
-                if report is None:
-                    await asyncio.sleep(UNHEARD_SECONDS)
-        finally:
-            task.readers.pop(name, None)
+        after: int | None = None
+        while name in group.awaited and (known := group.pods.get(name)):
+            uid, address, asked = known.pod.metadata.uid, known.pod.status.pod_ip, self._now
+            if after is None:
+                report = await self._reports.read(address, uid)
+            else:
+                report = await self._reports.next(address, uid, after)
+                asked = min(asked + WAIT_SECONDS, self._now)  # until then it was right to be silent
+            after = report.revision if report else None
+            known = group.pods.get(name)
+            if known and known.pod.metadata.uid == uid and known.hear(report, self._now, asked):
+                self.wake((group.namespace, group.name))
+            if report is None:
+                await asyncio.sleep(UNHEARD_SECONDS)
+
+
+def _forget(readers: dict[str, asyncio.Task[None]], name: str, reader: asyncio.Task[None]) -> None:
+    """Forget a reader that has ended, unless another one has taken its place."""
+    if readers.get(name) is reader:
+        del readers[name]
 
 
 def _policy_of(body: Custom) -> str:

@@ -42,10 +42,10 @@ class Known:
             self.leaving_since = now
         self.pod = pod
 
-    def hear(self, report: Report | None, now: float) -> bool:
-        """Take what it said, or that it said nothing; return whether that is news."""
+    def hear(self, report: Report | None, now: float, asked: float) -> bool:
+        """Take what it said, or that it said nothing since it was asked; return whether that is news."""
         if report is None:
-            news, self.unheard_since = self.unheard_since is None, self.unheard_since or now
+            news, self.unheard_since = self.unheard_since is None, self.unheard_since or asked
             return news
         news = self.heard is None or self.heard.report != report or self.unheard_since is not None
         self.unheard_since = None
