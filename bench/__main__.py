@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import brokers, ground, planner, strategies
+from bench import brokers, ground, planner, rebalance, strategies
 from bench.measure import Row
 from ground.report import Missing, say
 
@@ -12,6 +12,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "strategies": strategies.rows,
     "planner": planner.rows,
     "brokers": brokers.rows,
+    "rebalance": rebalance.rows,
 }
 
 

@@ -79,7 +79,7 @@ class One:
         self._runner: web.AppRunner | None = None
         self._poke = ""
 
-    async def start(self) -> None:
+    async def start(self, *, ready: bool = True) -> None:
         """Make the pod, answer at its address, and become ready."""
         made = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", a_pod(self.name, self.fleet.group))
         self.uid = made["metadata"]["uid"]
@@ -90,7 +90,7 @@ class One:
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.address, PORT).start()
-        await self.becomes(ready=True)
+        await self.becomes(ready=ready)
 
     async def becomes(self, *, ready: bool) -> None:
         """Tell the pod's status as a kubelet does."""

@@ -1,0 +1,242 @@
+"""Rebalances on a real API server and a real broker: the operator as a process, beside Java clients that decide alone.
+
+Members are simulated in this process: their pods are real objects, and they answer and obey as sidecars do, at once.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import yaml
+
+from bench.measure import Row, Sample
+from ground import peers
+from ground.api import Api, ApiError, Object
+from ground.controlplane import Cluster, ControlPlane
+from ground.instance import Instance, temporary
+from ground.peers import Peer
+from ground.poll import eventually, soon
+from ground.rocketmq import RocketMQ
+from kube.members import Fleet, One, a_node
+
+CRDS = Path(__file__).parents[1] / "crds"
+NAMESPACE, GROUP, TOPIC, THEIRS = "default", "orders", "orders", "theirs"
+QUEUES, MEMBERS, TIMES = 12, 3, 10
+DEBOUNCE = 0.5  # by default; it is not what is measured
+PROBES = 4.0  # seconds until a kubelet finds a hung sidecar not ready: 1 s a probe, 1 s patience, twice
+NEVER = 40.0  # seconds after which we do not wait any longer for the Java clients
+
+
+def rows() -> Iterator[Row]:
+    """Let members come, go, crash and hang, and queues be added."""
+    with temporary("bench-rebalance") as instance:
+        cluster, rocketmq = ControlPlane(instance), RocketMQ(instance)
+        cluster.up()
+        rocketmq.up()
+        rocketmq.create_topic(TOPIC, QUEUES)
+        rocketmq.create_topic(THEIRS, QUEUES)
+        ours = asyncio.run(_ours(instance, cluster, rocketmq))
+        left, added, hung = _java(rocketmq)
+    yield Row("a pod is ready -> its document is written, over the debounce", ours["joined"], target="≤ 100 ms")
+    yield Row("a pod is ready -> it works its queues, over the debounce", ours["works"], target="≤ 300 ms")
+    yield Row("a pod is deleted -> its queues are at work elsewhere", ours["left"], left, "≤ 300 ms")
+    yield Row("a pod is gone -> its queues are at work elsewhere", ours["gone"], target="≤ 300 ms")
+    yield Row("queues are added -> they are at work", ours["added"], added, "≤ 6 s")
+    yield Row(
+        f"a member hangs -> its queues are at work elsewhere (Java: not in {NEVER:g} s)", ours["hung"], hung, "≤ 15 s"
+    )
+
+
+async def _ours(instance: Instance, cluster: Cluster, rocketmq: RocketMQ) -> dict[str, Sample]:
+    numbers = iter(range(1, 250))
+    async with Api.connect(cluster.kubeconfig) as api:
+        await _prepare(api, rocketmq)
+        async with (
+            a_node(api),
+            Fleet(api, NAMESPACE, GROUP, lambda: f"{instance.block}.99.{next(numbers)}") as fleet,
+            _operator(cluster.kubeconfig, instance),
+        ):
+            await fleet.add(*(f"first-{number}" for number in range(MEMBERS)))
+            await _working(fleet, 60)
+            joined, works, left, gone = await _come_and_go(fleet)
+            added = [await _added(fleet, rocketmq, QUEUES + 4 * number) for number in range(1, 4)]
+            hung = [await _hung(fleet, number) for number in range(2)]
+    found = {"joined": joined, "works": works, "left": left, "gone": gone, "added": added, "hung": hung}
+    return {name: Sample(seconds) for name, seconds in found.items()}
+
+
+async def _prepare(api: Api, rocketmq: RocketMQ) -> None:
+    for path in sorted(CRDS.glob("*.yaml")):
+        body = yaml.safe_load(path.read_text())
+        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
+        await api.patch(where, body, "apply")
+    broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
+    group = {
+        "apiVersion": "rota.dev/v1alpha1",
+        "kind": "ConsumerGroup",
+        "metadata": {"name": GROUP},
+        "spec": {"broker": broker, "subscriptions": [{"topic": TOPIC}], "policyRef": {"name": "sticky"}},
+    }
+    policy = {
+        "apiVersion": "rota.dev/v1alpha1",
+        "kind": "RebalancePolicy",
+        "metadata": {"name": "sticky"},
+        "spec": {"strategy": "Sticky"},
+    }
+    for kind, body in (("rebalancepolicies", policy), ("consumergroups", group)):
+
+        async def taken(kind: str = kind, body: Object = body) -> bool:
+            try:
+                await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{NAMESPACE}/{kind}", body)
+            except ApiError as error:  # just after its definition, a kind is not there yet
+                if error.status not in {404, 429, 503}:
+                    raise
+                return False
+            return True
+
+        await soon(taken)
+
+    async def account() -> bool:  # pods need it
+        return bool(await api.list(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"))
+
+    await soon(account)
+
+
+@asynccontextmanager
+async def _operator(kubeconfig: Path, instance: Instance) -> AsyncIterator[None]:
+    argv = [sys.executable, "-m", "rota.cli", "operator", "--namespace", NAMESPACE, "--address", instance.address(98)]
+    with (instance.folder / "operator.log").open("w") as log:
+        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        process = await asyncio.create_subprocess_exec(*argv, env=environment, stderr=log)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+
+
+async def _working(fleet: Fleet, seconds: float = 30.0) -> None:
+    """Wait until every queue of the topic is worked, evenly."""
+
+    async def all_are() -> bool:
+        shares = fleet.shares.values()
+        return sum(shares) >= QUEUES and max(shares) - min(shares) <= 1
+
+    await soon(all_are, seconds)
+
+
+async def _seconds(began: float, true: Callable[[], bool], limit: float = 60.0) -> float:
+    """Return the seconds from a moment until something is so."""
+    while not true():
+        if time.monotonic() - began > limit:
+            raise TimeoutError
+        await asyncio.sleep(0.002)
+    return time.monotonic() - began
+
+
+async def _come_and_go(fleet: Fleet) -> tuple[list[float], list[float], list[float], list[float]]:
+    joined, works, left, gone = [], [], [], []
+    for number in range(2 * TIMES):
+        await asyncio.sleep(2 * DEBOUNCE)
+        one = One(fleet, f"guest-{number}", fleet.addresses())
+        fleet.members[one.name] = one
+        await one.start(ready=False)
+        await asyncio.sleep(2 * DEBOUNCE)
+        began = time.monotonic()
+        ready = asyncio.create_task(one.becomes(ready=True))
+        documented = await _seconds(began, lambda: one.name in fleet.documents[-1]["members"])  # noqa: B023
+        joined.append(documented - DEBOUNCE)
+        works.append(await _seconds(began, lambda: bool(fleet.shares[one.name])) - DEBOUNCE)  # noqa: B023
+        await ready
+        await _working(fleet)
+        await asyncio.sleep(2 * DEBOUNCE)
+        del fleet.members[one.name]
+        began = time.monotonic()
+        if number % 2:
+            fleet.members[one.name] = one
+            leaving = asyncio.create_task(one.leave())
+            left.append(await _seconds(began, lambda: _elsewhere(fleet, one)))  # noqa: B023
+            await leaving
+            del fleet.members[one.name]
+            await one.end()
+        else:
+            ending = asyncio.create_task(one.end())
+            gone.append(await _seconds(began, lambda: _elsewhere(fleet, one)))  # noqa: B023
+            await ending
+    return joined, works, left, gone
+
+
+def _elsewhere(fleet: Fleet, one: One) -> bool:
+    shares = {name: share for name, share in fleet.shares.items() if name != one.name}
+    return sum(shares.values()) >= QUEUES + 1  # with the queue for retries, once there is one
+
+
+async def _added(fleet: Fleet, rocketmq: RocketMQ, queues: int) -> float:
+    before = sum(fleet.shares.values())
+    await asyncio.to_thread(rocketmq.create_topic, TOPIC, queues)
+    return await _seconds(time.monotonic(), lambda: sum(fleet.shares.values()) >= before + 4)
+
+
+async def _hung(fleet: Fleet, number: int) -> float:
+    one = One(fleet, f"hung-{number}", fleet.addresses())
+    fleet.members[one.name] = one
+    await one.start()
+    await _working(fleet)
+    every = sum(fleet.shares.values())
+    began = time.monotonic()
+    del fleet.members[one.name]
+    await one.hush()
+    fleet.ended(one.name)
+    await asyncio.sleep(PROBES)
+    await one.becomes(ready=False)
+    taken = await _seconds(began, lambda: sum(fleet.shares.values()) >= every)
+    await one.end()
+    return taken
+
+
+# The Java clients.
+
+
+def _java(rocketmq: RocketMQ) -> tuple[Sample, Sample, Sample]:
+    """Return their seconds for the same: one leaves, queues are added, one hangs."""
+    left, added, hung = [], [], []
+    stays = _consumer(rocketmq, "stays")
+    queues = QUEUES
+    for number in range(3):
+        goes = _consumer(rocketmq, f"goes-{number}")
+        eventually(lambda: 0 < _share(goes) < queues and _share(stays) + _share(goes) == queues, 90)  # noqa: B023
+        began = time.monotonic()
+        goes.stop()
+        eventually(lambda: _share(stays) == queues, NEVER)
+        left.append(time.monotonic() - began)
+    for _ in range(2):
+        queues += 4
+        rocketmq.create_topic(THEIRS, queues)
+        began = time.monotonic()
+        eventually(lambda: _share(stays) == queues, 2 * NEVER)  # noqa: B023
+        added.append(time.monotonic() - began)
+    hangs = _consumer(rocketmq, "hangs")
+    eventually(lambda: _share(hangs) > 0 and _share(stays) + _share(hangs) == queues, 90)
+    process = rocketmq.instance.process(hangs.program)
+    assert process is not None  # noqa: S101 - it was there a moment ago
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGSTOP)
+    while _share(stays) < queues and time.monotonic() - began < NEVER:
+        time.sleep(0.1)
+    hung.append(time.monotonic() - began)
+    os.kill(process.pid, signal.SIGCONT)
+    return Sample(left), Sample(added), Sample(hung)
+
+
+def _consumer(rocketmq: RocketMQ, name: str) -> Peer:
+    return peers.push_consumer(rocketmq, THEIRS, THEIRS, instance=name)
+
+
+def _share(peer: Peer) -> int:
+    told = [line["queues"] for line in peer.lines("rebalance") if line["topic"] == THEIRS]
+    return len(" ".join(told[-1:]).split())
