@@ -87,7 +87,7 @@ class One:
         self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)  # it is gone, whoever waits
         await self._runner.setup()
         await web.TCPSite(self._runner, self.address, PORT).start()
         await self.becomes(ready=ready)

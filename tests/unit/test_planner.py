@@ -18,7 +18,7 @@ from builders import (
     a_view,
     obeying,
 )
-from rota.documents import Assignment, read_assignment
+from rota.documents import LATEST, Assignment, read_assignment
 from rota.model import Queue, Reason, Verdict
 from rota.planner import Plan, Pod, Poke, Snapshot, plan
 from rota.planner.record import written
@@ -491,9 +491,26 @@ def test_a_queue_on_its_way_out_is_not_called_back_by_who_has_just_seen_that_it_
     assert owned(gone.document) == {"m1": [0, 1, 2], "m2": [3, 4]}
     assert gone.document is not None
     assert not gone.document.releasing
-    unseen = plan(settled(document=document, pods=obeying(document), views={"orders": None}), NOW)
-    assert unseen.document is not None
-    assert unseen.document.members["m2"].queues == (Q[3], Q[4], Q[5]), "not seen is not gone"
+    for nothing in (None, a_view(0)):
+        unseen = plan(settled(document=document, pods=obeying(document), views={"orders": nothing}), NOW)
+        assert unseen.document is not None
+        assert unseen.document.members["m2"].queues == (Q[3], Q[4], Q[5]), "not seen is not gone"
+    moving = a_document(members={"m1": Q[:2], "m2": Q[2:5]}, taken={Q[5]: ("m2", "m1")})
+    moved = plan(settled(document=moving, pods=obeying(moving), views=views), NOW)
+    assert owned(moved.document) == {"m1": [0, 1, 5], "m2": [2, 3, 4]}, "who gets it is decided"
+
+
+def test_a_topic_that_is_seen_but_not_subscribed_to_is_not_worked() -> None:
+    assert plan(settled(views={"orders": a_view(6), "others": a_view(2, "others")}), NOW).document is None
+
+
+def test_one_foreigner_is_told_as_one() -> None:
+    found = plan(settled(foreigners=("10.0.0.9@7",)), NOW)
+    told = next(one["message"] for one in found.status["conditions"] if one["type"] == "ForeignMembers")
+    assert told.startswith("1 consumer that is not Rota's is in the group: 10.0.0.9@7;")
+    both = plan(settled(foreigners=("10.0.0.9@7", "10.0.0.9@8")), NOW)
+    told = next(one["message"] for one in both.status["conditions"] if one["type"] == "ForeignMembers")
+    assert told.startswith("2 consumers that are not Rota's are in the group: ")
 
 
 def test_another_groups_retries_may_be_read() -> None:
@@ -505,6 +522,20 @@ def test_another_groups_retries_may_be_read() -> None:
     given = {queue for share in found.document.members.values() for queue in share.queues}
     assert given | set(found.document.releasing) >= {queue for view in views.values() for queue in view.queues}
     assert conditions(found)["Degraded"][0] == "False"
+
+
+def test_the_highest_generation_that_can_be_is_believed() -> None:
+    found = plan(settled(status={"generation": LATEST}), NOW)
+    assert found.document is not None
+    assert found.document.generation == LATEST + 1
+
+
+def test_a_condition_keeps_its_time_until_its_state_changes() -> None:
+    old = "2020-01-01T00:00:00.000Z"
+    before = [{"type": kind, "status": "True", "lastTransitionTime": old} for kind in ("Ready", "Degraded")]
+    now = {one["type"]: one for one in plan(settled(status={"conditions": before}), NOW).status["conditions"]}
+    assert now["Ready"]["lastTransitionTime"] == old
+    assert now["Degraded"]["lastTransitionTime"] == written(NOW)
 
 
 @pytest.mark.parametrize("generation", [2**63, -1, "many", None, {"a": 1}])
@@ -558,6 +589,7 @@ def test_what_is_left_alone_keeps_its_figures() -> None:
     assert {name: found.status[name] for name in before} == before
     assert found.status["observedGeneration"] == 2
     assert "QueuesUnowned" not in conditions(found)
+    assert conditions(found)["Degraded"] == ("True", "RecordTooNew")
 
 
 def test_queues_that_a_broker_tells_twice_change_nothing() -> None:

@@ -1255,6 +1255,7 @@ def test_the_status_in_full() -> None:
     assert quiet.keys() == found.status.keys() - {"lag", "lastRebalance"}
     assert (quiet["idleMembers"], quiet["generation"]) == (0, 5)
     everybody = plan(settled(**TO_ALL), NOW).status
+    assert "strategy" not in everybody
     assert (everybody["idleMembers"], everybody["unownedQueues"], everybody["queues"]) == (0, 0, 6)
     new = plan(a_snapshot(spec=None), NOW).status
     assert new["generation"] == 0
