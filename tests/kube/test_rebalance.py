@@ -126,8 +126,12 @@ async def test_a_hung_members_queues_are_forced_and_said_to_be(world: World) -> 
     await hung.becomes(ready=False)
     await world.until(8)
     assert world.fleet.documents[-1]["forced"]
-    events = await world.api.list(f"/api/v1/namespaces/{world.namespace}/events")
-    assert "QueuesForced" in {event["reason"] for event in events}
+
+    async def told() -> bool:  # people are told last
+        events = await world.api.list(f"/api/v1/namespaces/{world.namespace}/events")
+        return "QueuesForced" in {event["reason"] for event in events}
+
+    await soon(told, 60)
     await hung.end()
 
 
