@@ -500,6 +500,16 @@ def test_a_queue_on_its_way_out_is_not_called_back_by_who_has_just_seen_that_it_
     assert owned(moved.document) == {"m1": [0, 1, 5], "m2": [2, 3, 4]}, "who gets it is decided"
 
 
+def test_what_is_taken_from_one_member_may_leave_or_move_in_one_document() -> None:
+    document = a_document(members={"m1": Q[:5], "m2": Q[5:6]})
+    found = plan(settled(document=document, pods=obeying(document), views={"orders": a_view(4)}), NOW)
+    assert found.document is not None
+    taken = {queue: it.to for queue, it in found.document.releasing.items() if it.holder.name == "m1"}
+    assert sorted(map(str, taken.values())) == ["None", "m2", "m2"]
+    told = [line for line in found.records if line["kind"] == "handover"]
+    assert sorted(str(line.get("to")) for line in told if line["from"] == "m1") == ["None", "m2"]
+
+
 def test_a_topic_that_is_seen_but_not_subscribed_to_is_not_worked() -> None:
     assert plan(settled(views={"orders": a_view(6), "others": a_view(2, "others")}), NOW).document is None
 

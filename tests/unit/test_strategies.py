@@ -12,6 +12,7 @@ import pytest
 from builders import a_roster
 from rota.model import Queue, Roster
 from rota.strategies import allocate, explain, explain_all, named, prepared
+from rota.strategies.arrays import present
 from rota.strategies.averagely import averagely
 from rota.strategies.balanced import trusted
 from rota.strategies.custom import checked
@@ -221,6 +222,21 @@ def test_reasons_are_given_for_all_that_can_be_allocated() -> None:
     owners = prepared("Balanced", {"queueWeights": weights})(roster)
     told = explain("Balanced", roster, owners, roster.queues[0], {"queueWeights": weights})
     assert "its weight cannot be so large and counts as" in told
+
+
+def test_a_reason_names_the_owner_that_is_gone_once() -> None:
+    roster = a_roster(2, 2)
+    owners = prepared("Sticky")(roster)
+    (told,) = explain_all("Sticky", roster, owners, roster.queues[:1], present={roster.queues[0]: "old"})
+    assert "its owner old is not there" in told
+    (untold,) = explain_all("Sticky", roster, owners, roster.queues[:1])
+    assert "old" not in untold
+    assert "nobody owned it" in untold
+
+
+def test_present_owners_cannot_be_written_to() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        present(a_roster())[0] = 1
 
 
 @pytest.mark.parametrize(
