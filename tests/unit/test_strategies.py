@@ -100,6 +100,8 @@ def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment
         ("Averagely", [("t", "b", 1.5)], ["a"], {}, "Queue .* cannot be meant"),
         ("Averagely", [("t", "b", "0")], ["a"], {}, "Queue .* cannot be meant"),
         ("Averagely", [(None, "b", 0)], ["a"], {}, "Queue .* cannot be meant"),
+        ("Averagely", [("t", 5, 0)], ["a"], {}, "Queue .* cannot be meant"),
+        ("Averagely", [("t", "b", True)], ["a"], {}, "Queue .* cannot be meant"),
         ("Averagely", 5, ["a"], {}, "The list of queues must be a list of queues, not 5"),
         ("Averagely", ORDERS, "abc", {}, "The list of members must be a list of names, not 'abc'"),
         ("Averagely", ORDERS, 3, {}, "The list of members must be a list of names, not 3"),
@@ -126,6 +128,23 @@ def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment
         ("Balanced", ORDERS, ["a"], {"queueWeights": {ORDERS[0]: "1"}}, "Option queueWeights has .1. for orders"),
         ("Balanced", ORDERS, ["a"], {"memberWeights": {"a": [1]}}, r"Option memberWeights has \[1\] for a"),
         ("Balanced", ORDERS, ["a"], {"memberRooms": {"a": [1]}}, r"Option memberRooms has \[1\] for a, which is no"),
+        (
+            "Balanced",
+            ORDERS,
+            ["a"],
+            {"memberWeights": {"a": True}},
+            "Option memberWeights has True for a, which is no n",
+        ),
+        ("Balanced", ORDERS, ["a"], {"memberRooms": {"abc": [1]}}, r"Option memberRooms has \[1\] for abc, which"),
+        (
+            "Balanced",
+            ORDERS,
+            ["a"],
+            {"queueWeights": {(1, 2): "x"}},
+            r"Option queueWeights has 'x' for \(1, 2\), which",
+        ),
+        ("Balanced", ORDERS, ["a"], {"queueWeights": {5: "x"}}, r"Option queueWeights has 'x' for 5, which"),
+        ("ConsistentHash", ORDERS, ["a"], {"hash": lambda _: None}, "Option hash must answer whole numbers"),
         ("ConsistentHash", ORDERS, ["a"], {"hash": 5}, "Option hash must be a function"),
         ("ConsistentHash", ORDERS, ["a"], {"hash": str}, "Option hash must answer whole numbers"),
         ("ConsistentHash", ORDERS, ["a"], {"hash": lambda _: 2**64}, "Option hash must answer whole numbers"),
@@ -150,6 +169,11 @@ def test_bad_input_is_a_sentence(
 def test_present_owners_that_cannot_be_are_a_sentence(current: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         allocate("Averagely", ORDERS, ["a"], current=current)
+
+
+def test_what_is_none_is_as_if_it_were_not_there() -> None:
+    assert allocate("Sticky", ORDERS, ["a"], current={ORDERS[0]: None})["a"]  # type: ignore[arg-type]
+    assert allocate("ConsistentHash", ORDERS, ["a"], options={"virtualNodes": 1000})["a"]
 
 
 def test_present_owners_that_are_gone_and_queues_that_are_gone_do_not_count() -> None:
