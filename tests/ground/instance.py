@@ -230,7 +230,7 @@ class Instance:
         self._reap()
 
     def _reap(self) -> None:
-        for pid in [pid for pid, child in self._children.items() if child.poll() is not None]:
+        for pid in [pid for pid, child in [*self._children.items()] if child.poll() is not None]:  # others start some
             del self._children[pid]
 
 

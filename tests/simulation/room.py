@@ -26,12 +26,12 @@ from rota.planner import Poke, View
 from simulation.brain import Operator
 from simulation.clock import Process
 from simulation.judge import Broken
+from simulation.run import Failure, failures
 from simulation.server import Conflict, PodObject, Stored, Unreachable
+from simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from simulation.world import World
 
 T = TypeVar("T")
 
@@ -418,3 +418,9 @@ class Requests:
         """Be where an operator may crash: one that does never comes back from here."""
         self._world.crash_point(self._operator)
         await asyncio.sleep(0)
+
+
+def failures_in_the_room(seeds: range) -> list[Failure]:
+    """Run seeds, in a process that runs nothing else, and return what failed."""
+    World.operator = InTheRoom
+    return failures(seeds)

@@ -7,16 +7,10 @@ from multiprocessing import get_context
 import pytest
 
 from builders import a_policy
-from simulation.room import InTheRoom
-from simulation.run import Failure, failures
+from simulation.room import InTheRoom, failures_in_the_room
 from simulation.world import World
 
 RUNS, CHUNK = 200, 10
-
-
-def failures_in_the_room(seeds: range) -> list[Failure]:
-    World.operator = InTheRoom  # in a process of its own
-    return failures(seeds)
 
 
 @pytest.mark.timeout(1800)

@@ -137,13 +137,13 @@ class Brain:
 
     def _policy_changed(self, body: Custom) -> None:
         for key, task in list(self._tasks.items()):
-            wanted = task.group.body and _policy_of(task.group.body)
+            wanted = task.group.body and task.group.body.policy
             if task.group.body and (key[0], wanted) == body.metadata.key:
                 self._wants(task.group, task.group.body)
                 self.wake(key)
 
     def _wants(self, group: Group, body: Custom) -> None:
-        group.wants(body, self._policies.get((group.namespace, _policy_of(body))))
+        group.wants(body, self._policies.get((group.namespace, body.policy)))
         self._places.want(group)
 
     def pod_seen(self, pod: Pod) -> None:
@@ -388,13 +388,6 @@ def _forget(readers: dict[str, asyncio.Task[None]], name: str, reader: asyncio.T
     """Forget a reader that has ended, unless another one has taken its place."""
     if readers.get(name) is reader:
         del readers[name]
-
-
-def _policy_of(body: Custom) -> str:
-    """Return the name of the policy that a group refers to, whatever is written there."""
-    reference = body.spec.get("policyRef") if isinstance(body.spec, dict) else None
-    name = reference.get("name") if isinstance(reference, dict) else None
-    return name if isinstance(name, str) else ""
 
 
 def _telling(pod: Pod) -> tuple[object, ...]:

@@ -171,3 +171,10 @@ class Custom(Struct, frozen=True):
     metadata: Metadata
     spec: Any = None
     status: dict[str, Any] = {}
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy that a group refers to, whatever is written there."""
+        reference = self.spec.get("policyRef") if isinstance(self.spec, dict) else None
+        name = reference.get("name") if isinstance(reference, dict) else None
+        return name if isinstance(name, str) else ""
