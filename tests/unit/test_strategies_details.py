@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -496,3 +498,17 @@ def test_an_orphan_goes_where_it_adds_least_cost(carried: int, owner: int) -> No
     rooms: tuple[Rooms, Rooms] = ((), ("e", "w"))
     scales = weighed([1, carried, 5], [1.0, 4.0], [0, 1, -1], 0, rooms=rooms)
     assert scales.owners == [0, 1, owner]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_of_a_givers_queues_those_are_weighed_whose_move_changes_most(seed: int) -> None:
+    chance = Random(seed)
+    weights = [chance.randint(1, 1000) for _ in range(60)]
+    rooms: list[str | None] = [chance.choice(["e", "w"]) for _ in weights]
+    scales = Scales(weights, [1.0, 2.0, 1.5], rooms, ["e", "w", "e"])
+    scales._put([chance.randrange(3) for _ in weights])
+    for giver, taker in permutations(range(3), 2):
+        for room in ("e", "w"):
+            held = [queue for queue, owner in enumerate(scales.owners) if (owner, rooms[queue]) == (giver, room)]
+            weighed = [it for it in scales._worth_moving(giver, taker) if rooms[it[1]] == room]
+            assert min(weighed)[0] == min(scales.change(queue, taker) for queue in held)
