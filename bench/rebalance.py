@@ -26,7 +26,7 @@ from kube.members import Fleet, One, a_node
 
 CRDS = Path(__file__).parents[1] / "crds"
 NAMESPACE, GROUP, TOPIC, THEIRS = "default", "orders", "orders", "theirs"
-QUEUES, MEMBERS, TIMES = 12, 3, 10
+QUEUES, MEMBERS, TIMES = 12, 3, 6
 DEBOUNCE = 0.5  # by default; it is not what is measured
 PROBES = 4.0  # seconds until a kubelet finds a hung sidecar not ready: 1 s a probe, 1 s patience, twice
 NEVER = 40.0  # seconds after which we do not wait any longer for the Java clients
@@ -156,24 +156,23 @@ async def _come_and_go(fleet: Fleet) -> tuple[list[float], list[float], list[flo
         await _working(fleet)
         await asyncio.sleep(2 * DEBOUNCE)
         del fleet.members[one.name]
-        began = time.monotonic()
+        every, began = sum(fleet.shares.values()), time.monotonic()
         if number % 2:
             fleet.members[one.name] = one
             leaving = asyncio.create_task(one.leave())
-            left.append(await _seconds(began, lambda: _elsewhere(fleet, one)))  # noqa: B023
+            left.append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
             await leaving
             del fleet.members[one.name]
             await one.end()
         else:
             ending = asyncio.create_task(one.end())
-            gone.append(await _seconds(began, lambda: _elsewhere(fleet, one)))  # noqa: B023
+            gone.append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
             await ending
     return joined, works, left, gone
 
 
-def _elsewhere(fleet: Fleet, one: One) -> bool:
-    shares = {name: share for name, share in fleet.shares.items() if name != one.name}
-    return sum(shares.values()) >= QUEUES + 1  # with the queue for retries, once there is one
+def _elsewhere(fleet: Fleet, one: One, every: int) -> bool:
+    return sum(share for name, share in fleet.shares.items() if name != one.name) >= every
 
 
 async def _added(fleet: Fleet, rocketmq: RocketMQ, queues: int) -> float:

@@ -1,7 +1,7 @@
-"""An operator without its process: its own parts, in the test's loop, so that it can be stopped at any write."""
+"""An operator without its process: its own parts, in the test's loop, so that it can be looked into."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,17 +21,12 @@ from rota.kube.reports import Reports
 T = TypeVar("T")
 
 
-class Killed(BaseException):
-    """The operator ends here, in the middle of what it does; nothing catches that."""
-
-
 class Counting(Api):
-    """The API server, and how often it was written to; the process may end before or after any write."""
+    """The API server, and how often it was written to."""
 
     def __init__(self, access: kopf.ConnectionInfo) -> None:
         super().__init__(access)
         self.writes: list[str] = []
-        self.dies: Callable[[str], None] = lambda _: None
 
     async def _ask(
         self,
@@ -44,27 +39,21 @@ class Counting(Api):
     ) -> bytes:
         if method == "GET" or "/leases" in path:
             return await super()._ask(method, path, body, params=params, content=content)
-        self.dies(f"before {method} {path}")
         found = await super()._ask(method, path, body, params=params, content=content)
         self.writes.append(f"{method} {path}")
-        self.dies(f"after {method} {path}")
         return found
 
 
 class Operator:
     """One replica that leads."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, memory: Memory, dies_at: int = 0) -> None:
-        """`dies_at`: at which moment before or after a write it ends, in the middle of what it does; 0: never."""
+    def __init__(self, kubeconfig: Path, namespace: str, memory: Memory) -> None:
         self._kubeconfig, self._namespace, self._memory = kubeconfig, namespace, memory
-        self._left = dies_at
-        self.dead = False
         self._running: list[asyncio.Task[None]] = []
         self.done: list[Done] = []
 
     async def __aenter__(self) -> Self:
         self.api = Counting(an_access(self._kubeconfig))
-        self.api.dies = self._come_to_a_point
         self.reports = Reports()
         self.places = Places(self.api, lambda _: self._memory)
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self.done.append)
@@ -96,14 +85,6 @@ class Operator:
             await it.listed.wait()
         brain.lead(leads=True)
         return self
-
-    def _come_to_a_point(self, _: str) -> None:
-        if self.dead:
-            raise Killed
-        self._left -= 1
-        if self._left == 0:
-            self.dead = True
-            raise Killed
 
     async def __aexit__(self, *_: object) -> None:
         self.brain.lead(leads=False)

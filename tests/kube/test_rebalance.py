@@ -197,23 +197,6 @@ async def _true(value: bool) -> bool:  # noqa: FBT001 - it is what is asked
     return value
 
 
-async def test_an_operator_may_end_at_any_write(world: World, control_plane: Cluster, memory: Memory) -> None:
-    await world.operator.brain.close()
-    await world.fleet.add("orders-a")
-    for point in range(1, 40):
-        wanted = ["orders-b", "orders-c"] if point == 1 else []
-        await world.fleet.add(*wanted)
-        async with Operator(control_plane.kubeconfig, world.namespace, memory, dies_at=1 + point % 6) as mortal:
-
-            def shared(mortal: Operator = mortal) -> bool:
-                return len(mortal.done) > 1 and sorted(world.fleet.shares.values()) == [2, 3, 3]
-
-            await soon(lambda: _true(mortal.dead or shared()), 90)
-            if not mortal.dead:
-                return
-    raise AssertionError(world.fleet.shares)
-
-
 @pytest.mark.parametrize(
     ("spec", "kind", "sentence"),
     [
