@@ -19,15 +19,6 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 @pytest.fixture
-async def namespace(api: Api) -> AsyncIterator[str]:
-    """Make a namespace for groups, which ends with the test."""
-    name = f"shop-{secrets.token_hex(3)}"
-    await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    await api.delete(f"/api/v1/namespaces/{name}")
-
-
-@pytest.fixture
 async def release(api: Api, control_plane: Cluster, helm: Helm) -> AsyncIterator[Release]:
     """Make a namespace for a release, which ends with the test."""
     name = f"rota-{secrets.token_hex(3)}"

@@ -1,6 +1,7 @@
 """pytest fixtures: one ground for a whole test run, each part started when the first test asks for it."""
 
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -43,6 +44,15 @@ async def api(control_plane: Cluster) -> AsyncIterator[Api]:
     """Connect to the control plane as admin."""
     async with Api.connect(control_plane.kubeconfig) as connected:
         yield connected
+
+
+@pytest.fixture
+async def namespace(api: Api) -> AsyncIterator[str]:
+    """Make a namespace that ends with the test."""
+    name = f"rota-{secrets.token_hex(3)}"
+    await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    await api.delete(f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,10 @@ import kopf
 import pytest
 
 from rota.brokers.memory import Memory
-from rota.kube import handlers
+from rota.kube import handlers, run
 from rota.kube.api import Api, Params
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
-from rota.kube.follow import Follower
-from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Deployment, Pod, path
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 
@@ -37,10 +35,9 @@ class Counting(Api):
         params: Params | None = None,
         content: str = "application/json",
     ) -> bytes:
-        if method == "GET" or "/leases" in path:
-            return await super()._ask(method, path, body, params=params, content=content)
         found = await super()._ask(method, path, body, params=params, content=content)
-        self.writes.append(f"{method} {path}")
+        if method != "GET":
+            self.writes.append(f"{method} {path}")
         return found
 
 
@@ -57,33 +54,12 @@ class Operator:
         self.reports = Reports()
         self.places = Places(self.api, lambda _: self._memory)
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self.done.append)
-        brain, at = self.brain, self._namespace
-        labelled = {"labelSelector": GROUP_LABEL}
-        following: list[Follower[Any]] = [
-            Follower(self.api, path(POLICIES, at), Custom, seen=brain.policy_seen, gone=brain.policy_gone),
-            Follower(self.api, path(GROUPS, at), Custom, seen=brain.group_seen, gone=brain.group_gone),
-            Follower(
-                self.api,
-                path("configmaps", at),
-                ConfigMap,
-                seen=brain.record_seen,
-                gone=brain.record_gone,
-                params=labelled,
-            ),
-            Follower(
-                self.api,
-                path("deployments", at),
-                Deployment,
-                seen=brain.deployment_seen,
-                gone=brain.deployment_gone,
-                params=labelled,
-            ),
-            Follower(self.api, path("pods", at), Pod, seen=brain.pod_seen, gone=brain.pod_gone, params=labelled),
-        ]
+        served = (self.api, self.brain, [self._namespace])
+        following = [*run.our_kinds(*served), *run.followers(*served)]
         self._running = [asyncio.create_task(it.run()) for it in following]
         for it in following:
             await it.listed.wait()
-        brain.lead(leads=True)
+        self.brain.lead(leads=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:

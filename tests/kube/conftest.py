@@ -1,7 +1,6 @@
 """What tests on the API server share: Rota's CRDs, and a namespace of one's own."""
 
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -58,12 +57,3 @@ def addresses(instance: Instance) -> Callable[[], str]:
         return f"{instance.block}.{100 + number // 250}.{number % 250 + 1}"
 
     return address
-
-
-@pytest.fixture
-async def namespace(api: Api) -> AsyncIterator[str]:
-    """Make a namespace that ends with the test."""
-    name = f"rota-{secrets.token_hex(3)}"
-    await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    await api.delete(f"/api/v1/namespaces/{name}")

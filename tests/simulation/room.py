@@ -381,8 +381,7 @@ class Requests:
             self._world.kubelets[name].poked(poke)
         return cast("T", Object(Metadata(name=name)))
 
-    async def apply(self, _: str, body: Mapping[str, Any], _kind: type[T], *, dry: bool = False) -> T:
-        assert not dry
+    async def apply(self, _: str, body: Mapping[str, Any], _kind: type[T]) -> T:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.02))
         await self._point()
         self._is_up()

@@ -157,9 +157,9 @@ class Api:
         """Change some fields of an object."""
         return _read(await self._ask("PATCH", path, body, content="application/merge-patch+json"), kind)
 
-    async def apply(self, path: str, body: Mapping[str, Any], kind: type[T], *, dry: bool = False) -> T:
+    async def apply(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         """State an object as we want it: fields that others state stay theirs."""
-        params = {"fieldManager": MANAGER, "force": "true", **({"dryRun": "All"} if dry else {})}
+        params = {"fieldManager": MANAGER, "force": "true"}
         return _read(await self._ask("PATCH", path, body, params=params, content="application/apply-patch+yaml"), kind)
 
     async def delete(self, path: str, uid: str) -> None:

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,8 @@ from rota.kube.places import Places
 from rota.kube.reports import Reports
 
 RESYNC_SECONDS = 60.0
+
+Told = Callable[[Any], None]
 
 _LABELLED = {"labelSelector": GROUP_LABEL}
 
@@ -57,7 +59,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
         journal = Journal(options.journal, identity)
         brain = Brain(api, reports, places, Fleets(api, options.image), lambda done: journal.write(done.plan.records))
         open_.push_async_callback(brain.close)
-        following, listing = _follow(api, brain, options.namespaces), _ours(api, brain, options.namespaces)
+        following, listing = followers(api, brain, options.namespaces), our_kinds(api, brain, options.namespaces)
         leader = Leader(api, options.own_namespace, identity, _leads(brain))
         page = Page([*following, *listing], lambda: leader.leading)
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
@@ -85,38 +87,31 @@ def _leads(brain: Brain) -> Any:
     return lambda leads: brain.lead(leads=leads)
 
 
-def _follow(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[Any]]:
-    found: list[Follower[Any]] = []
-    for namespace in namespaces or [""]:
-        found += [
-            Follower(
-                api,
-                path("configmaps", namespace),
-                ConfigMap,
-                seen=brain.record_seen,
-                gone=brain.record_gone,
-                params=_LABELLED,
-            ),
-            Follower(
-                api,
-                path("deployments", namespace),
-                Deployment,
-                seen=brain.deployment_seen,
-                gone=brain.deployment_gone,
-                params=_LABELLED,
-            ),
-            Follower(api, path("pods", namespace), Pod, seen=brain.pod_seen, gone=brain.pod_gone, params=_LABELLED),
-        ]
-    return found
+def followers(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[Any]]:
+    """Return what is followed for the brain: records, fleets and pods, by the label that all of them carry."""
+    kinds: list[tuple[str, type[Any], Told, Told]] = [
+        ("configmaps", ConfigMap, brain.record_seen, brain.record_gone),
+        ("deployments", Deployment, brain.deployment_seen, brain.deployment_gone),
+        ("pods", Pod, brain.pod_seen, brain.pod_gone),
+    ]
+    return [
+        Follower(api, path(kind, namespace), read_as, seen=seen, gone=gone, params=_LABELLED)
+        for namespace in namespaces or [""]
+        for kind, read_as, seen, gone in kinds
+    ]
 
 
-def _ours(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[Any]]:
-    found: list[Follower[Any]] = []
-    for namespace in namespaces or [""]:
-        policies = Follower(api, path(POLICIES, namespace), Custom, seen=brain.policy_seen, gone=brain.policy_gone)
-        groups = Follower(api, path(GROUPS, namespace), Custom, seen=brain.group_seen, gone=brain.group_gone)
-        found += [policies, groups]
-    return found
+def our_kinds(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[Any]]:
+    """Return what can be followed of policies and groups, policies first."""
+    kinds: list[tuple[str, Told, Told]] = [
+        (POLICIES, brain.policy_seen, brain.policy_gone),
+        (GROUPS, brain.group_seen, brain.group_gone),
+    ]
+    return [
+        Follower(api, path(kind, namespace), Custom, seen=seen, gone=gone)
+        for namespace in namespaces or [""]
+        for kind, seen, gone in kinds
+    ]
 
 
 async def _again(follower: Follower[Any]) -> None:
