@@ -1,7 +1,7 @@
 """An operator without its process: its own parts, in the test's loop, so that it can be looked into."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -19,12 +19,17 @@ from rota.kube.reports import Reports
 T = TypeVar("T")
 
 
-class Counting(Api):
-    """The API server, and how often it was written to."""
+class Killed(BaseException):
+    """The operator ends here, in the middle of what it does; nothing catches that."""
 
-    def __init__(self, access: kopf.ConnectionInfo) -> None:
+
+class Counting(Api):
+    """The API server, and how often it was written to; `moment` is told before and after each write."""
+
+    def __init__(self, access: kopf.ConnectionInfo, moment: Callable[[], None]) -> None:
         super().__init__(access)
         self.writes: list[str] = []
+        self._moment = moment
 
     async def _ask(
         self,
@@ -35,22 +40,27 @@ class Counting(Api):
         params: Params | None = None,
         content: str = "application/json",
     ) -> bytes:
+        if method == "GET":
+            return await super()._ask(method, path, body, params=params, content=content)
+        self._moment()
         found = await super()._ask(method, path, body, params=params, content=content)
-        if method != "GET":
-            self.writes.append(f"{method} {path}")
+        self.writes.append(f"{method} {path}")
+        self._moment()
         return found
 
 
 class Operator:
-    """One replica that leads."""
+    """One replica that leads; `ends_at`: before or after which write it ends, in the middle of it; 0: never."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, memory: Memory) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, memory: Memory, ends_at: int = 0) -> None:
         self._kubeconfig, self._namespace, self._memory = kubeconfig, namespace, memory
+        self._left = ends_at
+        self.dead = False
         self._running: list[asyncio.Task[None]] = []
         self.done: list[Done] = []
 
     async def __aenter__(self) -> Self:
-        self.api = Counting(an_access(self._kubeconfig))
+        self.api = Counting(an_access(self._kubeconfig), self._moment)
         self.reports = Reports()
         self.places = Places(self.api, lambda _: self._memory)
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self.done.append)
@@ -61,6 +71,12 @@ class Operator:
             await it.listed.wait()
         self.brain.lead(leads=True)
         return self
+
+    def _moment(self) -> None:
+        self._left -= 1
+        self.dead |= self._left == 0
+        if self.dead:
+            raise Killed
 
     async def __aexit__(self, *_: object) -> None:
         self.brain.lead(leads=False)

@@ -1,6 +1,6 @@
 """What tests on the API server share: Rota's CRDs, and a namespace of one's own."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +11,10 @@ from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
 from ground.instance import Instance
 from ground.poll import soon
+from kube.brains import Operator
+from kube.members import Fleet, a_node
+from kube.world import GROUP, World, a_group
+from rota.brokers.memory import BROKER, Memory
 
 CRDS = Path(__file__).parents[2] / "crds"
 
@@ -57,3 +61,30 @@ def addresses(instance: Instance) -> Callable[[], str]:
         return f"{instance.block}.{100 + number // 250}.{number % 250 + 1}"
 
     return address
+
+
+@pytest.fixture(scope="session")
+async def node(api: Api) -> AsyncIterator[None]:
+    async with a_node(api):
+        yield
+
+
+@pytest.fixture
+async def memory() -> Memory:
+    found = Memory()
+    await found.create_topic("orders", BROKER, 8)
+    return found
+
+
+@pytest.fixture
+async def operator(control_plane: Cluster, namespace: str, memory: Memory) -> AsyncIterator[Operator]:
+    async with Operator(control_plane.kubeconfig, namespace, memory) as leading:
+        yield leading
+
+
+@pytest.fixture
+async def world(api: Api, namespace: str, operator: Operator, addresses: Callable[[], str]) -> AsyncIterator[World]:
+    async with Fleet(api, namespace, GROUP, addresses) as fleet:
+        found = World(api, namespace, fleet, operator)
+        await api.create(found.path.rpartition("/")[0], a_group())
+        yield found

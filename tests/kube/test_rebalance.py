@@ -1,9 +1,7 @@
 """A group's life on a real API server: members come, go, crash and hang, and no queue is worked by two."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,81 +9,13 @@ from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
-from kube.members import Fleet, a_node, a_pod
+from kube.members import a_pod
+from kube.world import GROUP, World, a_group
 from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.spec import Subscription
 
-GROUP = "orders"
-
-
-@pytest.fixture(scope="session")
-async def node(api: Api) -> AsyncIterator[None]:
-    async with a_node(api):
-        yield
-
-
-@pytest.fixture
-async def memory() -> Memory:
-    found = Memory()
-    await found.create_topic("orders", BROKER, 8)
-    return found
-
-
-def a_group(name: str = GROUP, **spec: Any) -> Object:
-    broker = {"rocketmq": {"nameServers": ["memory:9876"]}}
-    return {
-        "apiVersion": "rota.dev/v1alpha1",
-        "kind": "ConsumerGroup",
-        "metadata": {"name": name},
-        "spec": {"broker": broker, "subscriptions": [{"topic": "orders"}], **spec},
-    }
-
-
-class World:
-    """One namespace with an operator and a fleet."""
-
-    def __init__(self, api: Api, namespace: str, fleet: Fleet, operator: Operator) -> None:
-        self.api, self.namespace, self.fleet, self.operator = api, namespace, fleet, operator
-        self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{GROUP}"
-
-    async def until(self, *shares: int) -> None:
-        """Wait until the members work so many queues each, whoever it is."""
-
-        async def settled() -> bool:
-            return sorted(self.fleet.shares.values()) == sorted(shares)
-
-        await soon(settled, 60)
-
-    async def status(self) -> Object:
-        found: Object = (await self.api.get(self.path)).get("status") or {}
-        return found
-
-    async def condition(self, kind: str) -> Object:
-        """Wait for a condition."""
-
-        async def told() -> Object:
-            conditions = (await self.status()).get("conditions") or []
-            return next((one for one in conditions if one["type"] == kind), {})
-
-        return await soon(told, 60)
-
-
-@pytest.fixture
-async def operator(control_plane: Cluster, namespace: str, memory: Memory) -> AsyncIterator[Operator]:
-    async with Operator(control_plane.kubeconfig, namespace, memory) as leading:
-        yield leading
-
-
 pytestmark = pytest.mark.usefixtures("crds", "node")
-
-
-@pytest.fixture
-async def world(api: Api, namespace: str, operator: Operator, addresses: Callable[[], str]) -> AsyncIterator[World]:
-    async with Fleet(api, namespace, GROUP, addresses) as fleet:
-        found = World(api, namespace, fleet, operator)
-        await api.create(found.path.rpartition("/")[0], a_group())
-        yield found
 
 
 async def test_members_that_come_share_the_queues_and_status_tells(world: World) -> None:
@@ -93,13 +23,7 @@ async def test_members_that_come_share_the_queues_and_status_tells(world: World)
     await world.until(4, 4)
     await world.fleet.add("orders-c")
     await world.until(3, 3, 2)
-
-    async def told() -> bool:
-        status = await world.status()
-        conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
-        return conditions.get("Progressing") == "False" and status["members"] == 3
-
-    await soon(told)
+    await soon(world.settled, 60)
     status = await world.status()
     assert status["queues"] == 8 + 0
     assert status["lastRebalance"]["reason"] == "MemberJoined"

@@ -361,7 +361,7 @@ class Brain:
     def _await(self, task: _Task, found: Plan) -> None:
         task.group.awaited = found.awaited
         for name in sorted(found.awaited):  # a set has an order of its own in each process
-            if name not in task.readers:
+            if name not in task.readers or task.readers[name].done():
                 reader = asyncio.get_running_loop().create_task(self._listen(task.group, name), name=f"hear {name}")
                 task.readers[name] = reader
                 reader.add_done_callback(partial(_forget, task.readers, name))

@@ -142,6 +142,8 @@ class Group:
 
     def wants(self, body: Custom, policy: Custom | None) -> None:
         """Take the group's and its policy's newest texts."""
+        if self.body is None or self.body.metadata.uid != body.metadata.uid:
+            self.record, self.looked = Record(), False  # whose it is was not known when it was read
         self.body, self.wish = body, _wish(body, policy)
 
     def see(self, pod: Pod, now: float) -> None:
