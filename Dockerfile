@@ -15,7 +15,9 @@ WORKDIR /src
 # Dependencies come before the source: they change rarely, and their layer is the big one.
 FROM build AS operator-dependencies
 COPY pyproject.toml uv.lock ./
-RUN uv sync --frozen --no-dev --no-install-workspace --extra operator
+# A sixth of it would be the tests that numpy ships.
+RUN uv sync --frozen --no-dev --no-install-workspace --extra operator \
+    && find /opt/rota -type d -name tests -prune -exec rm -r {} +
 
 FROM build AS sidecar-dependencies
 COPY pyproject.toml uv.lock ./

@@ -23,10 +23,11 @@ class Kwok:
     selector = {_MARK: "fake"}  # noqa: RUF012 - never changed
     tolerations = [{"key": _MARK, "operator": "Exists"}]  # noqa: RUF012
 
-    def __init__(self, instance: Instance, control_plane: Cluster) -> None:
-        """Describe it; `up` starts it."""
+    def __init__(self, instance: Instance, control_plane: Cluster, addresses: str = "") -> None:
+        """Describe it; `up` starts it. `addresses` is where pods' addresses are from, such as 127.64.0.1/16."""
         self.instance = instance
         self.control_plane = control_plane
+        self.addresses = addresses
 
     def up(self) -> None:
         """Start it and wait until it answers."""
@@ -40,6 +41,8 @@ class Kwok:
             "server-address": address,
             "v": "WARN",  # else a line for each pod
         }
+        if self.addresses:
+            flags["cidr"] = self.addresses
         argv: list[str | Path] = [programs.program("kwok"), *(f"--{name}={value}" for name, value in flags.items())]
         self.instance.start("kwok", argv, env={"HOME": str(self.instance.folder)})  # it would read ~/.kwok
         self.instance.wait("kwok", partial(answers, f"http://{address}/healthz"), 30, "kwok")

@@ -1,14 +1,17 @@
 """An operator without its process: its own parts, in the test's loop, so that it can be looked into."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import kopf
 import pytest
 
+from rota.brokers import Brokers
 from rota.brokers.memory import Memory
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import Cluster
 from rota.kube import handlers, run
 from rota.kube.api import Api, Params
 from rota.kube.brain import Brain, Done
@@ -27,7 +30,7 @@ class Counting(Api):
     """The API server, and how often it was written to; `moment` is told before and after each write."""
 
     def __init__(self, access: kopf.ConnectionInfo, moment: Callable[[], None]) -> None:
-        super().__init__(access)
+        super().__init__(lambda: access)
         self.writes: list[str] = []
         self._moment = moment
 
@@ -52,9 +55,12 @@ class Counting(Api):
 class Operator:
     """One replica that leads; `ends_at`: before or after which write it ends, in the middle of it; 0: never."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, memory: Memory, ends_at: int = 0) -> None:
-        self._kubeconfig, self._namespace, self._memory = kubeconfig, namespace, memory
+    def __init__(
+        self, kubeconfig: Path, namespace: str, memory: Memory, ends_at: int = 0, also: Collection[str] = ()
+    ) -> None:
+        self._kubeconfig, self._namespaces, self._memory = kubeconfig, [namespace, *also], memory
         self._left = ends_at
+        self.sites: list[Site] = []  # that it has connected to, in that order
         self.dead = False
         self._running: list[asyncio.Task[None]] = []
         self.done: list[Done] = []
@@ -62,15 +68,20 @@ class Operator:
     async def __aenter__(self) -> Self:
         self.api = Counting(an_access(self._kubeconfig), self._moment)
         self.reports = Reports()
-        self.places = Places(self.api, lambda _: self._memory)
+        self.places = Places(self.api, self._connect)
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self.done.append)
-        served = (self.api, self.brain, [self._namespace])
+        served = (self.api, self.brain, self._namespaces)
         following = [*run.our_kinds(*served), *run.followers(*served)]
-        self._running = [asyncio.create_task(it.run()) for it in following]
+        self._running = [asyncio.create_task(work) for work in (self.places.run(), *(it.run() for it in following))]
         for it in following:
             await it.listed.wait()
         self.brain.lead(leads=True)
         return self
+
+    def _connect(self, site: Site) -> Brokers:
+        """Return the brokers in memory, whatever they are called; those on this machine are real, or not there."""
+        self.sites.append(site)
+        return Cluster(site) if site.name_servers[0].startswith("127.") else self._memory
 
     def _moment(self) -> None:
         self._left -= 1

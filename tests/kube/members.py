@@ -53,7 +53,8 @@ def _time() -> str:
 
 def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
     """Return a pod that carries a sidecar."""
-    container = {"name": "rota-sidecar", "image": "rota", "restartPolicy": "Always"}
+    mounts = [{"name": "documents", "mountPath": "/etc/rota"}]
+    container = {"name": "rota-sidecar", "image": "rota", "restartPolicy": "Always", "volumeMounts": mounts}
     return {
         "metadata": {"name": name, "labels": {"rota.dev/group": group}},
         "spec": {
@@ -61,6 +62,7 @@ def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
             "terminationGracePeriodSeconds": 60,
             "initContainers": [container] if sidecar else [],
             "containers": [{"name": "app", "image": "app"}],
+            "volumes": [{"name": "documents", "configMap": {"name": f"{group}-rota", "optional": True}}],
             "tolerations": [{"operator": "Exists"}],
         },
     }
@@ -204,6 +206,7 @@ class Fleet:
         self.version = ""
         self.documents: list[Object] = []  # every document that was seen
         self.reads = 0
+        self.everyone = False  # whether everybody works every queue
         self._works: dict[Queue, str] = {}
         self.overlaps: list[str] = []
         self._following: list[asyncio.Task[None]] = []
@@ -239,8 +242,7 @@ class Fleet:
                 self.documents.append(msgspec.json.decode(plain))
 
     async def _follow_pods(self) -> None:
-        only = f"rota.dev/group={self.group}"
-        async for event in self.api.follow(f"{self.namespaced}/pods", labelSelector=only):
+        async for event in self.api.follow(f"{self.namespaced}/pods"):  # a kubelet does not care for labels
             one = self.members.get(event["object"]["metadata"]["name"])
             if one and event["object"]["metadata"]["uid"] == one.uid and event["type"] != "DELETED":
                 one.poked(event["object"])
@@ -250,7 +252,7 @@ class Fleet:
     def fetches(self, name: str, queue: Queue) -> None:
         """Note that somebody begins to work a queue."""
         other = self._works.get(queue)
-        if other not in {None, name}:
+        if other not in {None, name} and not self.everyone:
             self.overlaps.append(f"{queue} is worked by {other} and {name}")
         self._works[queue] = name
 

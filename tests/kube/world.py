@@ -1,8 +1,10 @@
 """What tests of a group's life share: a namespace with an operator and a fleet of simulated members."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from ground.api import Api, Object
+from ground.api import Api, ApiError, Object
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import Fleet
@@ -25,7 +27,7 @@ class World:
 
     def __init__(self, api: Api, namespace: str, fleet: Fleet, operator: Operator) -> None:
         self.api, self.namespace, self.fleet, self.operator = api, namespace, fleet, operator
-        self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{GROUP}"
+        self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{fleet.group}"
 
     async def until(self, *shares: int) -> None:
         """Wait until the members work so many queues each, whoever it is."""
@@ -49,6 +51,24 @@ class World:
         conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
         return conditions.get("Progressing") == "False" and status.get("members") == len(self.fleet.members)
 
+    async def at_rest(self) -> bool:
+        """Whether it is settled, and nothing is left that time alone will change in a moment."""
+        ours = [done.plan.again for done in self.operator.done if done.group.name == self.fleet.group]
+        return bool(ours) and ours[-1] > 1 and await self.settled()
+
+    async def counts(self, members: int, pods: int | None = None) -> None:
+        """Wait until people are told of so many members, and of so many pods."""
+
+        async def told() -> bool:
+            status = await self.status()
+            return (status.get("members"), status.get("replicas")) == (members, pods or len(self.fleet.members))
+
+        try:
+            await soon(told, 60)
+        except TimeoutError as error:
+            error.add_note(await self.story())
+            raise
+
     async def story(self) -> str:
         """Return all that can be known, for people who look for what went wrong."""
         pods = await self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
@@ -65,7 +85,60 @@ class World:
         """Wait for a condition."""
 
         async def told() -> Object:
-            conditions = (await self.status()).get("conditions") or []
-            return next((one for one in conditions if one["type"] == kind), {})
+            return (await self.conditions()).get(kind, {})
 
         return await soon(told, 60)
+
+    async def well(self, kind: str) -> None:
+        """Wait until a condition is over."""
+
+        async def over() -> bool:
+            found = await self.conditions()
+            return "Ready" in found and kind not in found
+
+        await soon(over, 60)
+
+    async def conditions(self) -> dict[str, Object]:
+        """Return all conditions by type."""
+        return {one["type"]: one for one in (await self.status()).get("conditions") or []}
+
+    async def events(self) -> list[Object]:
+        """Return the Events about the group."""
+        found = await self.api.list(f"/api/v1/namespaces/{self.namespace}/events")
+        return [one for one in found if one["involvedObject"]["name"] == self.fleet.group]
+
+
+@asynccontextmanager
+async def billing(world: World, namespace: str = "") -> AsyncIterator[World]:
+    """Make another group, which reads another topic from another broker, with two members."""
+    namespace = namespace or world.namespace
+    async with Fleet(world.api, namespace, "billing", world.fleet.addresses) as fleet:
+        found = World(world.api, namespace, fleet, world.operator)
+        group = a_group("billing", subscriptions=[{"topic": "bills"}])
+        await world.api.create(found.path.rpartition("/")[0], group)
+        await fleet.add("billing-a", "billing-b")
+        await found.until(3, 3)
+        yield found
+
+
+async def goes_on(other: World) -> None:
+    """Find that a group is served as if nothing had happened elsewhere."""
+    await other.fleet.add("billing-c")
+    await other.until(2, 2, 2)
+    assert (await other.condition("Degraded"))["status"] == "False"
+
+
+async def two_members(world: World) -> dict[str, Any]:
+    """Add two members, wait until people are told of them, and return who works what."""
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    await soon(world.settled, 60)
+    return world.fleet.as_value()
+
+
+async def is_gone(api: Api, path: str) -> bool:
+    try:
+        await api.get(path)
+    except ApiError as error:
+        return error.status == 404
+    return False

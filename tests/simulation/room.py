@@ -18,7 +18,20 @@ from rota.kube.api import Api, ApiError, Params, Unanswered
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
 from rota.kube.group import SETTINGS, AtBroker, Group, Wish
-from rota.kube.objects import GROUP_LABEL, POKE, SIDECAR, ConfigMap, Custom, Metadata, Object, Owner, Pod, poke_of
+from rota.kube.objects import (
+    DOCUMENTS,
+    GROUP_LABEL,
+    POKE,
+    SIDECAR,
+    ConfigMap,
+    Custom,
+    Metadata,
+    Object,
+    Owner,
+    Pod,
+    poke_of,
+    record_of,
+)
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 from rota.model import Holder
@@ -211,7 +224,10 @@ class InTheRoom(Operator):
                 "annotations": notes,
                 "deletionTimestamp": "2026-11-21T08:00:00Z" if pod.terminating else None,
             },
-            "spec": {"initContainers": [{"name": SIDECAR}]},
+            "spec": {
+                "initContainers": [{"name": SIDECAR, "volumeMounts": [{"name": "it", "mountPath": DOCUMENTS}]}],
+                "volumes": [{"name": "it", "configMap": {"name": record_of(group)}}],
+            },
             "status": {
                 "phase": "Failed" if pod.ended else "Running",
                 "podIP": pod.name,

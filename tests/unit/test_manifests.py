@@ -148,7 +148,7 @@ def test_the_grace_period_is_raised_to_the_drain_and_fifteen_seconds_and_never_l
 
 def test_the_operator_knows_its_own_sidecar_again() -> None:
     made = injected(a_template(), "orders", SIDECAR)
-    assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).has_sidecar
+    assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).works_for == "orders"
 
 
 # Out again.

@@ -1272,6 +1272,9 @@ def test_a_rebalance_is_told_from_its_first_document_to_its_last_release() -> No
     over = plan(settled(status=status), NOW)
     assert over.status["lastRebalance"] == {**going, "seconds": 2.124}
     assert over.events == (Event(Reason.SETTLED, "MemberJoined: 4 queues moved in 2.124 s"),)
+    for seconds, told in ((1.999, 0), (2.0, 1)):  # what was over so soon was told enough by its beginning
+        swift = {"lastRebalance": {**going, "at": written(NOW - seconds)}, "generation": 5}
+        assert len(plan(settled(status=swift), NOW).events) == told
     again = plan(settled(status=over.status), NOW + 60)
     assert (again.status["lastRebalance"], again.events) == (over.status["lastRebalance"], ())
     ahead = {"lastRebalance": {**going, "at": written(NOW + 60)}, "generation": 5}
@@ -1394,3 +1397,11 @@ def test_a_document_that_does_not_fit_changes_nothing_but_what_people_are_told()
     assert conditions(found)["Progressing"][1] == "Paused"
     assert "lastRebalance" not in found.status
     assert {line["kind"] for line in found.records} == {"verdict"}
+
+
+def test_who_left_is_told_in_the_order_of_names_whatever_order_they_are_known_in() -> None:
+    """Sets have an order of their own in each process; six of them are rarely in that of their names."""
+    document = a_document(members={f"m{number}": (Q[number],) for number in range(6)})
+    gone = frozenset(f"uid-m{number}" for number in range(6))
+    found = plan(a_snapshot(document=document, pods=(a_pod("new", a_report("new", 5, ())),), gone=gone), NOW)
+    assert found.events[0].message.startswith("m0, m1, m2 and 3 more ended")

@@ -4,8 +4,9 @@ An answer of the server that is an error raises `ApiError`; no answer at all rai
 known: a write may have happened or not.
 """
 
+import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
@@ -18,10 +19,12 @@ T = TypeVar("T")
 Params = Mapping[str, str]
 
 MANAGER: Final = "rota"  # whose fields they are in a server-side apply
+LOGIN_SECONDS = 60.0  # for which a token is used without looking whether there is a newer one
 PAGE = 500  # objects in one answer to a list
 WATCH_SECONDS = 300  # a watch ends after so long, and is begun anew
 QUIET_SECONDS = 90.0  # the server sends a bookmark every minute: who is silent for longer is gone
 
+AT_ONCE = 50  # requests under way: more only wait at the server, and everybody else with them
 _REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=QUIET_SECONDS)
 _LARGEST_LINE = 2**22  # of a watch: one object, and etcd takes 1.5 MiB
@@ -85,9 +88,10 @@ class _News(msgspec.Struct):
 class Api:
     """Connections to one API server."""
 
-    def __init__(self, access: kopf.ConnectionInfo) -> None:
-        """Connect when something is asked."""
-        self._access = access
+    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
+        """Connect when something is asked; `login` finds the way, now and again: a pod's token lives for an hour."""
+        self._login, self._access, self._logged_in = login, login(), asyncio.get_running_loop().time()
+        access = self._access
         self._session = aiohttp.ClientSession(
             access.server.rstrip("/"),
             connector=aiohttp.TCPConnector(ssl=access.as_ssl_context(), limit=0),
@@ -95,6 +99,7 @@ class Api:
             read_bufsize=_LARGEST_LINE,
             trust_env=access.trust_env,
         )
+        self._room = asyncio.Semaphore(AT_ONCE)
 
     async def __aenter__(self) -> Self:
         """Do nothing yet."""
@@ -167,6 +172,9 @@ class Api:
         await self._ask("DELETE", path, {"preconditions": {"uid": uid}})
 
     def _headers(self) -> dict[str, str]:
+        now = asyncio.get_running_loop().time()
+        if now > self._logged_in + LOGIN_SECONDS:
+            self._access, self._logged_in = self._login(), now
         headers: dict[str, str] = self._access.as_http_headers()
         return headers
 
@@ -182,7 +190,10 @@ class Api:
         data = None if body is None else msgspec.json.encode(body)
         headers = {**self._headers(), "Content-Type": content}
         try:
-            async with self._session.request(method, path, data=data, params=params, headers=headers) as answer:
+            async with (
+                self._room,
+                self._session.request(method, path, data=data, params=params, headers=headers) as answer,
+            ):
                 told = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unanswered(f"The API server did not answer {method} {path}: {_told(error)}") from None

@@ -5,6 +5,7 @@ something old is refused whole, by whomever it was made.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from rota.kube.api import Api, ApiError
+from rota.kube.api import MANAGER, Api, ApiError
 from rota.kube.group import SETTINGS, Group
 from rota.kube.manifests import OURS, owner
-from rota.kube.objects import DELETION_COST, GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, path
+from rota.kube.objects import DELETION_COST, GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, path, record_of
 from rota.model import Holder
 from rota.planner import Event, Plan, Poke
 
@@ -35,7 +36,7 @@ async def write_document(api: Api, group: Group, found: Plan) -> ConfigMap:
     collection = path("configmaps", group.namespace)
     try:
         if group.record.version:
-            return await api.replace(f"{collection}/{group.name}-rota", body, ConfigMap)
+            return await api.replace(f"{collection}/{record_of(group.name)}", body, ConfigMap)
         return await api.create(collection, body, ConfigMap)
     except ApiError as error:
         if error.conflict or error.unknown:
@@ -46,9 +47,8 @@ async def write_document(api: Api, group: Group, found: Plan) -> ConfigMap:
 def record(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
     """Return the ConfigMap that holds a document."""
     assert group.body is not None  # noqa: S101 - as above
-    name = f"{group.name}-rota"
     metadata: dict[str, Any] = {
-        "name": name,
+        "name": record_of(group.name),
         "namespace": group.namespace,
         "labels": {GROUP_LABEL: group.name, **OURS},
         "ownerReferences": [owner(group.body)],
@@ -69,6 +69,8 @@ async def poke(api: Api, group: Group, pokes: Mapping[str, Poke]) -> int:
     room, shares = asyncio.Semaphore(AT_ONCE), group.shares
 
     async def one(name: str, said: Poke) -> bool:
+        if name not in group.pods:  # it ended while the document was written
+            return False
         uid = group.pods[name].pod.metadata.uid
         cost = len(shares.get(Holder(name, uid), ()))  # who owns least is ended first when the fleet shrinks
         body = {"metadata": {"uid": uid, "annotations": {POKE: str(said), DELETION_COST: str(cost)}}}
@@ -96,12 +98,35 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
 
 
 async def tell(api: Api, group: Group, event: Event) -> None:
-    """Post an Event about the group; one that cannot be posted is only missed by people."""
+    """Post an Event about the group, or count one that says the same; one that is not taken only people miss."""
+    try:
+        await _post_or_count(api, path("events", group.namespace), _event(group, event))
+    except ApiError as error:
+        _log.info("An Event about %s was not taken: %s", group.spelled, error)
+
+
+class _Told(msgspec.Struct):
+    count: int | None = None
+
+
+async def _post_or_count(api: Api, where: str, body: Mapping[str, Any]) -> None:
+    try:
+        await api.create(where, body, msgspec.Raw)
+    except ApiError as error:
+        if not error.conflict:
+            raise
+        there = f"{where}/{body['metadata']['name']}"
+        count = (await api.get(there, _Told)).count or 1
+        await api.merge(there, {"count": count + 1, "lastTimestamp": body["lastTimestamp"]}, msgspec.Raw)
+
+
+def _event(group: Group, event: Event) -> dict[str, Any]:
+    """Return an Event whose name is made of what it says: said again, it has it again."""
     assert group.body is not None  # noqa: S101 - as above
-    at = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    metadata = group.body.metadata
-    body = {
-        "metadata": {"generateName": f"{group.name}-", "namespace": group.namespace},
+    metadata, now = group.body.metadata, datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    mark = hashlib.sha256(f"{metadata.uid} {event.reason} {event.message}".encode()).hexdigest()[:16]
+    return {
+        "metadata": {"name": f"{group.name}.{mark}", "namespace": group.namespace},
         "involvedObject": {
             "apiVersion": "rota.dev/v1alpha1",
             "kind": "ConsumerGroup",
@@ -112,13 +137,8 @@ async def tell(api: Api, group: Group, event: Event) -> None:
         "reason": str(event.reason),
         "message": event.message[:1000],
         "type": "Warning" if event.warning else "Normal",
-        "eventTime": at,
-        "action": "Rebalance",
-        "reportingComponent": "rota",
-        "reportingInstance": "rota",
-        "firstTimestamp": None,
+        "source": {"component": MANAGER},
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
     }
-    try:
-        await api.create(path("events", group.namespace), body, msgspec.Raw)
-    except ApiError as error:
-        _log.info("An Event about %s was not taken: %s", group.spelled, error)

@@ -7,8 +7,7 @@ it is being looked at makes it be looked at once more. Each group has a task of 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from time import time
 from typing import Any, NamedTuple
 
@@ -16,15 +15,16 @@ from rota.kube import apply
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.fleets import Fleets
 from rota.kube.group import Group, Known, client_id
-from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, path
+from rota.kube.listeners import Listeners
+from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, path, record_of
 from rota.kube.places import Places
-from rota.kube.reports import WAIT_SECONDS, Reports
+from rota.kube.reports import Reports
 from rota.planner import Plan, plan
 
 SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after failures in a row
+LARGE = 2000  # queues and pods: a plan about more takes longer than ten milliseconds
 LOOKS_AT_ONCE = 20  # groups that a new leader reads whole at the same time
-UNHEARD_SECONDS = 1.0  # before a member that could not be heard is asked again
 
 Key = tuple[str, str]
 
@@ -36,11 +36,11 @@ class _Task:
     """What goes on for one group."""
 
     group: Group
+    listeners: Listeners
     again: asyncio.TimerHandle | None = None
     running: bool = False
     woken: bool = False
     failures: int = 0
-    readers: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by pod
 
 
 class Done(NamedTuple):
@@ -62,6 +62,7 @@ class Brain:
         self._api, self._reports, self._places, self._fleets, self._done = api, reports, places, fleets, done
         self._tasks: dict[Key, _Task] = {}
         self._policies: dict[Key, Custom] = {}
+        self._labels: dict[str, str] = {}  # by pods' uids
         self._rounds: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._leads = False
@@ -80,13 +81,14 @@ class Brain:
 
     def adopt(self, group: Group) -> None:
         """Take a group whose texts are read by somebody else."""
-        self._tasks[group.namespace, group.name] = _Task(group)
+        key = (group.namespace, group.name)
+        self._tasks[key] = _Task(group, Listeners(group, self._reports, lambda: self.wake(key)))
 
     def lead(self, *, leads: bool) -> None:
         """Begin or end to write; who begins looks at everything first."""
         self._leads = leads
         for key, task in self._tasks.items():
-            task.group.looked = False
+            task.group.looked, task.group.untold = False, None
             if leads:
                 self.wake(key)
             else:
@@ -148,27 +150,39 @@ class Brain:
 
     def pod_seen(self, pod: Pod) -> None:
         """Take a pod's newest state."""
-        task = self._task(pod.metadata.group)
-        known = task.group.pods.get(pod.metadata.name)
-        before = known and (known.pod.metadata.uid, *_telling(known.pod))
-        task.group.see(pod, self._now)
-        if before != (pod.metadata.uid, *_telling(pod)):
-            if before and before[2] and not pod.ready and (reader := task.readers.pop(pod.metadata.name, None)):
-                reader.cancel()  # a poll that it is right to leave unanswered would hide that nobody answers
-            self.wake(pod.metadata.group)
+        for key in self._concerned(pod):
+            task = self._task(key)
+            known = task.group.pods.get(pod.metadata.name)
+            before = known.pod if known else None
+            task.group.see(pod, self._now)
+            if before is None or _telling(before) != _telling(pod):
+                if before and before.ready and not pod.ready:
+                    task.listeners.interrupt(pod.metadata.name)
+                self.wake(key)
 
     def pod_gone(self, pod: Pod) -> None:
-        """Know that a pod has ended."""
-        task = self._task(pod.metadata.group)
-        task.group.lose(pod)
-        if task.group.body is None and not (task.group.pods or task.group.strangers):
-            del self._tasks[pod.metadata.group]  # a group that was never there, or is not any more
-        self.wake(pod.metadata.group)
+        """Know that a pod is not told of any more: it has ended, or lost its label."""
+        for key in self._concerned(pod):
+            task = self._task(key)
+            task.group.miss(pod)
+            if task.group.body is None and not (task.group.pods or task.group.strangers):
+                del self._tasks[key]  # a group that was never there, or is not any more
+            else:
+                self.wake(key)
+        self._labels.pop(pod.metadata.uid, None)
+
+    def _concerned(self, pod: Pod) -> list[Key]:
+        """Return the groups that a pod's label names and named before, and the one that its sidecar works for."""
+        before = self._labels.get(pod.metadata.uid, "")
+        self._labels[pod.metadata.uid] = pod.labelled
+        names = dict.fromkeys((pod.labelled, before, pod.works_for))
+        keys = [(pod.metadata.namespace, name) for name in names if name]
+        return [key for key in keys if key[1] == pod.labelled or key in self._tasks]
 
     def record_seen(self, found: ConfigMap) -> None:
         """Take a record's newest text; our own comes back here too."""
         task = self._tasks.get(found.metadata.group)
-        if task and found.metadata.name == f"{task.group.name}-rota":
+        if task and found.metadata.name == record_of(task.group.name):
             before = task.group.record
             task.group.keep(found)
             if task.group.record is not before:
@@ -177,7 +191,7 @@ class Brain:
     def record_gone(self, found: ConfigMap) -> None:
         """Know that a record is no more."""
         task = self._tasks.get(found.metadata.group)
-        if not task or found.metadata.name != f"{task.group.name}-rota":
+        if not task or found.metadata.name != record_of(task.group.name):
             return
         if found.metadata.version >= task.group.record.number:  # else it was made anew meanwhile
             task.group.keep(None)
@@ -195,7 +209,7 @@ class Brain:
 
     def _task(self, key: Key) -> _Task:
         if key not in self._tasks:
-            self._tasks[key] = _Task(Group(*key))
+            self.adopt(Group(*key))
         return self._tasks[key]
 
     @property
@@ -229,9 +243,7 @@ class Brain:
         if task.again:
             task.again.cancel()
             task.again = None
-        for reader in task.readers.values():
-            reader.cancel()
-        task.readers.clear()
+        task.listeners.rest()
 
     async def _round(self, key: Key, task: _Task) -> None:
         try:
@@ -256,33 +268,37 @@ class Brain:
         group = task.group
         if not group.looked:
             async with self._looking:
-                await self._look(group)
-            group.looked = True
+                await self._hear_of(group)
+            self._looked(group)
         await self._confirm(group)
         group.forget_ended()
         stated = await self._fleets.keep(group) if self._leads else 0
         for holder, client in group.locks_left():
             queues = group.shares[holder]
             self._background(self._places.unlock(group, client, queues))
-        found, seconds = self._plan(group)
+        found, seconds = await self._plan(group)
         if found.reread:
-            await self._look(group)
+            await self._read(group)
+            await self._hear_of(group)
             group.fresh = True
             return 0.0
         if not self._leads or group.body is None:
             return found.again
         writes = {"deployment": stated, **await self._apply(group, found)}
-        self._await(task, found)
+        task.listeners.listen()
         self._done(Done(group, found, seconds, writes))
-        return found.again
+        return min(found.again, group.untold_for(self._now))
 
-    def _plan(self, group: Group) -> tuple[Plan, float]:
+    async def _plan(self, group: Group) -> tuple[Plan, float]:
         loop = asyncio.get_running_loop()
         ids = {client_id(known.pod) for known in group.pods.values()}
         seen = self._places.of(group, loop.time(), ids)
         snapshot = group.snapshot(loop.time(), seen, self._places.rooms(group))
-        began = loop.time()
-        return plan(snapshot, self.time()), loop.time() - began
+        began, now = loop.time(), self.time()
+        # What takes long is planned aside, so that it delays no other group.
+        large = len(snapshot.pods) + sum(len(view.queues) for view in seen.views.values() if view) > LARGE
+        found = await asyncio.to_thread(plan, snapshot, now) if large else plan(snapshot, now)
+        return found, loop.time() - began
 
     async def _apply(self, group: Group, found: Plan) -> dict[str, int]:
         writes = {"configmap": 0, "poke": 0, "status": 0, "event": 0}
@@ -295,13 +311,13 @@ class Brain:
             known = group.pods.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:
                 self._background(self._reports.drain(known.pod.status.pod_ip, holder.uid))
-        if group.body and found.status != group.body.status:
+        if group.tell(found.status, self._now):
             self._wants(group, await apply.write_status(self._api, group, found.status))
             writes["status"] = 1
         for event in found.events:
             await apply.tell(self._api, group, event)
             writes["event"] += 1
-        group.unsure = found.confirm
+        group.unsure, group.awaited = found.confirm, found.awaited
         return writes
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -311,19 +327,30 @@ class Brain:
 
     # Looking.
 
-    async def _look(self, group: Group) -> None:
-        """Read record, pods, routes and reports anew; each is a consistent read."""
+    async def _read(self, group: Group) -> None:
+        """Read record and pods anew; each is a consistent read."""
         await self._read_record(group)
         selector = {"labelSelector": f"rota.dev/group={group.name}"}
         pods, _ = await self._api.list(path("pods", group.namespace), Pod, selector)
         there = {pod.metadata.uid for pod in pods}
         for known in [known for known in group.pods.values() if known.pod.metadata.uid not in there]:
-            group.lose(known.pod)
+            group.miss(known.pod)
         for pod in pods:
             group.see(pod, self._now)
+
+    async def _hear_of(self, group: Group) -> None:
+        """Ask the brokers and every member anew, and for the record if it was seen before its group."""
+        if not group.record.version:
+            await self._read_record(group)
         await self._places.look(group)
         heard = [self._hear(group, known) for known in group.pods.values() if known.pod.started and not known.pod.ended]
         await asyncio.gather(*heard)
+
+    def _looked(self, group: Group) -> None:
+        group.looked = True
+        known = [it.group for it in self._tasks.values() if it.group.body]
+        if self._leads and all(it.looked for it in known):
+            _log.info("All %d groups are known", len(known))
 
     async def _hear(self, group: Group, known: Known) -> None:
         uid, asked = known.pod.metadata.uid, self._now
@@ -333,8 +360,8 @@ class Brain:
 
     async def _read_record(self, group: Group) -> float:
         try:
-            name = f"{group.name}-rota"
-            group.keep(await self._api.get(path("configmaps", group.namespace, name), ConfigMap))
+            where = path("configmaps", group.namespace, record_of(group.name))
+            group.keep(await self._api.get(where, ConfigMap))
         except ApiError as error:
             if not error.unknown:
                 raise
@@ -342,54 +369,19 @@ class Brain:
         return 0.0
 
     async def _confirm(self, group: Group) -> None:
-        """Look for owners who are not among the pods: a read of the one object tells whether they ended."""
-        for holder in group.unsure:
+        """Look for those who are not told of: a read of the one object tells whether they ended."""
+        for holder in sorted(group.unseen):
             try:
                 pod: Pod | None = await self._api.get(path("pods", group.namespace, holder.name), Pod)
             except ApiError as error:
                 if not error.unknown:
                     raise
                 pod = None
-            if pod is None or pod.metadata.uid != holder.uid:
-                group.gone.add(holder.uid)
-            if pod and pod.metadata.group == (group.namespace, group.name):
-                group.see(pod, self._now)
+            group.read(holder, pod, self._now)
         group.unsure = ()
-
-    # Hearing members, as long as something is awaited of them.
-
-    def _await(self, task: _Task, found: Plan) -> None:
-        task.group.awaited = found.awaited
-        for name in sorted(found.awaited):  # a set has an order of its own in each process
-            if name not in task.readers or task.readers[name].done():
-                reader = asyncio.get_running_loop().create_task(self._listen(task.group, name), name=f"hear {name}")
-                task.readers[name] = reader
-                reader.add_done_callback(partial(_forget, task.readers, name))
-
-    async def _listen(self, group: Group, name: str) -> None:
-        """Read a member's report as often as it changes, until nothing is awaited of it any more."""
-        after: int | None = None
-        while name in group.awaited and (known := group.pods.get(name)):
-            uid, address, asked = known.pod.metadata.uid, known.pod.status.pod_ip, self._now
-            if after is None:
-                report = await self._reports.read(address, uid)
-            else:
-                report = await self._reports.next(address, uid, after)
-                asked = min(asked + WAIT_SECONDS, self._now)  # until then it was right to be silent
-            after = report.revision if report else None
-            known = group.pods.get(name)
-            if known and known.pod.metadata.uid == uid and known.hear(report, self._now, asked):
-                self.wake((group.namespace, group.name))
-            if report is None:
-                await asyncio.sleep(UNHEARD_SECONDS)
-
-
-def _forget(readers: dict[str, asyncio.Task[None]], name: str, reader: asyncio.Task[None]) -> None:
-    """Forget a reader that has ended, unless another one has taken its place."""
-    if readers.get(name) is reader:
-        del readers[name]
 
 
 def _telling(pod: Pod) -> tuple[object, ...]:
     """Return what of a pod can change a plan; its heartbeat and its annotations' noise do not."""
-    return pod.started, pod.ready, pod.terminating, pod.ended, pod.poke, pod.status.pod_ip, pod.has_sidecar
+    state = pod.started, pod.ready, pod.terminating, pod.ended
+    return pod.metadata.uid, *state, pod.poke, pod.status.pod_ip, pod.labelled

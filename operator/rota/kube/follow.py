@@ -46,27 +46,27 @@ class Follower(Generic[T]):
         self._api, self._kind, self._params = api, kind, params
         self._seen, self._gone = seen, gone
         self._known: dict[tuple[str, str], T] = {}
+        self._version = ""  # from which a watch goes on; none: everything is listed first
         self.listed = asyncio.Event()  # all that was there when we began has been told
         self.heard = asyncio.get_running_loop().time()  # when the server last said something
 
     async def run(self) -> None:
         """Follow for ever."""
-        version, pause = "", FIRST_PAUSE
+        pause = FIRST_PAUSE
         while True:
+            before = self.heard
             try:
-                version = version or await self.relist()
-                version = await self._watch(version)
-                pause = FIRST_PAUSE
+                self._version = self._version or await self.relist()
+                await self._watch()
             except ApiError as error:
                 if not error.expired:
                     _log.warning("%s cannot be followed: %s", self.path, error)
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
-                version = ""
+                self._version = ""
             except Unanswered as error:
                 _log.info("%s", error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+            pause = FIRST_PAUSE if self.heard > before else min(2 * pause, LONGEST_PAUSE)
 
     async def relist(self) -> str:
         """Read everything anew; return the version to go on from."""
@@ -81,18 +81,17 @@ class Follower(Generic[T]):
         self.listed.set()
         return version
 
-    async def _watch(self, version: str) -> str:
-        async with aclosing(self._api.watch(self.path, self._kind, version, self._params)) as told:
+    async def _watch(self) -> None:
+        async with aclosing(self._api.watch(self.path, self._kind, self._version, self._params)) as told:
             async for what, it, at in told:
                 self._word()
-                version = at
+                self._version = at
                 if it is None:
                     continue
                 if what == "DELETED":
                     self._lose(it)
                 else:
                     self._learn(it)
-        return version
 
     def _learn(self, it: T) -> None:
         known = self._known.get(it.metadata.key)

@@ -4,6 +4,7 @@ Nothing here asks anybody; others tell. All times are measured on the loop's clo
 anew: whoever begins to lead looks at everything once before it writes anything.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from rota.planner import Pod as Seen
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
 SETTINGS = "group.json"
+TOLD_EVERY, LAG_EVERY = 1.0, 60.0  # seconds between two statuses that differ in figures only, and in the lag only
 
 
 @dataclass(slots=True)
@@ -55,6 +57,11 @@ class Known:
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
 
+    @property
+    def strayed(self) -> bool:
+        """Whether it has lost our label: it works on until it is told otherwise, but it counts no more."""
+        return self.pod.labelled != self.pod.works_for
+
     def shown(self, now: float, room: str | None) -> Seen:
         """Return it as the planner sees it."""
         pod = self.pod
@@ -62,8 +69,8 @@ class Known:
             name=pod.metadata.name,
             uid=pod.metadata.uid,
             started=pod.started,
-            ready=pod.ready,
-            steady=now - self.ready_changed,
+            ready=pod.ready and not self.strayed,
+            steady=math.inf if self.strayed else now - self.ready_changed,
             age=now - self.first_seen,
             terminating=pod.terminating,
             leaving=0.0 if self.leaving_since is None else now - self.leaving_since,
@@ -126,12 +133,15 @@ class Group:
         self.pods: dict[str, Known] = {}
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
         self.strangers: set[str] = set()  # pods that carry the label and no sidecar
+        self.missed: set[Holder] = set()  # not told of any more: ended, or only without our label
         self.gone: set[str] = set()  # uids of pods that were there and are not any more
         self._clients: dict[str, str] = {}  # and by which ids brokers know them, until their locks are given back
         self.unsure: tuple[Holder, ...] = ()
         self.awaited: frozenset[str] = frozenset()
         self.looked = False  # everything was looked at once since we began to lead
         self.fresh = False  # and again, after the record was found missing or damaged
+        self.untold: Mapping[str, Any] | None = None  # the newest status, while it is not worth a write
+        self._told = -LAG_EVERY
 
     @property
     def spelled(self) -> str:
@@ -154,12 +164,40 @@ class Group:
             known = None
         if known and pod.metadata.version < known.pod.metadata.version:
             return
-        if not pod.has_sidecar:
-            self.strangers.add(name)
+        if pod.works_for != self.name:
+            (self.strangers.add if pod.labelled == self.name else self.strangers.discard)(name)
+            return
+        if known is None and pod.labelled != self.name and Holder(name, pod.metadata.uid) not in self.shares:
             return
         if known is None:
             known = self.pods[name] = Known(pod, now, now, now)
         known.see(pod, now)
+
+    def miss(self, pod: Pod) -> None:
+        """Know that a pod is not ours to see any more: it ended, or lost our label and works on."""
+        self.strangers.discard(pod.metadata.name)
+        known = self.pods.get(pod.metadata.name)
+        if known and known.pod.metadata.uid == pod.metadata.uid:
+            self.missed.add(Holder(pod.metadata.name, pod.metadata.uid))
+            if self.body is None:  # nobody asks
+                del self.pods[pod.metadata.name]
+
+    @property
+    def unseen(self) -> set[Holder]:
+        """Those of whom only a read tells what became of them."""
+        strayed = {Holder(name, it.pod.metadata.uid) for name, it in self.pods.items() if it.strayed}
+        return self.missed | strayed | set(self.unsure)
+
+    def read(self, holder: Holder, pod: Pod | None, now: float) -> None:
+        """Take what a read of the one object tells of somebody: a pod of that uid, another one, or none."""
+        known = self.pods.get(holder.name)
+        if pod and pod.metadata.uid == holder.uid:
+            self.see(pod, now)
+        elif known and known.pod.metadata.uid == holder.uid:
+            self.lose(known.pod)
+        self.missed.discard(holder)
+        if pod is None or pod.metadata.uid != holder.uid:
+            self.gone.add(holder.uid)
 
     def lose(self, pod: Pod) -> None:
         """Know that a pod is no more."""
@@ -244,9 +282,29 @@ class Group:
             views=broker.views,
             foreigners=broker.foreigners,
             problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *self._strange()),
-            status=self.body.status if self.body else {},
+            status=self.status,
             observed=self.body.metadata.generation if self.body else 0,
         )
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """What the last plan said of the group, told to people or not yet."""
+        return self.body.status if self.body and self.untold is None else self.untold or {}
+
+    def tell(self, status: Mapping[str, Any], now: float) -> bool:
+        """Take the newest status; return whether it is to be written now."""
+        written = self.body.status if self.body else status
+        self.untold = None if status == written else status
+        if self.untold is None or now < self._told + _patience(status, written):
+            return False
+        self.untold, self._told = None, now
+        return True
+
+    def untold_for(self, now: float) -> float:
+        """Return the seconds until a status that was held back is to be written."""
+        if self.untold is None or self.body is None:
+            return math.inf
+        return max(self._told + _patience(self.untold, self.body.status) - now, 0.0)
 
     @property
     def wanted_settings(self) -> str:
@@ -261,8 +319,22 @@ class Group:
         if not self.strangers:
             return []
         names = ", ".join(sorted(self.strangers)[:3])
-        told = f"{len(self.strangers)} pods carry the group's label but no sidecar, such as {names}; use rota inject"
+        told = (
+            f"{len(self.strangers)} pods carry the group's label but no sidecar of it, such as {names}; use rota inject"
+        )
         return [Verdict(Reason.NO_SIDECAR, told)]
+
+
+def _patience(status: Mapping[str, Any], written: Mapping[str, Any]) -> float:
+    """Return for how long what is written may stand: a condition that turns is told at once."""
+    if _state(status) != _state(written):
+        return 0.0
+    return LAG_EVERY if {**status, "lag": None} == {**written, "lag": None} else TOLD_EVERY
+
+
+def _state(status: Mapping[str, Any]) -> tuple[object, ...]:
+    conditions = status.get("conditions") or []
+    return status.get("observedGeneration"), *((it["type"], it["status"], it["reason"]) for it in conditions)
 
 
 def _wish(body: Custom, policy: Custom | None) -> Wish:

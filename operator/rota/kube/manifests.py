@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 import msgspec
 from msgspec import Meta, Struct
 
-from rota.kube.objects import GROUP_LABEL, SIDECAR, Custom
+from rota.kube.objects import DOCUMENTS, GROUP_LABEL, SIDECAR, Custom, record_of
 from rota.kube.undo import noted, undone
 from rota.model import plain
 from rota.spec import GroupSpec, Mistake
@@ -213,8 +213,8 @@ def _new_part(template: Object, group: str, sidecar: SidecarSpec) -> _Part:
 
 def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_Volume]:
     """Yield what the sidecar only reads."""
-    documents = {"configMap": {"name": f"{group}-rota", "optional": True}}  # pods may come before the first one
-    yield _Volume("rota-documents", "/etc/rota", documents, "ROTA_DOCUMENTS")
+    documents = {"configMap": {"name": record_of(group), "optional": True}}  # pods may come before the first one
+    yield _Volume("rota-documents", DOCUMENTS, documents, "ROTA_DOCUMENTS")
     if sidecar.credentials_secret:
         source = {"secret": {"secretName": sidecar.credentials_secret}}
         yield _Volume("rota-credentials", "/etc/rota-credentials", source, "ROTA_CREDENTIALS")

@@ -12,6 +12,8 @@ GROUP_LABEL = "rota.dev/group"
 POKE = "rota.dev/generation"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 SIDECAR = "rota-sidecar"  # its container's name
+DOCUMENTS = "/etc/rota"  # where it has the group's record
+_RECORD = "-rota"  # ends the record's name
 
 GROUPS, POLICIES = "consumergroups", "rebalancepolicies"
 _CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/rota.dev/v1alpha1"
@@ -22,6 +24,11 @@ def path(kind: str, namespace: str = "", name: str = "", part: str = "") -> str:
     root = {"deployments": _APPS, GROUPS: _OURS, POLICIES: _OURS, "leases": "/apis/coordination.k8s.io/v1"}
     within = f"/namespaces/{namespace}" if namespace else ""
     return "/".join([root.get(kind, _CORE) + within, kind, *([name] if name else []), *([part] if part else [])])
+
+
+def record_of(group: str) -> str:
+    """Return the name of a group's record."""
+    return group + _RECORD
 
 
 class Owner(Struct, frozen=True, rename="camel"):
@@ -95,14 +102,30 @@ class _PodStatus(Struct, frozen=True, rename="camel"):
     container_statuses: list[_ContainerStatus] = []
 
 
-class _Container(Struct, frozen=True):
+class _Mount(Struct, frozen=True, rename="camel"):
     name: str
+    mount_path: str
+
+
+class _Container(Struct, frozen=True, rename="camel"):
+    name: str
+    volume_mounts: list[_Mount] = []
+
+
+class _Source(Struct, frozen=True):
+    name: str = ""
+
+
+class _Volume(Struct, frozen=True, rename="camel"):
+    name: str
+    config_map: _Source = _Source()
 
 
 class _PodSpec(Struct, frozen=True, rename="camel"):
     node_name: str = ""
     containers: list[_Container] = []
     init_containers: list[_Container] = []
+    volumes: list[_Volume] = []
 
 
 class Pod(Struct, frozen=True):
@@ -113,9 +136,18 @@ class Pod(Struct, frozen=True):
     status: _PodStatus = _PodStatus()
 
     @property
-    def has_sidecar(self) -> bool:
-        """Whether it carries a sidecar: without one it can be no member."""
-        return any(it.name == SIDECAR for it in [*self.spec.init_containers, *self.spec.containers])
+    def works_for(self) -> str:
+        """The group whose record its sidecar reads, whatever its label says; none, if it carries no sidecar."""
+        every = [*self.spec.init_containers, *self.spec.containers]
+        mounts = [mount for it in every if it.name == SIDECAR for mount in it.volume_mounts]
+        shown = {mount.name for mount in mounts if mount.mount_path == DOCUMENTS}
+        records = [it.config_map.name for it in self.spec.volumes if it.name in shown]
+        return next((name.removesuffix(_RECORD) for name in records if name.endswith(_RECORD)), "")
+
+    @property
+    def labelled(self) -> str:
+        """The group that its label names."""
+        return self.metadata.labels.get(GROUP_LABEL, "")
 
     @property
     def started(self) -> bool:

@@ -20,8 +20,8 @@ class Reports:
     """Where members can be heard."""
 
     def __init__(self) -> None:
-        """Connect when something is asked; each pod has a connection of its own."""
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30))
+        """Connect when something is asked, and anew each time: most are asked once, and ten thousand are many."""
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def close(self) -> None:

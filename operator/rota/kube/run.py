@@ -51,7 +51,8 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
     """Run until stopped, by `stop` or by a signal."""
     stop = stop or _stopped()
     async with AsyncExitStack() as open_:
-        api = await open_.enter_async_context(Api(handlers.access()))
+        api = await open_.enter_async_context(Api(handlers.access))
+        beside = await open_.enter_async_context(Api(handlers.access))  # the Lease waits for nothing else
         reports, places = Reports(), Places(api)
         open_.push_async_callback(places.close)
         open_.push_async_callback(reports.close)
@@ -60,7 +61,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
         brain = Brain(api, reports, places, Fleets(api, options.image), lambda done: journal.write(done.plan.records))
         open_.push_async_callback(brain.close)
         following, listing = followers(api, brain, options.namespaces), our_kinds(api, brain, options.namespaces)
-        leader = Leader(api, options.own_namespace, identity, _leads(brain))
+        leader = Leader(beside, options.own_namespace, identity, _leads(brain))
         page = Page([*following, *listing], lambda: leader.leading)
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
         async with asyncio.TaskGroup() as tasks:

@@ -1,0 +1,59 @@
+"""Hearing members: as long as something is awaited of one, its report is read as often as it changes."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from rota.kube.group import Group
+from rota.kube.reports import WAIT_SECONDS, Reports
+
+UNHEARD_SECONDS = 1.0  # before a member that could not be heard is asked again
+
+
+class Listeners:
+    """Those who listen to the members of one group; `news` is told when one of them says something else."""
+
+    def __init__(self, group: Group, reports: Reports, news: Callable[[], None]) -> None:
+        """Listen to nobody yet."""
+        self._group, self._reports, self._news = group, reports, news
+        self._by_pod: dict[str, asyncio.Task[None]] = {}
+
+    def listen(self) -> None:
+        """Listen to everybody of whom something is awaited."""
+        for name in sorted(self._group.awaited):  # a set has an order of its own in each process
+            if name not in self._by_pod or self._by_pod[name].done():
+                listener = asyncio.get_running_loop().create_task(self._listen(name), name=f"hear {name}")
+                self._by_pod[name] = listener
+                listener.add_done_callback(partial(self._forget, name))
+
+    def interrupt(self, name: str) -> None:
+        """End a poll that it is right to leave unanswered: it would hide that nobody answers."""
+        if listener := self._by_pod.pop(name, None):
+            listener.cancel()
+
+    def rest(self) -> None:
+        """Listen to nobody any more."""
+        for name in list(self._by_pod):
+            self.interrupt(name)
+
+    def _forget(self, name: str, listener: "asyncio.Task[None]") -> None:
+        """Forget a listener that has ended, unless another one has taken its place."""
+        if self._by_pod.get(name) is listener:
+            del self._by_pod[name]
+
+    async def _listen(self, name: str) -> None:
+        after: int | None = None
+        loop = asyncio.get_running_loop()
+        while name in self._group.awaited and (known := self._group.pods.get(name)):
+            uid, address, asked = known.pod.metadata.uid, known.pod.status.pod_ip, loop.time()
+            if after is None:
+                report = await self._reports.read(address, uid)
+            else:
+                report = await self._reports.next(address, uid, after)
+                asked = min(asked + WAIT_SECONDS, loop.time())  # until then it was right to be silent
+            after = report.revision if report else None
+            known = self._group.pods.get(name)
+            if known and known.pod.metadata.uid == uid and known.hear(report, loop.time(), asked):
+                self._news()
+            if report is None:
+                await asyncio.sleep(UNHEARD_SECONDS)

@@ -1,0 +1,110 @@
+"""The API server as the operator asks and follows it: tokens that grow old, and a server that stands still."""
+
+import asyncio
+import logging
+import signal
+from dataclasses import replace
+
+import aiohttp
+import kopf
+import msgspec
+import pytest
+
+from ground import api as ground
+from ground.controlplane import ControlPlane
+from ground.instance import Instance
+from ground.poll import soon
+from kube.brains import an_access
+from kube.members import a_pod
+from rota.kube import api as ours
+from rota.kube import page
+from rota.kube.follow import Follower
+from rota.kube.objects import Pod, path
+
+REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+WHO_AM_I = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+
+
+async def test_a_newer_token_is_taken_up_without_a_new_start(
+    api: ground.Api, namespace: str, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    await api.create(accounts, {"metadata": {"name": "rota"}})
+    made = await api.create(
+        f"{accounts}/rota/token", {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    )
+    nobody = replace(an_access(control_plane.kubeconfig), certificate_data=None, private_key_data=None)
+    tokens = ["outdated", made["status"]["token"]]
+
+    def login() -> kopf.ConnectionInfo:
+        return replace(nobody, token=tokens[0])
+
+    async with ours.Api(login) as client:
+        with pytest.raises(ours.ApiError) as refused:
+            await client.create(REVIEWS, WHO_AM_I, msgspec.Raw)
+        assert refused.value.status == 401
+        tokens.pop(0)
+        monkeypatch.setattr(ours, "LOGIN_SECONDS", -1.0)
+        assert b"system:serviceaccount:" in bytes(await client.create(REVIEWS, WHO_AM_I, msgspec.Raw))
+
+
+async def test_a_server_that_stands_still_is_noticed_and_what_happened_after_is_told(
+    api: ground.Api,
+    namespace: str,
+    control_plane: ControlPlane,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ours, "_WATCH", aiohttp.ClientTimeout(total=None, sock_connect=1, sock_read=1))
+    caplog.set_level(logging.INFO, "rota.kube.follow")
+    server = control_plane.instance.process("kube-apiserver")
+    assert server
+    seen: set[str] = set()
+    access = an_access(control_plane.kubeconfig)
+    async with ours.Api(lambda: access) as client:
+        told = Follower(
+            client,
+            path("pods", namespace),
+            Pod,
+            seen=lambda pod: seen.add(pod.metadata.name),
+            gone=lambda pod: seen.remove(pod.metadata.name),
+        )
+        following = asyncio.create_task(told.run())
+        await soon(lambda: _is(told.listed.is_set()), 60)
+        server.signal(signal.SIGSTOP)
+        try:
+            await soon(lambda: _is("broke" in caplog.text), 60)
+        finally:
+            server.signal(signal.SIGCONT)
+        await api.create(f"/api/v1/namespaces/{namespace}/pods", a_pod("orders-a", "orders"))
+        await soon(lambda: _is("orders-a" in seen), 60)
+        await api.delete(f"/api/v1/namespaces/{namespace}/pods/orders-a", {"gracePeriodSeconds": 0})
+        await soon(lambda: _is(not seen), 60)
+        following.cancel()
+
+
+async def test_an_operator_that_hears_nothing_any_more_says_so_to_the_kubelet(
+    instance: Instance, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access, address = an_access(control_plane.kubeconfig), instance.address()
+    async with ours.Api(lambda: access) as client, aiohttp.ClientSession() as session:
+        pods = Follower(client, path("pods"), Pod, seen=lambda _: None, gone=lambda _: None)
+        port = instance.port("a page of ours", 18080)
+        runner = await page.Page([pods], lambda: True).serve(address, port)
+
+        async def asked(what: str) -> tuple[int, str]:
+            async with session.get(f"http://{address}:{port}/{what}") as answer:
+                return answer.status, await answer.text()
+
+        assert await asked("readyz") == (503, "not listed yet: /api/v1/pods\n")
+        assert await asked("healthz") == (200, "leads\n")
+        await pods.relist()
+        assert await asked("readyz") == (200, "ready\n")
+        monkeypatch.setattr(page, "DEAF_SECONDS", -1.0)
+        status, text = await asked("healthz")
+        assert (status, "/api/v1/pods" in text) == (503, True)
+        await runner.cleanup()
+
+
+async def _is(value: bool) -> bool:  # noqa: FBT001 - it is what is asked
+    return value

@@ -1,0 +1,399 @@
+"""What people and the world may do to a group: each is told in a condition, and no queue changes hands for it."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+
+import builders
+from builders import NOW
+from ground.api import Api, Object
+from ground.controlplane import Cluster
+from ground.poll import soon
+from kube.brains import Operator
+from kube.members import Fleet, One, a_pod
+from kube.world import GROUP, World, a_group, billing, goes_on, is_gone, two_members
+from rota import planner
+from rota.brokers.memory import BROKER, NAME_SERVER, Memory
+from rota.documents import PACKED, PLAIN, read_assignment
+from rota.kube import apply, places, views
+from rota.kube.group import Group
+from rota.kube.objects import Custom, Metadata
+from rota.planner import Poke, plan, situation
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+OTHER = "other"  # a broker that nothing happens to
+NOWHERE = {"strategy": "Custom", "options": {"custom": {"name": "nowhere"}}}
+ELSEWHERE = {"roomLabel": "room", "brokers": [{"broker": "elsewhere", "room": "east"}]}
+NO_ROOM = {"strategy": "MachineRoomNearby", "options": {"machineRoomNearby": ELSEWHERE}}
+
+
+def by_config(index: int, ids: str) -> Object:
+    named = {"index": index, "queues": [{"topic": "orders", "broker": BROKER, "ids": ids}]}
+    return {"strategy": "ByConfig", "options": {"byConfig": {"members": [named]}}}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at brokers and Secrets more often than usual; what comes of it is the same."""
+    monkeypatch.setattr(views, "ROUTES_SECONDS", 0.5)
+    monkeypatch.setattr(views, "ONLINE_SECONDS", 0.5)
+    monkeypatch.setattr(places, "SECRETS_SECONDS", 0.5)
+
+
+@pytest.fixture
+async def memory() -> Memory:
+    found = Memory((BROKER, OTHER))
+    await found.create_topic("orders", BROKER, 8)
+    await found.create_topic("bills", OTHER, 6)
+    return found
+
+
+async def follows(world: World, strategy: str, **spec: Any) -> str:
+    """Make a policy, let the group follow it, and return where it is."""
+    where = f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies"
+    policy = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "rules"}}
+    await world.api.create(where, policy | {"spec": {"strategy": strategy, **spec}})
+    await world.api.patch(world.path, {"spec": {"policyRef": {"name": "rules"}}})
+    return f"{where}/rules"
+
+
+# What a policy says.
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "sentence"),
+    [
+        (NOWHERE, "StrategyFailed", "There is no custom strategy nowhere"),
+        (NO_ROOM, "StrategyFailed", "has no room"),
+        (
+            by_config(0, "3-1"),
+            "InvalidPolicy",
+            "RebalancePolicy rules: spec.options.byConfig.members[0].queues[0].ids '3-1' cannot be read",
+        ),
+    ],
+)
+async def test_a_policy_that_cannot_be_followed_moves_nothing_but_what_somebody_left(
+    world: World, spec: Object, kind: str, sentence: str
+) -> None:
+    before = await two_members(world)
+    policy = await follows(world, **spec)
+    assert sentence in (await world.condition(kind))["message"]
+    await world.fleet.add("orders-c")
+    await soon(world.at_rest, 60)
+    assert world.fleet.as_value() == before
+    await world.fleet.members.pop("orders-c").end()
+    await world.fleet.members.pop("orders-a").end()
+    await world.until(8)
+    await world.fleet.add("orders-d")
+    await world.api.patch(policy, {"spec": {"strategy": "Sticky", "options": dict.fromkeys(spec["options"])}})
+    await world.until(4, 4)
+    await world.well(kind)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shares"),
+    [
+        (by_config(0, "0-2"), (3, 0)),
+        (by_config(7, "0-7"), (0, 0)),
+        ({"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": ["nowhere"]}}}, (0, 0)),
+    ],
+)
+async def test_queues_that_a_policy_names_for_nobody_who_is_there_are_left_and_counted(
+    world: World, spec: Object, shares: tuple[int, ...]
+) -> None:
+    await two_members(world)
+    policy = await follows(world, **spec)
+    await world.until(*shares)
+    left = f"{8 - sum(shares)} queues without an owner"
+    assert (await world.condition("QueuesUnowned"))["message"] == left
+    await world.api.delete(policy)  # nothing that nobody works is given to anybody by guesses
+    await world.condition("MissingPolicy")
+    await soon(world.at_rest, 60)
+    assert world.shares(*shares)
+    await world.api.patch(world.path, {"spec": {"policyRef": None}})
+    await world.until(4, 4)
+    await world.well("QueuesUnowned")
+
+
+async def test_a_policy_that_goes_while_it_is_followed_leaves_everything_as_it_is(world: World) -> None:
+    policy = await follows(world, "AveragelyByCircle")
+    before = await two_members(world)
+    await world.api.delete(policy)
+    assert (await world.condition("MissingPolicy"))["message"].startswith("There is no RebalancePolicy rules")
+    await soon(world.at_rest, 60)
+    assert world.fleet.as_value() == before
+    await follows(world, "AveragelyByCircle")
+    await world.well("MissingPolicy")
+    assert world.fleet.as_value() == before
+
+
+async def test_a_policy_that_changes_its_strategy_is_followed_and_is_the_reason(world: World) -> None:
+    policy = await follows(world, "Averagely")
+    await two_members(world)
+    await world.api.patch(policy, {"spec": {"strategy": "AveragelyByCircle"}})
+
+    async def dealt_around() -> bool:
+        found = world.fleet.as_value()
+        return world.shares(4, 4) and [found[queue] for queue in sorted(found)] == ["orders-a", "orders-b"] * 4
+
+    await soon(dealt_around, 60)
+    await soon(world.settled, 60)
+    status = await world.status()
+    assert status["strategy"] == "AveragelyByCircle"
+    assert status["lastRebalance"]["reason"] == "PolicyChanged"
+
+
+# What brokers do.
+
+
+@pytest.mark.parametrize(
+    ("away", "kinds", "sentence"),
+    [(NAME_SERVER, ("BrokerUnreachable", "NoView"), "cannot be reached"), (BROKER, ("NoView",), "not tell of")],
+)
+async def test_while_brokers_are_away_only_what_somebody_left_is_granted(
+    world: World, memory: Memory, away: str, kinds: tuple[str, ...], sentence: str
+) -> None:
+    await follows(world, "Sticky")
+    before = await two_members(world)
+    memory.down(away)
+    assert sentence in (await world.condition(kinds[0]))["message"]
+    await world.fleet.add("orders-c")
+    await soon(world.at_rest, 60)
+    assert world.fleet.as_value() == before
+    kept = {queue: who for queue, who in before.items() if who == "orders-b"}
+    await world.fleet.members.pop("orders-a").end()
+    await world.until(4, 4)
+    assert {queue: who for queue, who in world.fleet.as_value().items() if queue in kept} == kept
+    memory.up(away)
+    for kind in kinds:
+        await world.well(kind)
+    await world.fleet.add("orders-d")
+    await world.until(3, 3, 2)
+
+
+async def test_a_broker_that_is_away_concerns_only_its_own_groups(world: World, memory: Memory) -> None:
+    await two_members(world)
+    async with billing(world) as other:
+        memory.down(BROKER)
+        await world.condition("NoView")
+        await goes_on(other)
+
+
+async def test_a_name_server_that_nobody_answers_at_is_told_and_the_group_stays_as_it_is(
+    world: World,
+) -> None:
+    before = await two_members(world)
+    async with billing(world) as other:
+        with closing(socket.socket()) as taken:  # it does not listen
+            taken.bind(("127.0.0.1", 0))
+            closed = "{}:{}".format(*taken.getsockname())
+        await world.api.patch(world.path, {"spec": {"broker": {"rocketmq": {"nameServers": [closed]}}}})
+        assert closed in (await world.condition("BrokerUnreachable"))["message"]
+        await goes_on(other)
+        assert world.fleet.as_value() == before
+        await world.api.patch(world.path, {"spec": {"broker": {"rocketmq": {"nameServers": ["memory:9876"]}}}})
+        await world.well("BrokerUnreachable")
+        assert world.fleet.as_value() == before
+
+
+async def test_a_topic_that_is_deleted_takes_no_queue_away_and_fewer_queues_do(
+    world: World, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in (planner, situation):  # not to be patient does not help who has no view at all
+        monkeypatch.setattr(room, "SHRINK_PATIENCE", 0.0)
+    before = await two_members(world)
+    await memory.delete_topic("orders")
+    assert (await world.condition("UnknownTopic"))["message"].startswith("There is no topic orders; create it")
+    await world.fleet.add("orders-c")
+    await soon(world.at_rest, 60)
+    assert world.fleet.as_value() == before
+    await memory.create_topic("orders", BROKER, 6)
+    await world.until(2, 2, 2)
+    await world.well("UnknownTopic")
+    await soon(world.settled, 60)
+    assert (await world.status())["queues"] == 6
+
+
+async def test_a_secret_that_comes_or_changes_is_noticed(world: World) -> None:
+    before = await two_members(world)
+    secrets = f"/api/v1/namespaces/{world.namespace}/secrets"
+    site = {"nameServers": ["memory:9876"], "credentialsSecret": {"name": "acl"}}
+    await world.api.patch(world.path, {"spec": {"broker": {"rocketmq": site}}})
+    await world.condition("MissingSecret")
+    keys = {"accessKey": "one", "secretKey": "two"}
+    await world.api.create(secrets, {"metadata": {"name": "acl"}, "stringData": keys})
+    await world.well("MissingSecret")
+
+    async def lets_in(secret: str) -> bool:
+        last = world.operator.sites[-1].credentials
+        return last is not None and last.secret_key == secret
+
+    await soon(lambda: lets_in("two"), 60)
+    await world.api.patch(f"{secrets}/acl", {"stringData": {"secretKey": "three"}})
+    await soon(lambda: lets_in("three"), 60)
+    await world.api.patch(f"{secrets}/acl", {"data": {"secretKey": None}})
+    assert (await world.condition("MissingSecret"))["message"] == "Secret acl has no key secretKey; add it"
+    assert world.fleet.as_value() == before
+
+
+# Members: none, many, and somebody else's.
+
+
+async def test_a_group_without_members_says_so_and_is_taken_up_by_whoever_comes(world: World) -> None:
+    nobody = "Nobody is there to work 8 queues"
+    assert (await world.condition("NoMembers"))["message"] == nobody
+    await world.fleet.add("orders-a")
+    await world.until(8)
+    await world.well("NoMembers")
+    await world.fleet.members.pop("orders-a").end()
+    assert (await world.condition("NoMembers"))["message"] == nobody
+    ready = await world.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "NoMembers")
+    await world.fleet.add("orders-b")
+    await world.until(8)
+
+
+async def test_five_hundred_pods_that_never_start_keep_nobody_from_working(world: World) -> None:
+    pods, room = f"/api/v1/namespaces/{world.namespace}/pods", asyncio.Semaphore(20)
+
+    async def make(number: int) -> None:
+        async with room:
+            await world.api.create(pods, a_pod(f"never-{number}", GROUP))
+
+    await asyncio.gather(*map(make, range(500)))
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    await world.counts(2, 502)
+    await world.api.delete(pods, {"gracePeriodSeconds": 0}, labelSelector=f"rota.dev/group={GROUP}")
+
+
+async def test_a_record_of_five_thousand_members_made_of_values_is_taken_by_the_api_server(world: World) -> None:
+    names = [f"many-7d9f8c6b5d-{number:05}" for number in range(5000)]
+    ready = tuple(builders.a_pod(name, builders.a_report(name, 0)) for name in names)
+    spelled, queues = f"{world.namespace}/many", {"orders": builders.a_view(10_000)}
+    found = plan(builders.a_snapshot(group=spelled, pods=ready, views=queues), NOW)
+    group = Group(world.namespace, "many")
+    group.body = Custom(Metadata("many", uid="many", namespace=world.namespace))
+    written = await apply.write_document(world.operator.api, group, found)
+    document = read_assignment(written.data.get(PLAIN) or written.binary_data[PACKED])
+    assert {len(share.queues) for share in document.members.values()} == {2}
+    assert [*document.members] == names
+
+
+@pytest.mark.parametrize("label", [None, "billing"])
+async def test_a_pod_whose_label_goes_gives_up_its_queues_before_others_take_them(
+    world: World, label: str | None
+) -> None:
+    await two_members(world)
+    taken = world.fleet.members["orders-a"]
+    await world.api.patch(taken.path, {"metadata": {"labels": {"rota.dev/group": label}}})
+    await world.until(8, 0)  # the fleet notices it if two work one queue
+    await world.fleet.members.pop("orders-b").end()  # whoever has gone is not thought of again
+    await world.condition("NoMembers")
+
+
+async def test_a_pod_that_gets_the_label_of_another_group_than_its_sidecars_takes_none_of_that_ones_queues(
+    world: World,
+) -> None:
+    await two_members(world)
+    async with billing(world) as other:
+        taken = world.fleet.members["orders-a"]
+        await world.api.patch(taken.path, {"metadata": {"labels": {"rota.dev/group": "billing"}}})
+        await other.fleet.add("billing-c")
+        await other.until(2, 2, 2)
+        assert "such as orders-a" in (await other.condition("NoSidecar"))["message"]
+
+
+async def test_a_pod_that_ended_while_its_document_was_written_is_not_poked(world: World) -> None:
+    await two_members(world)
+    group = world.operator.brain.groups[world.namespace, GROUP]
+    assert await apply.poke(world.operator.api, group, {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}) == 1
+
+
+# What becomes of a group.
+
+
+def test_a_name_of_seventy_characters_is_refused_with_a_sentence(control_plane: Cluster, namespace: str) -> None:
+    body = json.dumps(a_group("a" * 70))
+    with pytest.raises(RuntimeError) as refused:
+        control_plane.kubectl("apply", "-n", namespace, "-f", "-", feed=body)
+    assert "metadata.name may have at most 63 characters" in str(refused.value)
+
+
+async def test_a_group_that_is_deleted_in_the_middle_of_a_handover_is_not_spoken_of_any_more(world: World) -> None:
+    await two_members(world)
+    for one in world.fleet.members.values():
+        one.takes = 60  # so the handover stays open
+    async with billing(world) as other:
+        await world.fleet.add("orders-c")
+
+        async def open_() -> bool:
+            return bool(world.fleet.documents[-1]["releasing"])
+
+        await soon(open_, 60)
+        await world.api.delete(world.path)
+        record = f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
+        await soon(lambda: is_gone(world.api, record), 60)
+        said = [write for write in world.operator.api.writes if GROUP in write]
+        told = len(await world.events())
+        await goes_on(other)
+        assert [write for write in world.operator.api.writes if GROUP in write] == said
+        assert len(await world.events()) == told
+        assert await is_gone(world.api, record)
+
+
+async def test_a_group_that_is_made_anew_at_once_over_running_pods_keeps_its_owners(world: World) -> None:
+    before = await two_members(world)
+    generation = world.fleet.documents[-1]["generation"]
+    old = await world.api.get(world.path)
+    await world.api.delete(world.path)
+    made = await world.api.create(world.path.rpartition("/")[0], a_group())
+    assert made["metadata"]["uid"] != old["metadata"]["uid"]
+
+    async def obeyed() -> bool:
+        return all(one.member.obeyed > generation for one in world.fleet.members.values())
+
+    await soon(obeyed, 60)
+    await world.well("NameTaken")
+    assert world.fleet.as_value() == before
+    record = await world.api.get(f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota")
+    assert [one["uid"] for one in record["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
+    await world.fleet.add("orders-c")
+    await world.until(3, 3, 2)
+
+
+@pytest.mark.timeout(400)
+async def test_a_namespace_that_is_deleted_with_all_in_it_goes_and_another_is_served(
+    control_plane: Cluster, api: Api, namespace: str, memory: Memory, addresses: Callable[[], str]
+) -> None:
+    made = await api.create("/api/v1/namespaces", {"metadata": {"generateName": "rota-doomed-"}})
+    doomed = made["metadata"]["name"]
+    async with (
+        Operator(control_plane.kubeconfig, namespace, memory, also=[doomed]) as operator,
+        Fleet(api, namespace, GROUP, addresses) as fleet,
+    ):
+        world = World(api, namespace, fleet, operator)
+        await api.create(world.path.rpartition("/")[0], a_group())
+        before = await two_members(world)
+        async with billing(world, doomed) as other:
+            await api.delete(f"/api/v1/namespaces/{doomed}")
+            for one in other.fleet.members.values():
+                await soon(partial(has_drained, one), 60)
+                await one.end()  # as its node does
+            other.fleet.members.clear()
+            await soon(lambda: is_gone(api, f"/api/v1/namespaces/{doomed}"), 180)
+        assert (doomed, "billing") not in operator.brain.groups
+        assert world.fleet.as_value() == before
+        await fleet.add("orders-c")
+        await world.until(3, 3, 2)
+
+
+async def has_drained(one: One) -> bool:
+    return one.member.report().drained

@@ -1,0 +1,112 @@
+"""Who counts, and what of it is told: members that come back, are rolled, work everything, or are not Rota's."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+
+from ground.api import Object
+from ground.poll import soon
+from kube.world import GROUP, World, a_group, two_members
+from rota.brokers import Membership
+from rota.brokers.memory import Memory, MemoryConsumer
+from rota.documents import from_ranges
+from rota.kube import views
+from rota.model import Queue
+from rota.spec import Subscription
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+
+async def test_a_sidecar_that_is_back_within_its_grace_moves_nothing(world: World) -> None:
+    before = await two_members(world)
+    generation = world.fleet.documents[-1]["generation"]
+    restarted = world.fleet.members["orders-a"]
+    rounds = len(world.operator.done)
+    await restarted.becomes(ready=False)
+
+    async def noticed() -> bool:
+        return len(world.operator.done) > rounds
+
+    await soon(noticed, 60)
+    rounds = len(world.operator.done)
+    await restarted.becomes(ready=True)
+    await soon(noticed, 60)
+    assert world.fleet.as_value() == before
+    assert world.fleet.documents[-1]["generation"] == generation
+
+
+async def test_a_rolling_update_moves_each_queue_at_most_twice(world: World) -> None:
+    await world.api.create(
+        f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies",
+        {
+            "apiVersion": "rota.dev/v1alpha1",
+            "kind": "RebalancePolicy",
+            "metadata": {"name": "steady"},
+            "spec": {"strategy": "Sticky"},
+        },
+    )
+    await world.api.patch(world.path, {"spec": {"policyRef": {"name": "steady"}}})
+    await world.fleet.add("old-a", "old-b", "old-c", "old-d")
+    await world.until(2, 2, 2, 2)
+    await soon(world.settled, 60)
+    before = len(world.fleet.documents)
+    for letter in "abcd":
+        await world.fleet.add(f"new-{letter}")
+        leaving = world.fleet.members[f"old-{letter}"]
+        await leaving.leave()
+
+        async def drained(one: str = leaving.name) -> bool:
+            return world.fleet.members[one].member.report().drained
+
+        await soon(drained, 60)
+        await leaving.end()
+        del world.fleet.members[leaving.name]
+    await world.until(2, 2, 2, 2)
+    await soon(world.settled, 60)
+    moves = moved(world.fleet.documents[before - 1 :])
+    assert set(moves.values()) <= {1, 2}, moves
+
+
+def moved(documents: Iterable[Object]) -> dict[Queue, int]:
+    """Count how often each queue came to another member."""
+    owners: dict[Queue, list[str]] = {}
+    for document in documents:
+        for name, share in document["members"].items():
+            for queue in from_ranges(share["queues"]):
+                if owners.setdefault(queue, [name])[-1] != name:
+                    owners[queue].append(name)
+    return {queue: sum(a != b for a, b in pairwise(names)) for queue, names in owners.items()}
+
+
+async def test_in_a_broadcasting_group_everybody_works_everything(world: World) -> None:
+    world.fleet.everyone = True
+    await world.api.delete(world.path)  # the model of a group never changes
+    await world.api.create(world.path.rpartition("/")[0], a_group(messageModel="Broadcasting"))
+    await world.fleet.add("orders-a", "orders-b")
+
+    async def all_of_it() -> bool:
+        return [len(one.member.lives) for one in world.fleet.members.values()] == [8, 8]
+
+    await soon(all_of_it, 60)
+    await soon(world.settled, 60)
+    assert world.fleet.documents[-1]["everyone"] == {"orders": {"memory": "0-7"}}
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "ONLINE_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_beside_consumers_that_are_not_ours_only_our_share_is_worked(memory: Memory, world: World) -> None:
+    await two_members(world)
+    wanted = Membership(group=GROUP, client_id="10.0.0.1@77", subscriptions=[Subscription(topic="orders")])
+    theirs = MemoryConsumer(memory, wanted)
+    await theirs.join()
+    told = await world.condition("ForeignMembers")
+    assert "10.0.0.1@77" in told["message"]
+    await world.until(3, 2)
+    await theirs.leave()
+    await world.until(4, 4)
+    await world.well("ForeignMembers")

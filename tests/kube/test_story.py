@@ -1,0 +1,229 @@
+"""What people see with kubectl: the examples applied, the columns, a fleet scaled, and what `describe` tells."""
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ground.api import Api, ApiError
+from ground.controlplane import Cluster
+from ground.poll import soon
+from kube.brains import Operator
+from kube.members import Fleet, a_pod
+from kube.world import GROUP, World
+from rota.brokers.memory import Memory
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SHOWN = [body for path in sorted(EXAMPLES.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text())]
+GROUPS = {body["metadata"]["name"] for body in SHOWN if body["kind"] == "ConsumerGroup"}
+AGO = re.compile(r"\d+[smh](\d+s)?")
+
+
+class Kubectl:
+    """kubectl, for one namespace."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+
+    def __call__(self, *arguments: str) -> str:
+        return self._cluster.kubectl(*arguments, "-n", self._namespace)
+
+    def groups(self) -> dict[str, dict[str, str]]:
+        """Return what `kubectl get cg` shows, by name and column."""
+        head, *rows = self("get", "cg").splitlines()
+        starts = [found.start() for found in re.finditer(r"\S+", head)]
+        columns = [slice(start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        shown = [{head[column].strip(): row[column].strip() for column in columns} for row in rows]
+        return {row["NAME"]: row for row in shown}
+
+
+@pytest.fixture
+def kubectl(control_plane: Cluster, namespace: str) -> Kubectl:
+    return Kubectl(control_plane, namespace)
+
+
+@pytest.fixture
+async def applied(
+    api: Api, namespace: str, operator: Operator, kubectl: Kubectl, addresses: Callable[[], str]
+) -> AsyncIterator[World]:
+    """Apply all examples, and let the members of `billing` come."""
+    kubectl("apply", "-f", str(EXAMPLES))
+    async with Fleet(api, namespace, "billing", addresses) as fleet:
+        found = World(api, namespace, fleet, operator)
+        await fleet.add("billing-a", "billing-b")
+        await found.until(4, 4)
+        await soon(found.settled, 60)
+        yield found
+
+
+async def test_the_examples_are_applied_and_every_group_tells_how_it_is(applied: World, kubectl: Kubectl) -> None:
+    async def every_group_is_told_of() -> bool:
+        return {row["READY"] for row in kubectl.groups().values()} <= {"True", "False"}
+
+    await soon(every_group_is_told_of, 60)
+    rows = kubectl.groups()
+    assert rows.keys() == GROUPS
+    billing, orders, payments = rows["billing"], rows["orders"], rows["payments"]
+    assert (billing["READY"], billing["MEMBERS"], billing["QUEUES"]) == ("True", "2", "8")
+    assert billing["STRATEGY"] == "Sticky"
+    assert AGO.fullmatch(billing["LAST-REBALANCE"])
+    assert AGO.fullmatch(billing["AGE"])
+    assert (orders["READY"], orders["MEMBERS"], orders["QUEUES"]) == ("False", "0", "8")
+    assert payments["READY"] == "False"
+    wide = kubectl("get", "cg", "-o", "wide")
+    assert "8 queues, 2 members" in wide
+    assert "Nobody is there to work 8 queues" in wide
+    assert "There is no Secret rmq-ca" in kubectl("describe", "cg/payments")
+    every = kubectl("get", "rota", "-o", "name").split()
+    wanted = {(body["kind"], body["metadata"]["name"]) for body in SHOWN if "rota.dev" in body["apiVersion"]}
+    assert {*every} == {f"{kind.lower()}.rota.dev/{name}" for kind, name in wanted}
+    kubectl("apply", "-f", str(EXAMPLES))  # once more: nothing begins anew
+    assert (await applied.status())["generation"] == applied.fleet.documents[-1]["generation"]
+
+
+async def test_a_group_is_scaled_and_its_deployment_with_it(applied: World, kubectl: Kubectl) -> None:
+    deployment = f"/apis/apps/v1/namespaces/{applied.namespace}/deployments/orders"
+
+    async def there(replicas: int) -> bool:
+        try:
+            return bool((await applied.api.get(deployment))["spec"]["replicas"] == replicas)
+        except ApiError:
+            return False
+
+    await soon(lambda: there(3), 60)
+    assert "scaled" in kubectl("scale", "cg/orders", "--replicas=5")
+    await soon(lambda: there(5), 60)
+    scale = await applied.api.get(f"{applied.path.rpartition('/')[0]}/orders/scale")
+    assert scale["spec"]["replicas"] == 5
+
+    async def five() -> bool:
+        there = await applied.api.list(pods(applied), labelSelector=scale["status"]["selector"])
+        group = await applied.api.get(f"{applied.path.rpartition('/')[0]}/orders")
+        return [len(there), group["status"].get("replicas")] == [5, 5]
+
+    await soon(five, 60)
+
+
+def told(described: str) -> list[list[str]]:
+    """Return the Events of a description: type, reason, age, from, message."""
+    lines = described.partition("Events:")[2].splitlines()
+    return [re.split(r" {2,}", line.strip()) for line in lines[3:] if line.strip()]
+
+
+async def a_life(world: World) -> list[str]:
+    """Let a group come to life, share, and lose a member; return what its Events say."""
+    await world.condition("NoMembers")
+    await world.fleet.add("orders-a")
+    await world.until(8)
+    await soon(world.settled, 60)
+    world.fleet.members["orders-a"].takes = 3  # longer than what is told by its beginning only
+    await world.fleet.add("orders-b")
+    await world.until(4, 4)
+    await soon(lambda: tells(world, "Settled", 1), 60)
+    await world.fleet.members.pop("orders-a").end()
+    await world.until(8)
+    await soon(lambda: tells(world, "MemberEnded", 1), 60)
+    await soon(world.settled, 60)
+    return [
+        "Nobody is there to work 8 queues",
+        "A new group; 8 queues change hands",
+        "orders-b joined; 4 queues change hands",
+        "MemberJoined: 4 queues moved in",
+        "orders-a ended; 4 queues change hands",
+    ]
+
+
+async def tells(world: World, reason: str, times: int) -> bool:
+    return (await reasons(world))[reason] == times
+
+
+async def test_a_group_that_is_described_tells_its_story(world: World, kubectl: Kubectl) -> None:
+    story = await a_life(world)
+    described = kubectl("describe", f"cg/{GROUP}")
+    status = described.partition("Status:")[2].partition("Events:")[0]
+    for line in (
+        r"Members: +1",
+        r"Queues: +8",
+        r"Reason: +MemberEnded",
+        r"Strategy: +Averagely",
+        r"Message: +8 queues, 1 members",
+        r"Message: +Every queue is where the policy wants it",
+        r"Message: +Nothing is wrong",
+    ):
+        assert re.search(line, status), line
+    events = told(described)
+    assert {event[3] for event in events} == {"rota"}
+    assert all(AGO.fullmatch(event[2]) for event in events)
+    assert {(kind, reason) for kind, reason, *_ in events} == {
+        ("Warning", "NoMembers"),
+        ("Normal", "FirstAssignment"),
+        ("Normal", "MemberJoined"),
+        ("Normal", "MemberEnded"),
+        ("Normal", "Settled"),
+    }
+    assert sorted(without_seconds(events)) == sorted(story)
+
+
+def without_seconds(events: list[list[str]]) -> list[str]:
+    return [re.sub(r" [\d.]+ s$", "", event[-1]) for event in events]
+
+
+async def test_events_are_shown_in_the_order_in_which_they_happened(world: World, kubectl: Kubectl) -> None:
+    await a_life(world)
+    last = {re.sub(r" [\d.]+ s$", "", event["message"]): event["lastTimestamp"] for event in await world.events()}
+    assert len({*last.values()}) > 1  # they are shown by the second
+    shown = [last[message] for message in without_seconds(told(kubectl("describe", f"cg/{GROUP}")))]
+    assert shown == sorted(shown)
+
+
+async def test_what_stays_is_told_once_and_each_rebalance_once(
+    world: World, control_plane: Cluster, memory: Memory
+) -> None:
+    await world.api.create(pods(world), a_pod("stranger", GROUP, sidecar=False))
+    await world.condition("NoSidecar")
+    await world.condition("NoMembers")
+    await world.fleet.add("orders-a")
+    await world.until(8)
+    await soon(world.settled, 60)
+    for times in (1, 2):  # the same once more
+        await world.fleet.add("orders-b")
+        await world.until(4, 4)
+        await soon(world.settled, 60)
+        await world.fleet.members.pop("orders-b").end()
+        await world.until(8)
+        await soon(partial(tells, world, "MemberEnded", times), 60)
+        await soon(world.settled, 60)
+    wanted = {"NoSidecar": 1, "NoMembers": 1, "FirstAssignment": 1, "MemberJoined": 2, "MemberEnded": 2}
+    assert await without_ends(world) == wanted
+    await world.operator.brain.close()
+    async with Operator(control_plane.kubeconfig, world.namespace, memory) as another:
+        await soon(lambda: has_looked(another), 60)
+        assert await without_ends(world) == wanted  # who comes to lead tells nothing that was told
+    await world.api.delete(f"{pods(world)}/stranger", {"gracePeriodSeconds": 0})
+
+
+async def without_ends(world: World) -> dict[str, int]:
+    """Return how often each reason was told; that a rebalance is over is told only of slow ones."""
+    return {reason: times for reason, times in (await reasons(world)).items() if reason != "Settled"}
+
+
+async def has_looked(operator: Operator) -> bool:
+    return len(operator.done) > 2
+
+
+async def reasons(world: World) -> Counter[str]:
+    """Return how often each reason was told, be it by one Event that counts or by several."""
+    found: Counter[str] = Counter()
+    for event in await world.events():
+        found[event["reason"]] += event.get("count") or 1
+    return found
+
+
+def pods(world: World) -> str:
+    return f"/api/v1/namespaces/{world.namespace}/pods"
