@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import brokers, ground, planner, rebalance, strategies
+from bench import brokers, ground, planner, rebalance, scale, strategies
 from bench.measure import Row
 from ground.report import Missing, say
 
@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "planner": planner.rows,
     "brokers": brokers.rows,
     "rebalance": rebalance.rows,
+    "scale": scale.rows,
 }
 
 

@@ -93,7 +93,7 @@ async def test_an_operator_runs_as_the_chart_says(
             return any(NO_SECRET in one["message"] for one in conditions)
 
         await soon(told)
-        lease = f"/apis/coordination.k8s.io/v1/namespaces/{release.namespace}/leases/rota"
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{release.namespace}/leases/{release.name}"
         assert (await api.get(lease))["spec"]["holderIdentity"] == "rota-0"
         for probe in ("startup", "liveness", "readiness"):
             asked = rendered.container[f"{probe}Probe"]["httpGet"]

@@ -142,7 +142,8 @@ def test_the_pod_needs_no_shell_no_root_and_no_disk(default: Rendered) -> None:
 def test_the_operator_is_told_where_it_is(default: Rendered, helm: Helm) -> None:
     fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in default.container["env"][:3]}
     assert fields == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
-    assert default.env == {"ROTA_SIDECAR_IMAGE": "ghcr.io/rota-dev/rota-sidecar:0.1.0", "ROTA_JOURNAL": "-"}
+    image = "ghcr.io/rota-dev/rota-sidecar:0.1.0"
+    assert default.env == {"ROTA_SIDECAR_IMAGE": image, "ROTA_JOURNAL": "-", "ROTA_LEASE": "rota"}
     told = helm.template(watchNamespaces=["shop", "billing"], verbose=True)
     assert told.env["ROTA_NAMESPACES"] == "shop,billing"
     assert told.container["args"] == ["operator", "--verbose"]

@@ -16,8 +16,8 @@ WHERE_GROUPS_ARE = {
     "/pods": "get list watch patch",
     "/configmaps": "get list watch create update",
     "/secrets": "get",
-    "/events": "create patch",
-    "apps/deployments": "get list watch create patch",
+    "/events": "create get patch",
+    "apps/deployments": "get list watch create patch delete",
 }
 NODES = {"/nodes": "get"}
 LEASE = {"coordination.k8s.io/leases": "create", "coordination.k8s.io/leases rota": "get update"}
@@ -26,7 +26,7 @@ FORBIDDEN = [
     ("delete", "/pods p"),
     ("create", "/pods/exec p"),
     ("update", "rota.dev/consumergroups g"),
-    ("delete", "apps/deployments d"),
+    ("deletecollection", "apps/deployments"),
     ("update", "coordination.k8s.io/leases somebodys"),
     ("delete", "coordination.k8s.io/leases rota"),
 ]
@@ -131,7 +131,7 @@ async def test_the_api_server_sees_these_rights_and_no_others(
             assert await allowed(api, user, namespace, verb, what), (verb, what)
             assert await allowed(api, user, "default", verb, what) is not narrow, (verb, what)
     assert await allowed(api, user, "", "get", "/nodes n") is not narrow
-    assert await allowed(api, user, release.namespace, "update", "coordination.k8s.io/leases rota")
+    assert await allowed(api, user, release.namespace, "update", f"coordination.k8s.io/leases {release.name}")
     for verb, what in FORBIDDEN:
         assert not await allowed(api, user, release.namespace, verb, what), (verb, what)
         assert not await allowed(api, user, namespace, verb, what), (verb, what)

@@ -32,6 +32,7 @@ class Counting(Api):
     def __init__(self, access: kopf.ConnectionInfo, moment: Callable[[], None]) -> None:
         super().__init__(lambda: access)
         self.writes: list[str] = []
+        self.fault: Callable[[], None] = lambda: None  # is told before each request, and may raise
         self._moment = moment
 
     async def _ask(
@@ -43,6 +44,7 @@ class Counting(Api):
         params: Params | None = None,
         content: str = "application/json",
     ) -> bytes:
+        self.fault()
         if method == "GET":
             return await super()._ask(method, path, body, params=params, content=content)
         self._moment()

@@ -1,6 +1,7 @@
 """The operator ends before or after any write of a rebalance; whoever comes after it brings the fleet to rest."""
 
 from itertools import count
+from random import Random
 
 import pytest
 
@@ -9,6 +10,7 @@ from ground.poll import soon
 from kube.brains import Operator
 from kube.world import World
 from rota.brokers.memory import Memory
+from rota.kube.api import ApiError, Unanswered
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -45,3 +47,28 @@ async def test_whoever_comes_after_an_operator_that_ended_at_any_write_goes_on(
             await world.until(*wanted)
             await soon(world.settled, 60)
     assert point > 10  # a rebalance has more than five writes
+
+
+async def test_an_api_server_that_fails_now_and_then_holds_nothing_up_for_good(world: World) -> None:
+    """Requests of every kind fail, each in another way; whatever round they break, another one goes on."""
+    chance = Random(7)
+    faults = [
+        Unanswered("The API server did not answer"),
+        ApiError(403, "Forbidden", "not today"),
+        ApiError(409, "Conflict", "somebody was quicker"),
+        ApiError(429, "TooManyRequests", "later"),
+        ApiError(500, "InternalError", "etcd is away"),
+    ]
+
+    def fault() -> None:
+        if chance.random() < 0.1:
+            raise chance.choice(faults)
+
+    world.operator.api.fault = fault
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    await world.fleet.add("orders-c")
+    await world.until(3, 3, 2)
+    await world.fleet.members.pop("orders-a").end()
+    await world.until(4, 4)
+    await soon(world.settled, 60)

@@ -130,3 +130,14 @@ async def test_a_deployment_of_that_name_that_is_somebody_elses_is_left_alone(or
 async def test_a_template_that_cannot_be_is_a_condition(orders: Orders, template: Object, sentence: str) -> None:
     await orders.make(template=template)
     assert (await orders.condition("TemplateRefused")).startswith(sentence)
+
+
+async def test_a_group_that_has_no_template_any_more_runs_no_pods(orders: Orders) -> None:
+    await orders.make()
+    await orders.replicas(2)
+    await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": None, "replicas": None}})
+
+    async def gone() -> bool:
+        return not await orders.fleet()
+
+    await soon(gone, 60)

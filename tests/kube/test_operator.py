@@ -111,7 +111,12 @@ async def test_two_replicas_one_leads_and_the_other_goes_on(
             assert now["spec"] == made["spec"]
             assert "annotations" not in now["metadata"]
             assert "finalizers" not in now["metadata"]
-            assert 0 < plans_in(tmp_path) <= now["status"]["generation"]  # who is ended may not have told its last
+
+            async def told() -> bool:  # who is ended may not have told its last; people are told last
+                status = (await api.get(f"{where}/{GROUP}"))["status"]
+                return 0 < plans_in(tmp_path) <= int(status["generation"])
+
+            await soon(told, 60)
             second.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(second.wait(), 30) == 0, (tmp_path / "second.log").read_text()
         await soon(lambda: leads(""))

@@ -84,7 +84,12 @@ async def test_the_examples_are_applied_and_every_group_tells_how_it_is(applied:
     wanted = {(body["kind"], body["metadata"]["name"]) for body in SHOWN if "rota.dev" in body["apiVersion"]}
     assert {*every} == {f"{kind.lower()}.rota.dev/{name}" for kind, name in wanted}
     kubectl("apply", "-f", str(EXAMPLES))  # once more: nothing begins anew
-    assert (await applied.status())["generation"] == applied.fleet.documents[-1]["generation"]
+
+    async def told() -> bool:
+        generation: int = (await applied.status())["generation"]
+        return generation == applied.fleet.documents[-1]["generation"]
+
+    await soon(told, 60)
 
 
 async def test_a_group_is_scaled_and_its_deployment_with_it(applied: World, kubectl: Kubectl) -> None:

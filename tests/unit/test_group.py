@@ -2,12 +2,14 @@
 
 import math
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from rota.documents import Assignment, write_assignment
-from rota.kube.group import Group
-from rota.kube.objects import ConfigMap, Custom, Metadata, Owner
+from rota.kube.group import AtBroker, Group
+from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod
+from rota.model import Holder
 
 BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")
@@ -79,3 +81,48 @@ def test_a_lag_alone_is_told_once_a_minute() -> None:
     assert group.tell(a_status(lag=20), now=0.0)
     assert not group.tell(a_status(lag=20), now=59.9)
     assert group.tell(a_status(lag=20), now=60.0)
+
+
+def test_a_group_is_at_rest_while_the_record_names_just_the_pods_that_are_there() -> None:
+    """A new leader looks first at those that are not."""
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    assert not group.at_rest
+    group.keep(RECORD)
+    assert group.at_rest
+    group.see(a_pod(), now=0.0)
+    assert not group.at_rest
+
+
+def test_a_pod_whose_label_is_taken_away_counts_no_more_and_works_until_it_has_ended() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.see(a_pod(), now=0.0)
+    group.miss(a_pod())
+    holder = Holder("orders-a", "a")
+    assert group.unseen == {holder}
+    assert not group.gone
+    group.read(holder, a_pod(label=None), now=1.0)
+    assert group.unseen == {holder}  # nobody else tells what becomes of it
+    (shown,) = group.snapshot(2.0, AtBroker(), {}).pods
+    assert (shown.ready, shown.ended) == (False, False)
+    group.read(holder, None, now=3.0)
+    assert (group.gone, group.pods) == ({"a"}, {})
+
+
+def test_a_pod_with_another_groups_sidecar_is_a_stranger() -> None:
+    group = Group("shop", "orders")
+    group.see(a_pod(works_for="billing"), now=0.0)
+    assert (group.strangers, group.pods) == ({"orders-a"}, {})
+    group.see(a_pod(works_for="billing", label="billing"), now=0.0)
+    assert not group.strangers
+
+
+def a_pod(works_for: str = "orders", label: str | None = "orders") -> Pod:
+    metadata = {"name": "orders-a", "namespace": "shop", "uid": "a"}
+    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
+    volumes = [{"name": "it", "configMap": {"name": f"{works_for}-rota"}}]
+    labels = {} if label is None else {"rota.dev/group": label}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    body = {"metadata": {**metadata, "labels": labels}, "spec": {"initContainers": [sidecar], "volumes": volumes}}
+    return msgspec.convert({**body, "status": ready}, Pod)

@@ -78,10 +78,10 @@ true
   verbs: [get]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create, get, patch]  # what is said again is counted
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]  # the fleet of a group that has no template any more
 {{- end -}}
 
 {{- define "rota.subject" -}}

@@ -127,6 +127,7 @@ def inject(**given: Any) -> None:
 @click.option(
     "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Where its Lease is."
 )
+@click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="And what it is called.")
 @click.option("--identity", envvar="POD_NAME", default="", help="Its name in the Lease; by default that of the host.")
 @click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Where it answers.")
 @click.option("--port", default=8080, show_default=True, help="And on which port.")

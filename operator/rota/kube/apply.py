@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rota.kube.api import MANAGER, Api, ApiError
+from rota.kube.api import MANAGER, Api, ApiError, Unanswered
 from rota.kube.group import SETTINGS, Group
 from rota.kube.manifests import OURS, owner
 from rota.kube.objects import DELETION_COST, GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, path, record_of
@@ -77,8 +77,8 @@ async def poke(api: Api, group: Group, pokes: Mapping[str, Poke]) -> int:
         try:
             async with room:
                 await api.merge(path("pods", group.namespace, name), body, Object)
-        except ApiError as error:  # it ended, or is another one now: the watch tells
-            if not (error.unknown or error.conflict):
+        except (ApiError, Unanswered) as error:
+            if not (isinstance(error, ApiError) and (error.unknown or error.conflict)):  # it ended: the watch tells
                 _log.warning("%s/%s could not be poked: %s", group.namespace, name, error)
             return False
         return True
@@ -86,22 +86,26 @@ async def poke(api: Api, group: Group, pokes: Mapping[str, Poke]) -> int:
     return sum(await asyncio.gather(*(one(name, said) for name, said in pokes.items())))
 
 
-async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Custom:
-    """State the group's status as we see it; what is not in it any more goes."""
+async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Custom | None:
+    """State the group's status as we see it; what is not in it any more goes. None: it was not taken."""
     body = {
         "apiVersion": "rota.dev/v1alpha1",
         "kind": "ConsumerGroup",
-        "metadata": {"name": group.name, "namespace": group.namespace},
+        "metadata": {"name": group.name, "namespace": group.namespace, "uid": group.uid},
         "status": status,
     }
-    return await api.apply(path(GROUPS, group.namespace, group.name, "status"), body, Custom)
+    try:
+        return await api.apply(path(GROUPS, group.namespace, group.name, "status"), body, Custom)
+    except (ApiError, Unanswered) as error:
+        _log.warning("The status of %s was not taken: %s", group.spelled, error)
+        return None
 
 
 async def tell(api: Api, group: Group, event: Event) -> None:
     """Post an Event about the group, or count one that says the same; one that is not taken only people miss."""
     try:
         await _post_or_count(api, path("events", group.namespace), _event(group, event))
-    except ApiError as error:
+    except (ApiError, Unanswered) as error:
         _log.info("An Event about %s was not taken: %s", group.spelled, error)
 
 

@@ -87,8 +87,8 @@ class Brain:
     def lead(self, *, leads: bool) -> None:
         """Begin or end to write; who begins looks at everything first."""
         self._leads = leads
-        for key, task in self._tasks.items():
-            task.group.looked, task.group.untold = False, None
+        for key, task in sorted(self._tasks.items(), key=lambda it: it[1].group.at_rest):  # those first that wait
+            task.group.begin()
             if leads:
                 self.wake(key)
             else:
@@ -155,7 +155,7 @@ class Brain:
             known = task.group.pods.get(pod.metadata.name)
             before = known.pod if known else None
             task.group.see(pod, self._now)
-            if before is None or _telling(before) != _telling(pod):
+            if before is None or before.telling != pod.telling:
                 if before and before.ready and not pod.ready:
                     task.listeners.interrupt(pod.metadata.name)
                 self.wake(key)
@@ -243,21 +243,20 @@ class Brain:
         if task.again:
             task.again.cancel()
             task.again = None
+        task.group.awaited = frozenset()
         task.listeners.rest()
 
     async def _round(self, key: Key, task: _Task) -> None:
+        again, failures = PAUSES[min(task.failures, len(PAUSES) - 1)], task.failures
+        task.failures += 1
         try:
             again = await self._decide(task)
             task.failures = 0
         except apply.Stale:
-            again = await self._read_record(task.group)
+            again, task.group.outdated = again if failures else 0.0, True
         except (ApiError, Unanswered) as error:
-            again = PAUSES[min(task.failures, len(PAUSES) - 1)]
-            task.failures += 1
             _log.warning("%s is looked at again in %g s: %s", task.group.spelled, again, error)
         except Exception:  # noqa: BLE001 - of one group; the others go on
-            again = PAUSES[min(task.failures, len(PAUSES) - 1)]
-            task.failures += 1
             _log.exception("%s could not be looked at; again in %g s", task.group.spelled, again)
         finally:
             task.running = False
@@ -266,17 +265,12 @@ class Brain:
     async def _decide(self, task: _Task) -> float:
         """Look at a group once, and do what is to be done; return the seconds until it is worth looking again."""
         group = task.group
-        if not group.looked:
-            async with self._looking:
-                await self._hear_of(group)
-            self._looked(group)
-        await self._confirm(group)
-        group.forget_ended()
+        await self._catch_up(group)
         stated = await self._fleets.keep(group) if self._leads else 0
-        for holder, client in group.locks_left():
-            queues = group.shares[holder]
-            self._background(self._places.unlock(group, client, queues))
+        rests_on = group.record, group.uid
         found, seconds = await self._plan(group)
+        if rests_on != (group.record, group.uid):  # something happened while a large plan was made
+            return 0.0
         if found.reread:
             await self._read(group)
             await self._hear_of(group)
@@ -284,10 +278,36 @@ class Brain:
             return 0.0
         if not self._leads or group.body is None:
             return found.again
-        writes = {"deployment": stated, **await self._apply(group, found)}
-        task.listeners.listen()
-        self._done(Done(group, found, seconds, writes))
+        writes = {"deployment": stated, "configmap": 0, "poke": 0, "status": 0, "event": 0}
+        if found.document and group.record.ours:
+            group.keep(await apply.write_document(self._api, group, found))
+            writes["configmap"] = 1
+        self._listen(task, found)
+        try:
+            await self._tell(group, found, writes)
+        finally:
+            self._done(Done(group, found, seconds, writes))
         return min(found.again, group.untold_for(self._now))
+
+    async def _catch_up(self, group: Group) -> None:
+        """Learn what no watch tells."""
+        if not group.looked:
+            if not group.record.version:  # it may have been seen before its group
+                await self._read_record(group)
+            async with self._looking:
+                await self._hear_of(group)
+            self._looked(group)
+        if group.outdated or not group.record.ours:
+            await self._read_record(group)
+        await self._confirm(group)
+        group.forget_ended()
+        for holder, client in group.locks_left():
+            self._background(self._places.unlock(group, client, group.shares[holder]))
+
+    def _listen(self, task: _Task, found: Plan) -> None:
+        task.group.unsure, task.group.awaited = found.confirm, found.awaited
+        if self._leads and task.group.body:
+            task.listeners.listen()
 
     async def _plan(self, group: Group) -> tuple[Plan, float]:
         loop = asyncio.get_running_loop()
@@ -300,25 +320,23 @@ class Brain:
         found = await asyncio.to_thread(plan, snapshot, now) if large else plan(snapshot, now)
         return found, loop.time() - began
 
-    async def _apply(self, group: Group, found: Plan) -> dict[str, int]:
-        writes = {"configmap": 0, "poke": 0, "status": 0, "event": 0}
-        if found.document and group.record.ours:
-            group.keep(await apply.write_document(self._api, group, found))
-            group.fresh = False
-            writes["configmap"] = 1
+    async def _tell(self, group: Group, found: Plan, writes: dict[str, int]) -> None:
+        """Tell those whom the plan concerns, and then people."""
         writes["poke"] = await apply.poke(self._api, group, found.pokes)
         for holder in found.drains:
             known = group.pods.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:
                 self._background(self._reports.drain(known.pod.status.pod_ip, holder.uid))
-        if group.tell(found.status, self._now):
-            self._wants(group, await apply.write_status(self._api, group, found.status))
+        if self._leads and group.tell(found.status, self._now):
+            written = await apply.write_status(self._api, group, found.status)
             writes["status"] = 1
+            if written is None:
+                group.untaken(found.status, self._now)
+            elif group.is_before(written.metadata):
+                self._wants(group, written)
         for event in found.events:
             await apply.tell(self._api, group, event)
             writes["event"] += 1
-        group.unsure, group.awaited = found.confirm, found.awaited
-        return writes
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -339,9 +357,7 @@ class Brain:
             group.see(pod, self._now)
 
     async def _hear_of(self, group: Group) -> None:
-        """Ask the brokers and every member anew, and for the record if it was seen before its group."""
-        if not group.record.version:
-            await self._read_record(group)
+        """Ask the brokers and every member anew."""
         await self._places.look(group)
         heard = [self._hear(group, known) for known in group.pods.values() if known.pod.started and not known.pod.ended]
         await asyncio.gather(*heard)
@@ -358,7 +374,7 @@ class Brain:
         if (still := group.pods.get(known.pod.metadata.name)) and still.pod.metadata.uid == uid:
             still.hear(report, self._now, asked)
 
-    async def _read_record(self, group: Group) -> float:
+    async def _read_record(self, group: Group) -> None:
         try:
             where = path("configmaps", group.namespace, record_of(group.name))
             group.keep(await self._api.get(where, ConfigMap))
@@ -366,7 +382,6 @@ class Brain:
             if not error.unknown:
                 raise
             group.keep(None)
-        return 0.0
 
     async def _confirm(self, group: Group) -> None:
         """Look for those who are not told of: a read of the one object tells whether they ended."""
@@ -379,9 +394,3 @@ class Brain:
                 pod = None
             group.read(holder, pod, self._now)
         group.unsure = ()
-
-
-def _telling(pod: Pod) -> tuple[object, ...]:
-    """Return what of a pod can change a plan; its heartbeat and its annotations' noise do not."""
-    state = pod.started, pod.ready, pod.terminating, pod.ended
-    return pod.metadata.uid, *state, pod.poke, pod.status.pod_ip, pod.labelled

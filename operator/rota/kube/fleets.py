@@ -47,7 +47,9 @@ class Fleets:
         ours = standing is not None and standing.metadata.owned_by(group.body.metadata.uid)
         if spec.template is None:
             return await self._end(standing) if standing and ours else 0
-        if standing and not ours:
+        if standing is None and key not in self._stated:  # one without our label is not watched
+            standing = await self._there(key)
+        if standing and not standing.metadata.owned_by(group.uid):
             told = f"The Deployment {group.name} is somebody else's; delete it or rename the group"
             group.fleet = (Verdict(Reason.NAME_TAKEN, told),)
             return 0
@@ -61,6 +63,14 @@ class Fleets:
             told = f"spec.template is refused: {plain(str(error))}"
         group.fleet = (Verdict(Reason.TEMPLATE_REFUSED, told),)
         return 0
+
+    async def _there(self, key: Key) -> Deployment | None:
+        try:
+            return await self._api.get(path("deployments", *key), Deployment)
+        except ApiError as error:
+            if error.unknown:
+                return None
+            raise
 
     async def _state(self, group: Group, spec: GroupSpec, standing: Deployment | None) -> int:
         """State the Deployment, unless it is as we stated it last."""

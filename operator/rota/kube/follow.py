@@ -54,19 +54,20 @@ class Follower(Generic[T]):
         """Follow for ever."""
         pause = FIRST_PAUSE
         while True:
-            before = self.heard
+            before, failed = self.heard, True
             try:
                 self._version = self._version or await self.relist()
                 await self._watch()
+                failed = False
             except ApiError as error:
                 if not error.expired:
                     _log.warning("%s cannot be followed: %s", self.path, error)
-                    await asyncio.sleep(pause)
                 self._version = ""
             except Unanswered as error:
                 _log.info("%s", error)
-                await asyncio.sleep(pause)
             pause = FIRST_PAUSE if self.heard > before else min(2 * pause, LONGEST_PAUSE)
+            if failed or self.heard == before:
+                await asyncio.sleep(pause)
 
     async def relist(self) -> str:
         """Read everything anew; return the version to go on from."""

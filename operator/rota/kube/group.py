@@ -11,7 +11,7 @@ from typing import Any
 
 from rota.documents import PACKED, PLAIN, Assignment, Report, TooNew, read_assignment
 from rota.kube import settings
-from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Pod
+from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Heard, Snapshot, View
 from rota.planner import Pod as Seen
@@ -138,6 +138,7 @@ class Group:
         self._clients: dict[str, str] = {}  # and by which ids brokers know them, until their locks are given back
         self.unsure: tuple[Holder, ...] = ()
         self.awaited: frozenset[str] = frozenset()
+        self.outdated = False  # the record is not the one that we know
         self.looked = False  # everything was looked at once since we began to lead
         self.fresh = False  # and again, after the record was found missing or damaged
         self.untold: Mapping[str, Any] | None = None  # the newest status, while it is not worth a write
@@ -148,22 +149,41 @@ class Group:
         """Its name as documents have it."""
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def uid(self) -> str:
+        """The group's object's own."""
+        return self.body.metadata.uid if self.body else ""
+
+    def is_before(self, newer: Metadata) -> bool:
+        """Whether that is a later version of this very group."""
+        before = self.body.metadata if self.body else Metadata("")
+        return before.uid == newer.uid and before.version < newer.version
+
+    def begin(self) -> None:
+        """Forget all waits: whoever begins to lead waits anew."""
+        self.looked = self.fresh = self.outdated = False
+        self.untold = None
+        for known in self.pods.values():
+            known.heard, known.unheard_since, known.cut_off_since = None, None, {}
+
     # What is told.
 
     def wants(self, body: Custom, policy: Custom | None) -> None:
         """Take the group's and its policy's newest texts."""
         if self.body is None or self.body.metadata.uid != body.metadata.uid:
-            self.record, self.looked = Record(), False  # whose it is was not known when it was read
+            self.record = Record()  # whose it is was not known when it was read
+            self.unsure, self.missed, self.fleet = (), set(), ()
+            self.begin()
         self.body, self.wish = body, _wish(body, policy)
 
     def see(self, pod: Pod, now: float) -> None:
         """Take a pod's newest state."""
         name, known = pod.metadata.name, self.pods.get(pod.metadata.name)
+        if known and pod.metadata.version < known.pod.metadata.version:
+            return
         if known and known.pod.metadata.uid != pod.metadata.uid:
             self.lose(known.pod)
             known = None
-        if known and pod.metadata.version < known.pod.metadata.version:
-            return
         if pod.works_for != self.name:
             (self.strangers.add if pod.labelled == self.name else self.strangers.discard)(name)
             return
@@ -212,18 +232,21 @@ class Group:
 
     def keep(self, found: ConfigMap | None) -> None:
         """Take the record as it is; what is older than what is known is no news."""
+        self.outdated = False
         if found is None:
-            self.record = Record()
+            self.record, self.fresh = Record(), False
         elif found.metadata.version > self.record.number:
-            self.record = self._read(found)
+            self.record, self.fresh = self._read(found), False
 
     def _read(self, found: ConfigMap) -> Record:
         version, number = found.metadata.resource_version, found.metadata.version
-        if not (found.metadata.labels.get(GROUP_LABEL) == self.name and self._owns(found)):
+        if not self._owns(found):
             told = f"The ConfigMap {found.metadata.name} is somebody else's; delete it or rename the group"
             return Record(version, number, ours=False, problems=(Verdict(Reason.NAME_TAKEN, told),))
         text: str | bytes = found.data.get(PLAIN) or found.binary_data.get(PACKED) or ""
         beside = found.data.get(SETTINGS, "")
+        if found.metadata.labels.get(GROUP_LABEL) != self.name:  # so it is not watched
+            return Record(version, number, damage=f"The label {GROUP_LABEL} of the assignment is gone", settings=beside)
         try:
             return Record(version, number, read_assignment(text), settings=beside)
         except TooNew as error:
@@ -232,9 +255,18 @@ class Group:
             return Record(version, number, damage=str(error), settings=beside)
 
     def _owns(self, found: ConfigMap) -> bool:
-        """Whether it is this group's: one that nobody owns was put there by hand, in place of ours."""
-        owners = found.metadata.owner_references
-        return not owners or (self.body is not None and found.metadata.owned_by(self.body.metadata.uid))
+        """Whether it is this group's: one with our label that nobody owns was put there by hand, in place of ours."""
+        labelled = found.metadata.labels.get(GROUP_LABEL) == self.name
+        return found.metadata.owned_by(self.uid) or (labelled and not found.metadata.owner_references)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the record gives queues to just the pods that are there: so much can be told without a plan."""
+        document = self.record.document
+        there = {name: known.pod.metadata.uid for name, known in self.pods.items()}
+        if document is None or document.releasing:
+            return False
+        return there == {name: share.uid for name, share in document.members.items()} and not self.missed
 
     @property
     def shares(self) -> dict[Holder, tuple[Queue, ...]]:
@@ -299,6 +331,10 @@ class Group:
             return False
         self.untold, self._told = None, now
         return True
+
+    def untaken(self, status: Mapping[str, Any], now: float) -> None:
+        """Know that a status could not be written."""
+        self.untold, self._told = status, now + TOLD_EVERY
 
     def untold_for(self, now: float) -> float:
         """Return the seconds until a status that was held back is to be written."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -32,12 +33,13 @@ class _Lease(msgspec.Struct, frozen=True):
 class Leader:
     """One candidate; `leads` is told of every change."""
 
-    def __init__(self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str = "rota") -> None:
+    def __init__(self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str) -> None:
         """Stand for nothing before `run`."""
         self._api, self._me, self._leads = api, me, leads
         self._path, self._name = path("leases", namespace), name
         self._seen: tuple[str | None, str | None] = (None, None)  # holder and time, as they last changed
         self._changed = 0.0  # and when we saw that: clocks of machines differ
+        self._free = math.inf  # when nobody will hold it, if it is not renewed
         self._until = 0.0  # we lead until then, unless it is renewed
         self.leading = False
 
@@ -46,7 +48,7 @@ class Leader:
         try:
             while True:
                 await self._look()
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(min(LOOK, max(self._free - self._now, 0.1)))
         finally:
             self._lead(leads=False)
             await self._give_back()
@@ -78,9 +80,10 @@ class Leader:
         if spec.holder_identity != self._me:
             if self._seen != (spec.holder_identity, spec.renew_time):
                 self._seen, self._changed = (spec.holder_identity, spec.renew_time), self._now
-            lives = spec.lease_duration_seconds or LIVES
-            if spec.holder_identity and self._now < self._changed + lives:
+            self._free = self._changed + (spec.lease_duration_seconds or LIVES)
+            if spec.holder_identity and self._now < self._free:
                 return False
+        self._free = math.inf
         return await self._write(lease, spec)
 
     async def _read(self) -> _Lease | None:

@@ -171,6 +171,12 @@ class Pod(Struct, frozen=True):
         return self.status.phase in {"Succeeded", "Failed"}
 
     @property
+    def telling(self) -> tuple[object, ...]:
+        """What of it can change a plan; its heartbeat and its annotations' noise do not."""
+        state = self.started, self.ready, self.terminating, self.ended
+        return self.metadata.uid, *state, self.poke, self.status.pod_ip, self.labelled
+
+    @property
     def poke(self) -> Poke:
         """What it was last poked with."""
         return poke_of(self.metadata.annotations)

@@ -14,7 +14,7 @@ from rota.brokers import BrokerError, Brokers
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
-from rota.kube.api import Api, ApiError
+from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.group import AtBroker, Group
 from rota.kube.objects import Object, path
 from rota.kube.views import Interest, Views
@@ -54,9 +54,10 @@ class _Stay:
     place: tuple[object, ...] | None = None
     problems: tuple[Verdict, ...] = ()
 
-    def is_rival(self, other: "_Stay") -> bool:
-        """Whether it works for the same group of the same brokers."""
-        return self.place is not None and (self.place, self.wanted.group) == (other.place, other.wanted.group)
+    @property
+    def claim(self) -> tuple[object, ...]:
+        """Which group of which brokers it works for."""
+        return self.place, self.wanted.group
 
 
 def _claimed(stay: _Stay, rivals: Collection[Key]) -> list[Verdict]:
@@ -75,6 +76,7 @@ class Places:
         self._api, self._connect = api, connect
         self._places: dict[tuple[object, ...], _Place] = {}
         self._stays: dict[Key, _Stay] = {}
+        self._claims: dict[tuple[object, ...], set[Key]] = {}  # whose each of the brokers' groups is
         self._rooms: dict[str, dict[str, str]] = {}  # labels by node
         self._asking: set[asyncio.Task[None]] = set()
         self.news: Callable[[Key], None] = lambda _: None
@@ -96,7 +98,9 @@ class Places:
             return
         moved = stay.reached != spec.broker.rocketmq
         changed = moved or stay.wanted != interest
+        self._unclaim(key, stay)
         stay.wanted, stay.reached = interest, spec.broker.rocketmq
+        self._claim(key, stay)
         if moved:
             self._leave(key, stay)
         if changed:
@@ -109,6 +113,7 @@ class Places:
 
     def _leave(self, key: Key, stay: _Stay) -> None:
         place = self._places.get(stay.place) if stay.place else None
+        self._unclaim(key, stay)
         stay.place = None
         if place is None:
             return
@@ -118,6 +123,16 @@ class Places:
             place.running.cancel()
             self._background(place.brokers.close())
 
+    def _claim(self, key: Key, stay: _Stay) -> None:
+        if stay.place:
+            self._claims.setdefault(stay.claim, set()).add(key)
+
+    def _unclaim(self, key: Key, stay: _Stay) -> None:
+        if rivals := self._claims.get(stay.claim):
+            rivals.discard(key)
+            if not rivals:
+                del self._claims[stay.claim]
+
     async def look(self, group: Group) -> None:
         """Ask everything about a group's brokers now."""
         key = (group.namespace, group.name)
@@ -125,12 +140,16 @@ class Places:
             await self._look(key, stay, tell=False)
 
     async def _look(self, key: Key, stay: _Stay, *, tell: bool = True) -> None:
+        reached: RocketMQ = stay.reached
+        problems: tuple[Verdict, ...] = ()
         try:
-            site = await self._site(key[0], stay.reached)
+            site = await self._site(key[0], reached)
         except Missing as missing:
-            stay.problems = (Verdict(Reason.MISSING_SECRET, str(missing)),)
-        else:
-            stay.problems = ()
+            problems = (Verdict(Reason.MISSING_SECRET, str(missing)),)
+        if self._stays.get(key) is not stay or stay.reached != reached:  # it went, or moved, meanwhile
+            return
+        stay.problems = problems
+        if not problems:
             place = self._enter(key, stay, site)
             await place.views.look(key)
         if tell:
@@ -139,7 +158,9 @@ class Places:
     def _enter(self, key: Key, stay: _Stay, site: "_Access") -> _Place:
         if stay.place != site.mark:
             self._leave(key, stay)
+        self._unclaim(key, stay)
         stay.place = site.mark
+        self._claim(key, stay)
         if site.mark not in self._places:
             brokers = self._connect(site.site)
             views = Views(brokers, self.news)
@@ -167,7 +188,7 @@ class Places:
         place = self._places.get(stay.place) if stay and stay.place else None
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
-        rivals = [other for other, it in self._stays.items() if other != key and it.is_rival(stay)]
+        rivals = self._claims[stay.claim] - {key}
         found = place.views.of(key, now, pods, alone=not rivals)
         return AtBroker(found.views, found.foreigners, (*stay.problems, *_claimed(stay, rivals), *found.problems))
 
@@ -194,7 +215,7 @@ class Places:
         if reached.tls.enabled and mark not in self._places:
             try:
                 tls = ssl.create_default_context(cadata=authority or None)
-            except ssl.SSLError:
+            except (ssl.SSLError, ValueError, TypeError):
                 assert reached.tls.ca_secret is not None  # noqa: S101 - the system's own can be read
                 name = reached.tls.ca_secret.name
                 raise Missing(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
@@ -206,7 +227,7 @@ class Places:
         except ApiError as error:
             if error.unknown:
                 raise Missing(f"There is no Secret {name}, which spec.broker names; create it") from None
-            raise
+            raise Missing(f"Secret {name} cannot be read: {error}") from None
         missing = [key for key in keys if key not in found.data]
         if missing:
             raise Missing(f"Secret {name} has no key {missing[0]}; add it")
@@ -236,8 +257,10 @@ class Places:
     async def _node(self, key: Key, name: str) -> None:
         try:
             self._rooms[name] = (await self._api.get(path("nodes", "", name), Object)).metadata.labels
-        except ApiError as error:
+        except (ApiError, Unanswered) as error:
+            del self._rooms[name]  # it is asked for again when it is looked at next
             _log.warning("The rooms of pods on node %s are not known: %s", name, error)
+            return
         self.news(key)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -40,6 +40,7 @@ class Options:
 
     namespaces: Sequence[str] = ()  # that it looks after; none: all
     own_namespace: str = "default"  # where its Lease is
+    lease: str = "rota"  # and what it is called: operators who share it take turns
     identity: str = ""
     address: str = "127.0.0.1"  # where it answers
     port: int = PORT
@@ -61,7 +62,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
         brain = Brain(api, reports, places, Fleets(api, options.image), lambda done: journal.write(done.plan.records))
         open_.push_async_callback(brain.close)
         following, listing = followers(api, brain, options.namespaces), our_kinds(api, brain, options.namespaces)
-        leader = Leader(beside, options.own_namespace, identity, _leads(brain))
+        leader = Leader(beside, options.own_namespace, identity, _leads(brain), options.lease)
         page = Page([*following, *listing], lambda: leader.leading)
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
         async with asyncio.TaskGroup() as tasks:

@@ -89,7 +89,10 @@ class Views:
     async def _again(self, seconds: float, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             await asyncio.sleep(seconds)
-            await look()
+            try:
+                await look()
+            except Exception:  # noqa: BLE001 - of one look; who ends here sees nothing any more
+                _log.exception("What brokers tell was not understood")
 
     async def look(self, key: Key) -> None:
         """Ask everything about one group now."""
@@ -103,23 +106,17 @@ class Views:
         wanted = {topic for it in self._interests.values() for topic in _topics(it)}
         if self._looks % RETRIES_EVERY:
             wanted = {topic for topic in wanted if not topic.startswith(RETRY)}
-        changed = {topic for topic, new in zip(wanted, await self._all(map(self._ask, wanted)), strict=True) if new}
-        for key, interest in list(self._interests.items()):
-            if not changed.isdisjoint(_topics(interest)):
-                self._news(key)
+        await asyncio.gather(*map(self._ask, wanted))
 
     async def _look_who_is_there(self) -> None:
         asked = list(self._interests.items())
-        found = await self._all(self._ask_online(key, interest) for key, interest in asked)
+        found = await asyncio.gather(*(self._ask_online(key, interest) for key, interest in asked))
         for (key, _), new in zip(asked, found, strict=True):
             if new:
                 self._news(key)
 
-    async def _all(self, asking: Any) -> list[bool]:
-        return list(await asyncio.gather(*asking))
-
-    async def _ask(self, topic: str) -> bool:
-        """Ask for a topic's queues; return whether something else was told than before."""
+    async def _ask(self, topic: str) -> None:
+        """Ask for a topic's queues; if something else is told than before, tell all whom it concerns."""
         before = self._topics.setdefault(topic, _Topic())
         queues: tuple[Queue, ...] | None = None
         why: BrokerError | None = None
@@ -129,9 +126,10 @@ class Views:
             except BrokerError as error:
                 why = error
         if (queues, type(why)) == (before.queues, type(before.why)) and before.since:
-            return False
+            return
         self._topics[topic] = _Topic(queues, asyncio.get_running_loop().time(), why)
-        return True
+        for key in [key for key, interest in self._interests.items() if topic in _topics(interest)]:
+            self._news(key)
 
     async def _ask_online(self, key: Key, interest: Interest) -> bool:
         """Ask every broker of a group's topics who is online; return whether it is not as before."""
