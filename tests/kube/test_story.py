@@ -86,8 +86,7 @@ async def test_the_examples_are_applied_and_every_group_tells_how_it_is(applied:
     kubectl("apply", "-f", str(EXAMPLES))  # once more: nothing begins anew
 
     async def told() -> bool:
-        generation: int = (await applied.status())["generation"]
-        return generation == applied.fleet.documents[-1]["generation"]
+        return bool((await applied.status())["generation"] == applied.fleet.documents[-1]["generation"])
 
     await soon(told, 60)
 
