@@ -36,7 +36,7 @@ def a_definition(kind: str) -> Object:
 
 
 @pytest.fixture
-async def prometheus_operator(api: Api) -> AsyncIterator[None]:
+async def prometheus_operator(api: Api, control_plane: Cluster) -> AsyncIterator[None]:
     """Let the API server take the Prometheus operator's kinds, unless it does already."""
     made = []
     for kind in ("ServiceMonitor", "PrometheusRule"):
@@ -49,14 +49,13 @@ async def prometheus_operator(api: Api) -> AsyncIterator[None]:
             continue
         made.append(body["metadata"]["name"])
 
-        async def served(plural: str = body["spec"]["names"]["plural"]) -> bool:
-            try:
-                await api.get(f"/apis/monitoring.coreos.com/v1/{plural}")
-            except ApiError:
-                return False
-            return True
+        async def known(name: str = body["metadata"]["name"]) -> bool:  # to kubectl: it is told last
+            told = control_plane.kubectl(
+                "api-resources", "--api-group=monitoring.coreos.com", "-o", "name", check=False
+            )
+            return name in told.split()
 
-        await soon(served)
+        await soon(known, 60)
     yield
     for name in made:
         await api.delete(f"{DEFINITIONS}/{name}")
