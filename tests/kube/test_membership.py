@@ -7,6 +7,7 @@ import pytest
 
 from ground.api import Object
 from ground.poll import soon
+from kube.members import NODE
 from kube.world import GROUP, World, a_group, two_members
 from rota.brokers import Membership
 from rota.brokers.memory import Memory, MemoryConsumer
@@ -110,3 +111,23 @@ async def test_beside_consumers_that_are_not_ours_only_our_share_is_worked(memor
     await theirs.leave()
     await world.until(4, 4)
     await world.well("ForeignMembers")
+
+
+async def test_a_members_room_is_its_nodes_unless_its_own_label_says_another(world: World) -> None:
+    await world.api.patch(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"zone": "east"}}})
+    nearby = {"roomLabel": "zone", "brokers": [{"broker": "memory", "room": "east"}]}
+    await world.api.create(
+        f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies",
+        {
+            "apiVersion": "rota.dev/v1alpha1",
+            "kind": "RebalancePolicy",
+            "metadata": {"name": "near"},
+            "spec": {"strategy": "MachineRoomNearby", "options": {"machineRoomNearby": nearby}},
+        },
+    )
+    await world.api.patch(world.path, {"spec": {"policyRef": {"name": "near"}}})
+    await two_members(world)
+    elsewhere = world.fleet.members["orders-b"]
+    await world.api.patch(elsewhere.path, {"metadata": {"labels": {"zone": "west"}}})
+    await world.until(8, 0)
+    assert world.fleet.worked_by("orders-b") == []

@@ -308,8 +308,8 @@ class Around:
     async def unlock(self, _: Group, __: str, ___: object) -> None:
         pass  # locks run out by themselves
 
-    def rooms(self, _: Group) -> dict[str, str]:
-        return {}
+    def lead(self, *, leads: bool) -> None:
+        pass
 
 
 class Polls:

@@ -1,10 +1,6 @@
 """One group as it is known: in whatever order it is told."""
 
-import math
-
 import msgspec
-import pytest
-from msgspec.structs import replace
 
 from rota.documents import Assignment, write_assignment
 from rota.kube.group import AtBroker, Group
@@ -45,42 +41,6 @@ def test_a_record_of_the_group_that_had_the_name_before_is_not_this_ones() -> No
     group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
     group.keep(RECORD)
     assert not group.record.ours
-
-
-def a_status(progressing: str = "False", **told: object) -> dict[str, object]:
-    return {"conditions": [{"type": "Progressing", "status": progressing, "reason": "Settled"}], **told}
-
-
-def test_a_condition_that_turns_is_told_at_once_and_figures_once_a_second() -> None:
-    group = Group("shop", "orders")
-    group.wants(BODY, None)
-    moving = a_status("True", members=1)
-    assert group.tell(moving, now=10.0)
-    group.wants(replace(BODY, status=moving), None)
-    assert not group.tell(a_status("True", members=2), now=10.4)
-    assert group.status["members"] == 2  # what follows goes on from there
-    assert group.untold_for(10.4) == pytest.approx(0.6)
-    assert group.tell(a_status("False", members=2), now=10.5)
-
-
-def test_what_was_held_back_is_told_when_its_time_has_come_or_is_not_so_any_more() -> None:
-    group = Group("shop", "orders")
-    group.wants(replace(BODY, status=a_status(members=1)), None)
-    assert group.tell(a_status(members=2), now=10.0)
-    group.wants(replace(BODY, status=a_status(members=2)), None)
-    assert not group.tell(a_status(members=3), now=10.5)
-    assert not group.tell(a_status(members=2), now=10.6)
-    assert group.untold_for(10.6) == math.inf
-    assert not group.tell(a_status(members=3), now=10.7)
-    assert group.tell(a_status(members=3), now=11.0)
-
-
-def test_a_lag_alone_is_told_once_a_minute() -> None:
-    group = Group("shop", "orders")
-    group.wants(replace(BODY, status=a_status(lag=10)), None)
-    assert group.tell(a_status(lag=20), now=0.0)
-    assert not group.tell(a_status(lag=20), now=59.9)
-    assert group.tell(a_status(lag=20), now=60.0)
 
 
 def test_a_group_is_at_rest_while_the_record_names_just_the_pods_that_are_there() -> None:

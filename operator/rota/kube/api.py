@@ -25,6 +25,7 @@ WATCH_SECONDS = 300  # a watch ends after so long, and is begun anew
 QUIET_SECONDS = 90.0  # the server sends a bookmark every minute: who is silent for longer is gone
 
 AT_ONCE = 50  # requests under way: more only wait at the server, and everybody else with them
+LONGEST_WAIT = 10.0  # seconds, whatever a busy server asks for
 _REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=QUIET_SECONDS)
 _LARGEST_LINE = 2**22  # of a watch: one object, and etcd takes 1.5 MiB
@@ -178,6 +179,10 @@ class Api:
         headers: dict[str, str] = self._access.as_http_headers()
         return headers
 
+    async def _once(self, method: str, path: str, **sent: Any) -> tuple[aiohttp.ClientResponse, bytes]:
+        async with self._session.request(method, path, **sent) as answer:
+            return answer, await answer.read()
+
     async def _ask(
         self,
         method: str,
@@ -190,16 +195,22 @@ class Api:
         data = None if body is None else msgspec.json.encode(body)
         headers = {**self._headers(), "Content-Type": content}
         try:
-            async with (
-                self._room,
-                self._session.request(method, path, data=data, params=params, headers=headers) as answer,
-            ):
-                told = await answer.read()
+            async with self._room:
+                answer, told = await self._once(method, path, data=data, params=params, headers=headers)
+                if answer.status == HTTPStatus.TOO_MANY_REQUESTS:  # once: who waits longer looks at everything anew
+                    await asyncio.sleep(_wait(answer))
+                    answer, told = await self._once(method, path, data=data, params=params, headers=headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unanswered(f"The API server did not answer {method} {path}: {_told(error)}") from None
         if not answer.ok:
             raise _refusal(answer.status, told)
         return told
+
+
+def _wait(answer: aiohttp.ClientResponse) -> float:
+    """Return the seconds that a busy server asks for."""
+    told = answer.headers.get("Retry-After", "")
+    return min(float(told), LONGEST_WAIT) if told.isdecimal() else 1.0
 
 
 def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:

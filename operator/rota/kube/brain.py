@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from rota.kube import apply
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.fleets import Fleets
-from rota.kube.group import Group, Known, client_id
+from rota.kube.gather import Gatherer
+from rota.kube.group import Group, client_id
 from rota.kube.listeners import Listeners
-from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, path, record_of
+from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, record_of
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 from rota.planner import Plan, plan
@@ -24,7 +25,6 @@ from rota.planner import Plan, plan
 SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after failures in a row
 LARGE = 2000  # queues and pods: a plan about more takes longer than ten milliseconds
-LOOKS_AT_ONCE = 20  # groups that a new leader reads whole at the same time
 
 Key = tuple[str, str]
 
@@ -64,7 +64,7 @@ class Brain:
         self._policies: dict[Key, Custom] = {}
         self._labels: dict[str, str] = {}  # by pods' uids
         self._rounds: set[asyncio.Task[None]] = set()
-        self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._gatherer = Gatherer(api, reports, places)
         self._leads = False
         self.time: Callable[[], float] = time
         places.news = self.wake
@@ -87,6 +87,7 @@ class Brain:
     def lead(self, *, leads: bool) -> None:
         """Begin or end to write; who begins looks at everything first."""
         self._leads = leads
+        self._places.lead(leads=leads)
         for key, task in sorted(self._tasks.items(), key=lambda it: it[1].group.at_rest):  # those first that wait
             task.group.begin()
             if leads:
@@ -108,11 +109,11 @@ class Brain:
         key = body.metadata.key
         task = self._task(key)
         before = task.group.body
+        if before and body.metadata.version < before.metadata.version:
+            return
         if before and before.metadata.uid != body.metadata.uid:
             self.group_gone(before)
             task = self._task(key)
-        elif before and body.metadata.version < before.metadata.version:
-            return
         self._wants(task.group, body)
         if before is None or before.metadata.generation != body.metadata.generation:
             self.wake(key)
@@ -129,13 +130,17 @@ class Brain:
 
     def policy_seen(self, body: Custom) -> None:
         """Take a policy's newest text."""
-        self._policies[body.metadata.key] = body
-        self._policy_changed(body)
+        known = self._policies.get(body.metadata.key)
+        if known is None or known.metadata.version < body.metadata.version:
+            self._policies[body.metadata.key] = body
+            self._policy_changed(body)
 
     def policy_gone(self, body: Custom) -> None:
-        """Know that a policy is no more."""
-        self._policies.pop(body.metadata.key, None)
-        self._policy_changed(body)
+        """Know that a policy is no more; one that was made anew under its name is another."""
+        known = self._policies.get(body.metadata.key)
+        if known and known.metadata.uid == body.metadata.uid:
+            del self._policies[body.metadata.key]
+            self._policy_changed(body)
 
     def _policy_changed(self, body: Custom) -> None:
         for key, task in list(self._tasks.items()):
@@ -265,15 +270,19 @@ class Brain:
     async def _decide(self, task: _Task) -> float:
         """Look at a group once, and do what is to be done; return the seconds until it is worth looking again."""
         group = task.group
-        await self._catch_up(group)
+        first = not group.looked
+        await self._gatherer.catch_up(group)
+        if first:
+            self._looked()
+        for client, queues in group.locks_left():
+            self._background(self._places.unlock(group, client, queues))
         stated = await self._fleets.keep(group) if self._leads else 0
         rests_on = group.record, group.uid
         found, seconds = await self._plan(group)
         if rests_on != (group.record, group.uid):  # something happened while a large plan was made
             return 0.0
         if found.reread:
-            await self._read(group)
-            await self._hear_of(group)
+            await self._gatherer.ask_anew(group)
             group.fresh = True
             return 0.0
         if not self._leads or group.body is None:
@@ -287,22 +296,12 @@ class Brain:
             await self._tell(group, found, writes)
         finally:
             self._done(Done(group, found, seconds, writes))
-        return min(found.again, group.untold_for(self._now))
+        return min(found.again, group.pace.seconds(group.written, self._now))
 
-    async def _catch_up(self, group: Group) -> None:
-        """Learn what no watch tells."""
-        if not group.looked:
-            if not group.record.version:  # it may have been seen before its group
-                await self._read_record(group)
-            async with self._looking:
-                await self._hear_of(group)
-            self._looked(group)
-        if group.outdated or not group.record.ours:
-            await self._read_record(group)
-        await self._confirm(group)
-        group.forget_ended()
-        for holder, client in group.locks_left():
-            self._background(self._places.unlock(group, client, group.shares[holder]))
+    def _looked(self) -> None:
+        known = [it.group for it in self._tasks.values() if it.group.body]
+        if self._leads and all(it.looked for it in known):
+            _log.info("All %d groups are known", len(known))
 
     def _listen(self, task: _Task, found: Plan) -> None:
         task.group.unsure, task.group.awaited = found.confirm, found.awaited
@@ -313,7 +312,7 @@ class Brain:
         loop = asyncio.get_running_loop()
         ids = {client_id(known.pod) for known in group.pods.values()}
         seen = self._places.of(group, loop.time(), ids)
-        snapshot = group.snapshot(loop.time(), seen, self._places.rooms(group))
+        snapshot = group.snapshot(loop.time(), seen, self._gatherer.rooms.of(group))
         began, now = loop.time(), self.time()
         # What takes long is planned aside, so that it delays no other group.
         large = len(snapshot.pods) + sum(len(view.queues) for view in seen.views.values() if view) > LARGE
@@ -327,11 +326,11 @@ class Brain:
             known = group.pods.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:
                 self._background(self._reports.drain(known.pod.status.pod_ip, holder.uid))
-        if self._leads and group.tell(found.status, self._now):
+        if self._leads and group.pace.tell(found.status, group.written, self._now):
             written = await apply.write_status(self._api, group, found.status)
             writes["status"] = 1
             if written is None:
-                group.untaken(found.status, self._now)
+                group.pace.untaken(found.status, self._now)
             elif group.is_before(written.metadata):
                 self._wants(group, written)
         for event in found.events:
@@ -342,55 +341,3 @@ class Brain:
         task = asyncio.get_running_loop().create_task(work)
         self._rounds.add(task)
         task.add_done_callback(self._rounds.discard)
-
-    # Looking.
-
-    async def _read(self, group: Group) -> None:
-        """Read record and pods anew; each is a consistent read."""
-        await self._read_record(group)
-        selector = {"labelSelector": f"rota.dev/group={group.name}"}
-        pods, _ = await self._api.list(path("pods", group.namespace), Pod, selector)
-        there = {pod.metadata.uid for pod in pods}
-        for known in [known for known in group.pods.values() if known.pod.metadata.uid not in there]:
-            group.miss(known.pod)
-        for pod in pods:
-            group.see(pod, self._now)
-
-    async def _hear_of(self, group: Group) -> None:
-        """Ask the brokers and every member anew."""
-        await self._places.look(group)
-        heard = [self._hear(group, known) for known in group.pods.values() if known.pod.started and not known.pod.ended]
-        await asyncio.gather(*heard)
-
-    def _looked(self, group: Group) -> None:
-        group.looked = True
-        known = [it.group for it in self._tasks.values() if it.group.body]
-        if self._leads and all(it.looked for it in known):
-            _log.info("All %d groups are known", len(known))
-
-    async def _hear(self, group: Group, known: Known) -> None:
-        uid, asked = known.pod.metadata.uid, self._now
-        report = await self._reports.read(known.pod.status.pod_ip, uid)
-        if (still := group.pods.get(known.pod.metadata.name)) and still.pod.metadata.uid == uid:
-            still.hear(report, self._now, asked)
-
-    async def _read_record(self, group: Group) -> None:
-        try:
-            where = path("configmaps", group.namespace, record_of(group.name))
-            group.keep(await self._api.get(where, ConfigMap))
-        except ApiError as error:
-            if not error.unknown:
-                raise
-            group.keep(None)
-
-    async def _confirm(self, group: Group) -> None:
-        """Look for those who are not told of: a read of the one object tells whether they ended."""
-        for holder in sorted(group.unseen):
-            try:
-                pod: Pod | None = await self._api.get(path("pods", group.namespace, holder.name), Pod)
-            except ApiError as error:
-                if not error.unknown:
-                    raise
-                pod = None
-            group.read(holder, pod, self._now)
-        group.unsure = ()

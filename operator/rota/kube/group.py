@@ -12,13 +12,13 @@ from typing import Any
 from rota.documents import PACKED, PLAIN, Assignment, Report, TooNew, read_assignment
 from rota.kube import settings
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
+from rota.kube.pace import Pace
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Heard, Snapshot, View
 from rota.planner import Pod as Seen
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
 SETTINGS = "group.json"
-TOLD_EVERY, LAG_EVERY = 1.0, 60.0  # seconds between two statuses that differ in figures only, and in the lag only
 
 
 @dataclass(slots=True)
@@ -135,14 +135,14 @@ class Group:
         self.strangers: set[str] = set()  # pods that carry the label and no sidecar
         self.missed: set[Holder] = set()  # not told of any more: ended, or only without our label
         self.gone: set[str] = set()  # uids of pods that were there and are not any more
-        self._clients: dict[str, str] = {}  # and by which ids brokers know them, until their locks are given back
+        self._clients: dict[str, str] = {}  # and by which ids brokers know them
+        self._unlocked: set[str] = set()  # those whose locks were given back
         self.unsure: tuple[Holder, ...] = ()
         self.awaited: frozenset[str] = frozenset()
         self.outdated = False  # the record is not the one that we know
         self.looked = False  # everything was looked at once since we began to lead
         self.fresh = False  # and again, after the record was found missing or damaged
-        self.untold: Mapping[str, Any] | None = None  # the newest status, while it is not worth a write
-        self._told = -LAG_EVERY
+        self.pace = Pace()
 
     @property
     def spelled(self) -> str:
@@ -162,7 +162,7 @@ class Group:
     def begin(self) -> None:
         """Forget all waits: whoever begins to lead waits anew."""
         self.looked = self.fresh = self.outdated = False
-        self.untold = None
+        self.pace = Pace()
         for known in self.pods.values():
             known.heard, known.unheard_since, known.cut_off_since = None, None, {}
 
@@ -275,14 +275,19 @@ class Group:
         members = document.members if document else {}
         return {Holder(name, share.uid): share.queues for name, share in members.items()}
 
-    def locks_left(self) -> list[tuple[Holder, str]]:
-        """Return those who ended with locks that the broker still keeps, once each, and their ids there."""
-        spec = self.wish.spec
-        found = []
-        for holder, queues in self.shares.items():
-            client = self._clients.pop(holder.uid, "")
-            if client and queues and spec and spec.orderly:
-                found.append((holder, client))
+    def locks_left(self) -> list[tuple[str, list[Queue]]]:
+        """Return by which ids the broker keeps locks of those who ended, and of which queues; once each."""
+        spec, document = self.wish.spec, self.record.document
+        if not (spec and spec.orderly and document):
+            return []
+        held = {holder: [*queues] for holder, queues in self.shares.items()}
+        for queue, release in document.releasing.items():
+            held.setdefault(release.holder, []).append(queue)
+        ended = {known.pod.metadata.uid: client_id(known.pod) for known in self.pods.values() if known.pod.ended}
+        clients = self._clients | ended
+        left = {holder: queues for holder, queues in held.items() if queues and holder.uid in clients}
+        found = [(clients[holder.uid], queues) for holder, queues in left.items() if holder.uid not in self._unlocked]
+        self._unlocked |= {holder.uid for holder in left}
         return found
 
     def forget_ended(self) -> None:
@@ -293,6 +298,7 @@ class Group:
             known |= {release.holder.uid for release in document.releasing.values()}
             self.gone &= known
             self._clients = {uid: client for uid, client in self._clients.items() if uid in self.gone}
+            self._unlocked &= known
 
     # What the planner is given.
 
@@ -321,26 +327,12 @@ class Group:
     @property
     def status(self) -> Mapping[str, Any]:
         """What the last plan said of the group, told to people or not yet."""
-        return self.body.status if self.body and self.untold is None else self.untold or {}
+        return self.written if self.pace.untold is None else self.pace.untold
 
-    def tell(self, status: Mapping[str, Any], now: float) -> bool:
-        """Take the newest status; return whether it is to be written now."""
-        written = self.body.status if self.body else status
-        self.untold = None if status == written else status
-        if self.untold is None or now < self._told + _patience(status, written):
-            return False
-        self.untold, self._told = None, now
-        return True
-
-    def untaken(self, status: Mapping[str, Any], now: float) -> None:
-        """Know that a status could not be written."""
-        self.untold, self._told = status, now + TOLD_EVERY
-
-    def untold_for(self, now: float) -> float:
-        """Return the seconds until a status that was held back is to be written."""
-        if self.untold is None or self.body is None:
-            return math.inf
-        return max(self._told + _patience(self.untold, self.body.status) - now, 0.0)
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """The status that people see."""
+        return self.body.status if self.body else {}
 
     @property
     def wanted_settings(self) -> str:
@@ -359,18 +351,6 @@ class Group:
             f"{len(self.strangers)} pods carry the group's label but no sidecar of it, such as {names}; use rota inject"
         )
         return [Verdict(Reason.NO_SIDECAR, told)]
-
-
-def _patience(status: Mapping[str, Any], written: Mapping[str, Any]) -> float:
-    """Return for how long what is written may stand: a condition that turns is told at once."""
-    if _state(status) != _state(written):
-        return 0.0
-    return LAG_EVERY if {**status, "lag": None} == {**written, "lag": None} else TOLD_EVERY
-
-
-def _state(status: Mapping[str, Any]) -> tuple[object, ...]:
-    conditions = status.get("conditions") or []
-    return status.get("observedGeneration"), *((it["type"], it["status"], it["reason"]) for it in conditions)
 
 
 def _wish(body: Custom, policy: Custom | None) -> Wish:

@@ -14,9 +14,9 @@ from rota.brokers import BrokerError, Brokers
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
-from rota.kube.api import Api, ApiError, Unanswered
+from rota.kube.api import Api, ApiError
 from rota.kube.group import AtBroker, Group
-from rota.kube.objects import Object, path
+from rota.kube.objects import path
 from rota.kube.views import Interest, Views
 from rota.model import Queue, Reason, Verdict
 from rota.spec import GroupSpec, RocketMQ
@@ -77,7 +77,7 @@ class Places:
         self._places: dict[tuple[object, ...], _Place] = {}
         self._stays: dict[Key, _Stay] = {}
         self._claims: dict[tuple[object, ...], set[Key]] = {}  # whose each of the brokers' groups is
-        self._rooms: dict[str, dict[str, str]] = {}  # labels by node
+        self._awake = False  # whether it is worth asking
         self._asking: set[asyncio.Task[None]] = set()
         self.news: Callable[[Key], None] = lambda _: None
 
@@ -103,7 +103,7 @@ class Places:
         self._claim(key, stay)
         if moved:
             self._leave(key, stay)
-        if changed:
+        if changed and self._awake:
             self._background(self._look(key, stay))
 
     def forget(self, key: Key) -> None:
@@ -132,6 +132,12 @@ class Places:
             rivals.discard(key)
             if not rivals:
                 del self._claims[stay.claim]
+
+    def lead(self, *, leads: bool) -> None:
+        """Ask from now on for what is looked at, or ask nobody any more."""
+        self._awake = leads
+        for key, stay in self._stays.items() if not leads else ():
+            self._leave(key, stay)
 
     async def look(self, group: Group) -> None:
         """Ask everything about a group's brokers now."""
@@ -174,7 +180,7 @@ class Places:
         """Look after Secrets for ever: who changes one means it."""
         while True:
             await asyncio.sleep(SECRETS_SECONDS)
-            for key, stay in list(self._stays.items()):
+            for key, stay in list(self._stays.items()) if self._awake else ():
                 if stay.reached.credentials_secret or stay.reached.tls.enabled or stay.problems:
                     try:
                         await self._look(key, stay)
@@ -235,33 +241,6 @@ class Places:
             return [base64.b64decode(found.data[key]).decode() for key in keys]
         except UnicodeDecodeError:
             raise Missing(f"Secret {name} has a value that is no text; write it anew") from None
-
-    def rooms(self, group: Group) -> dict[str, str]:
-        """Return each pod's room: its own label's value, or else its node's."""
-        policy = group.wish.policy
-        options = policy.options if policy else None
-        block = options and (options.machine_room_nearby or options.balanced)
-        label = block.room_label if block else None
-        if not label:
-            return {}
-        found: dict[str, str] = {}
-        for name, known in group.pods.items():
-            labels, node = known.pod.metadata.labels, known.pod.spec.node_name
-            if label not in labels and node and node not in self._rooms:
-                self._rooms[node] = {}
-                self._background(self._node((group.namespace, group.name), node))
-            if room := labels.get(label) or self._rooms.get(node, {}).get(label):
-                found[name] = room
-        return found
-
-    async def _node(self, key: Key, name: str) -> None:
-        try:
-            self._rooms[name] = (await self._api.get(path("nodes", "", name), Object)).metadata.labels
-        except (ApiError, Unanswered) as error:
-            del self._rooms[name]  # it is asked for again when it is looked at next
-            _log.warning("The rooms of pods on node %s are not known: %s", name, error)
-            return
-        self.news(key)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -59,6 +59,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
         open_.push_async_callback(reports.close)
         identity = options.identity or _identity()
         journal = Journal(options.journal, identity)
+        open_.callback(journal.close)
         brain = Brain(api, reports, places, Fleets(api, options.image), lambda done: journal.write(done.plan.records))
         open_.push_async_callback(brain.close)
         following, listing = followers(api, brain, options.namespaces), our_kinds(api, brain, options.namespaces)

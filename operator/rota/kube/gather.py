@@ -1,0 +1,88 @@
+"""Gathering: what no watch tells of a group is asked for, and asked anew where what is known cannot be believed."""
+
+import asyncio
+from typing import TypeVar
+
+from rota.kube.api import Api, ApiError
+from rota.kube.group import Group, Known
+from rota.kube.objects import GROUP_LABEL, ConfigMap, Pod, path, record_of
+from rota.kube.places import Places
+from rota.kube.reports import Reports
+from rota.kube.rooms import Rooms
+
+T = TypeVar("T")
+
+LOOKS_AT_ONCE = 20  # groups whose members a new leader hears at the same time
+
+
+class Gatherer:
+    """Asks the API server, the brokers and the members about groups."""
+
+    def __init__(self, api: Api, reports: Reports, places: Places) -> None:
+        """Ask nobody yet."""
+        self._api, self._reports, self._places = api, reports, places
+        self.rooms = Rooms(api)
+        self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def catch_up(self, group: Group) -> None:
+        """Learn what no watch has told."""
+        if not group.looked:
+            if not group.record.version:  # it may have been seen before its group
+                await self._ask_for_record(group)
+            async with self._looking:
+                await self._ask_around(group)
+            group.looked = True
+        if group.outdated or not group.record.ours:
+            await self._ask_for_record(group)
+        await self._ask_for_unseen(group)
+        await self.rooms.learn(group)
+        group.forget_ended()
+
+    async def ask_anew(self, group: Group) -> None:
+        """Ask for record, pods, routes and reports, whatever is known of them."""
+        await self._ask_for_record(group)
+        selector = {"labelSelector": f"{GROUP_LABEL}={group.name}"}
+        pods, _ = await self._api.list(path("pods", group.namespace), Pod, selector)
+        there = {pod.metadata.uid for pod in pods}
+        for known in [known for known in group.pods.values() if known.pod.metadata.uid not in there]:
+            group.miss(known.pod)
+        for pod in pods:
+            group.see(pod, self._now)
+        await self._ask_around(group)
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _ask_around(self, group: Group) -> None:
+        """Ask the brokers and every member."""
+        await self._places.look(group)
+        there = [known for known in group.pods.values() if known.pod.started and not known.pod.ended]
+        await asyncio.gather(*(self._ask_member(group, known) for known in there))
+
+    async def _ask_member(self, group: Group, known: Known) -> None:
+        uid, asked = known.pod.metadata.uid, self._now
+        report = await self._reports.read(known.pod.status.pod_ip, uid)
+        if (still := group.pods.get(known.pod.metadata.name)) and still.pod.metadata.uid == uid:
+            still.hear(report, self._now, asked)
+
+    async def _ask_for_record(self, group: Group) -> None:
+        where = path("configmaps", group.namespace, record_of(group.name))
+        group.keep(await self._found(where, ConfigMap))
+
+    async def _ask_for_unseen(self, group: Group) -> None:
+        """Ask for those who are not told of: a read of the one object tells whether they ended."""
+        holders = sorted(group.unseen)
+        asked = [self._found(path("pods", group.namespace, holder.name), Pod) for holder in holders]
+        for holder, pod in zip(holders, await asyncio.gather(*asked), strict=True):
+            group.read(holder, pod, self._now)
+        group.unsure = ()
+
+    async def _found(self, where: str, kind: type[T]) -> T | None:
+        """Return the object, or nothing if there is none."""
+        try:
+            return await self._api.get(where, kind)
+        except ApiError as error:
+            if error.unknown:
+                return None
+            raise
