@@ -217,7 +217,7 @@ def events(it: Situation, draft: Draft, status_now: Mapping[str, Any], found: Se
         why = cause(it, draft)
         moving = len(draft.of(Act.REVOKE, Act.GRANT, Act.FORCE))
         told.append(Event(why.reason, f"{why.message}; {_count(moving)} change hands"))
-    if last and before and last.get("seconds", 0.0) >= SWIFT and "seconds" not in before:
+    if last and before and "seconds" in last and "seconds" not in before and last["seconds"] >= SWIFT:
         told.append(Event(Reason.SETTLED, f"{last['reason']}: {_count(last['moved'])} moved in {last['seconds']:g} s"))
     forced = draft.of(Act.FORCE)
     if forced:
