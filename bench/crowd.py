@@ -7,17 +7,16 @@ import asyncio
 import base64
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Self
 
 import msgspec
 from aiohttp import web
 
 from ground.api import Api, Object
+from kube.members import PORT, reported
 from rota.sidecar.machine import Act, Event
 from rota.sidecar.member import Member, Step
 
-PORT = 9911
 LABEL = "rota.dev/group"
 _ON_LOOPBACK = b"lo\0"
 
@@ -90,10 +89,6 @@ class Crowd:
     def _obeys(self, one: _One) -> bool:
         return one.member.obeyed > 0 and one.member.state == "serving" and bool(one.member.lives)
 
-    def share(self, group: str) -> int:
-        """Return how many queues are worked in a group."""
-        return sum(len(one.member.lives) for one in self.members.values() if one.group == group)
-
     async def _follow_records(self) -> None:
         async for event in self._api.follow("/api/v1/configmaps", labelSelector=LABEL):
             body = event["object"]
@@ -129,14 +124,8 @@ class Crowd:
         return one
 
     async def _report(self, asked: web.Request) -> web.Response:
-        one, after = self._asked(asked), asked.query.get("after")
-        if after is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(float(asked.query["wait"].removesuffix("s"))):
-                    while int(after) == one.member.revision:
-                        one.changed.clear()
-                        await one.changed.wait()
-        return web.Response(body=msgspec.json.encode(one.member.report()))
+        one = self._asked(asked)
+        return await reported(asked, one.member, one.changed)
 
     async def _drain(self, asked: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()

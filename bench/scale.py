@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.crowd import LABEL, Crowd
+from bench.crowd import Crowd
 from bench.measure import Row, Sample
 from ground.api import Api, ApiError
 from ground.controlplane import ControlPlane
@@ -27,6 +27,7 @@ from ground.kwok import Kwok
 from ground.poll import answers, eventually, soon
 from ground.report import say
 from ground.rocketmq import RocketMQ
+from kube.members import a_pod
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 
@@ -101,17 +102,9 @@ class _Scale:
         return True
 
     async def _pod(self, group: str, number: int) -> None:
-        mount = {"name": "documents", "mountPath": "/etc/rota"}
-        sidecar = {"name": "rota-sidecar", "image": "rota", "restartPolicy": "Always", "volumeMounts": [mount]}
-        spec = {
-            "nodeSelector": Kwok.selector,
-            "tolerations": Kwok.tolerations,
-            "nodeName": f"kwok-{number % NODES}",
-            "initContainers": [sidecar],
-            "containers": [{"name": "app", "image": "app"}],
-            "volumes": [{"name": "documents", "configMap": {"name": f"{group}-rota", "optional": True}}],
-        }
-        await self.api.create(PODS, {"metadata": {"name": f"{group}-{number}", "labels": {LABEL: group}}, "spec": spec})
+        pod = a_pod(f"{group}-{number}", group)
+        pod["spec"]["nodeName"] = f"kwok-{number % NODES}"
+        await self.api.create(PODS, pod)
 
     # What is measured.
 
@@ -275,6 +268,6 @@ def _processor(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def _resident(pid: int, what: str = "VmRSS") -> int:
+def _resident(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith(what))
+    return next(int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmRSS"))

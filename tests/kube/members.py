@@ -68,6 +68,18 @@ def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
     }
 
 
+async def reported(asked: web.Request, member: Member, changed: asyncio.Event) -> web.Response:
+    """Answer with a member's report, by long poll if that is asked for; `changed` is set with every change of it."""
+    after = asked.query.get("after")
+    if after is not None and int(after) == member.revision:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(float(asked.query["wait"].removesuffix("s"))):
+                while int(after) == member.revision:
+                    changed.clear()
+                    await changed.wait()
+    return web.Response(body=msgspec.json.encode(member.report()))
+
+
 class One:
     """A member and its pod."""
 
@@ -179,15 +191,7 @@ class One:
 
     async def _report(self, asked: web.Request) -> web.Response:
         self.fleet.reads += 1
-        after = asked.query.get("after")
-        if after is not None and int(after) == self.member.revision:
-            wait = float(asked.query["wait"].removesuffix("s"))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    while int(after) == self.member.revision:
-                        self._changed.clear()
-                        await self._changed.wait()
-        return web.Response(body=msgspec.json.encode(self.member.report()))
+        return await reported(asked, self.member, self._changed)
 
     async def _drain(self, asked: web.Request) -> web.Response:
         assert (await asked.json())["uid"] == self.uid

@@ -36,11 +36,7 @@ async def test_whoever_comes_after_an_operator_that_ended_at_any_write_goes_on(
             async def over(mortal: Operator = mortal, wanted: tuple[int, ...] = wanted) -> bool:
                 return mortal.dead or (world.shares(*wanted) and await world.settled())
 
-            try:
-                await soon(over, 90)
-            except TimeoutError as error:
-                error.add_note(await world.story())
-                raise
+            await world.soon(over, 90)
         if not mortal.dead:
             break
         async with Operator(control_plane.kubeconfig, world.namespace, memory):

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ground.api import Api, ApiError, Object
+from ground.api import Object
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import a_pod
-from kube.world import GROUP, World, a_group
+from kube.world import GROUP, World, a_group, is_gone
 from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.spec import Subscription
@@ -156,19 +156,11 @@ async def test_pods_that_carry_the_label_and_no_sidecar_are_told(world: World) -
 async def test_a_record_of_that_name_that_is_somebody_elses_is_left_alone(world: World) -> None:
     theirs = f"/api/v1/namespaces/{world.namespace}/configmaps"
     await world.api.delete(world.path)
-    await soon(lambda: _gone(world.api, f"{theirs}/{GROUP}-rota"))
+    await soon(lambda: is_gone(world.api, f"{theirs}/{GROUP}-rota"))
     await world.api.create(theirs, {"metadata": {"name": f"{GROUP}-rota"}, "data": {"mine": "1"}})
     await world.api.create(world.path.rpartition("/")[0], a_group())
     assert "is somebody else's" in (await world.condition("NameTaken"))["message"]
     assert (await world.api.get(f"{theirs}/{GROUP}-rota"))["data"] == {"mine": "1"}
-
-
-async def _gone(api: Api, path: str) -> bool:
-    try:
-        await api.get(path)
-    except ApiError as error:
-        return error.status == 404
-    return False
 
 
 async def test_the_locks_of_a_member_that_ended_are_given_back_in_its_name(world: World, memory: Memory) -> None:

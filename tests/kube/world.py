@@ -1,6 +1,6 @@
 """What tests of a group's life share: a namespace with an operator and a fleet of simulated members."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,8 +35,12 @@ class World:
         async def shared() -> bool:
             return self.shares(*shares)
 
+        await self.soon(shared)
+
+    async def soon(self, ask: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+        """Wait until something is so; if it never is, tell all that can be known."""
         try:
-            await soon(shared, 60)
+            await soon(ask, seconds)
         except TimeoutError as error:
             error.add_note(await self.story())
             raise
@@ -63,11 +67,7 @@ class World:
             status = await self.status()
             return (status.get("members"), status.get("replicas")) == (members, pods or len(self.fleet.members))
 
-        try:
-            await soon(told, 60)
-        except TimeoutError as error:
-            error.add_note(await self.story())
-            raise
+        await self.soon(told)
 
     async def story(self) -> str:
         """Return all that can be known, for people who look for what went wrong."""

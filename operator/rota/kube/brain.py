@@ -299,9 +299,8 @@ class Brain:
         return min(found.again, group.pace.seconds(group.written, self._now))
 
     def _looked(self) -> None:
-        known = [it.group for it in self._tasks.values() if it.group.body]
-        if self._leads and all(it.looked for it in known):
-            _log.info("All %d groups are known", len(known))
+        if self._leads and all(it.group.looked for it in self._tasks.values() if it.group.body):
+            _log.info("All %d groups are known", len(self._tasks))
 
     def _listen(self, task: _Task, found: Plan) -> None:
         task.group.unsure, task.group.awaited = found.confirm, found.awaited

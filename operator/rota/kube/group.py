@@ -33,6 +33,7 @@ class Known:
     heard: Heard | None = None
     unheard_since: float | None = None
     cut_off_since: dict[str, float] = field(default_factory=dict)
+    strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
 
     def see(self, pod: Pod, now: float) -> None:
         """Take a newer state of the same pod."""
@@ -42,7 +43,7 @@ class Known:
             self.poke_changed = now
         if pod.terminating and self.leaving_since is None:
             self.leaving_since = now
-        self.pod = pod
+        self.pod, self.strayed = pod, pod.labelled != pod.works_for
 
     def hear(self, report: Report | None, now: float, asked: float) -> bool:
         """Take what it said, or that it said nothing since it was asked; return whether that is news."""
@@ -56,11 +57,6 @@ class Known:
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
-
-    @property
-    def strayed(self) -> bool:
-        """Whether it has lost our label: it works on until it is told otherwise, but it counts no more."""
-        return self.pod.labelled != self.pod.works_for
 
     def shown(self, now: float, room: str | None) -> Seen:
         """Return it as the planner sees it."""
@@ -210,14 +206,14 @@ class Group:
 
     def read(self, holder: Holder, pod: Pod | None, now: float) -> None:
         """Take what a read of the one object tells of somebody: a pod of that uid, another one, or none."""
-        known = self.pods.get(holder.name)
+        self.missed.discard(holder)
         if pod and pod.metadata.uid == holder.uid:
             self.see(pod, now)
-        elif known and known.pod.metadata.uid == holder.uid:
+            return
+        self.gone.add(holder.uid)
+        known = self.pods.get(holder.name)
+        if known and known.pod.metadata.uid == holder.uid:
             self.lose(known.pod)
-        self.missed.discard(holder)
-        if pod is None or pod.metadata.uid != holder.uid:
-            self.gone.add(holder.uid)
 
     def lose(self, pod: Pod) -> None:
         """Know that a pod is no more."""

@@ -147,7 +147,7 @@ class Pod(Struct, frozen=True):
     @property
     def labelled(self) -> str:
         """The group that its label names."""
-        return self.metadata.labels.get(GROUP_LABEL, "")
+        return self.metadata.group[1]
 
     @property
     def started(self) -> bool:
