@@ -6,6 +6,7 @@ They obey as sidecars do (the same machine), at once and on every poke. Document
 import asyncio
 import base64
 import socket
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Self
 
@@ -46,6 +47,7 @@ class Crowd:
     def __init__(self, api: Api) -> None:
         self._api = api
         self.members: dict[str, _One] = {}  # by pod
+        self.groups: dict[str, dict[str, _One]] = defaultdict(dict)
         self.generations: dict[str, int] = {}  # of each group's document
         self._texts: dict[str, str | bytes] = {}
         self._by_address: dict[str, _One] = {}
@@ -105,8 +107,10 @@ class Crowd:
             if event["type"] == "DELETED":
                 if gone := self.members.pop(name, None):
                     self._by_address.pop(gone.address, None)
+                    del self.groups[gone.group][name]
                 continue
             one = self.members.setdefault(name, _One(pod))
+            self.groups[one.group][name] = one
             if address := pod.get("status", {}).get("podIP", ""):
                 self._by_address.pop(one.address, None)  # kwok changes its mind now and then
                 one.address, self._by_address[address] = address, one

@@ -234,11 +234,11 @@ class _Scale:
         return time.monotonic() - began
 
     async def _end(self, group: str) -> None:
-        name = next(name for name, one in self.crowd.members.items() if one.group == group)
+        name = next(iter(self.crowd.groups[group]))
         await self.api.delete(f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
     def _whole(self, group: str, members: int) -> bool:
-        there = [one for one in self.crowd.members.values() if one.group == group]
+        there = self.crowd.groups[group].values()
         return len(there) == members and sum(len(one.member.lives) for one in there) == QUEUES
 
 

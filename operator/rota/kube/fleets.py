@@ -5,6 +5,7 @@ import hashlib
 import msgspec
 
 from rota.kube.api import Api, ApiError
+from rota.kube.apply import Stale
 from rota.kube.group import Group
 from rota.kube.manifests import IMAGE, SidecarSpec, deployment
 from rota.kube.objects import Deployment, path
@@ -29,6 +30,8 @@ class Fleets:
     def seen(self, it: Deployment) -> bool:
         """Take a Deployment as it is; return whether somebody has changed what it shall be."""
         before = self._standing.get(it.metadata.key)
+        if before and it.metadata.version < before.metadata.version:
+            return False
         self._standing[it.metadata.key] = it
         return before is None or before.metadata.generation != it.metadata.generation
 
@@ -82,7 +85,16 @@ class Fleets:
         mark = hashlib.sha256(msgspec.json.encode(wanted, order="deterministic")).hexdigest()
         if standing and self._stated.get(key) == (mark, standing.metadata.generation):
             return 0
-        made = await self._api.apply(path("deployments", *key), wanted, Deployment)
+        if standing:  # a leader that was deposed knows an older one
+            wanted["metadata"]["resourceVersion"] = standing.metadata.resource_version
+        try:
+            made = await self._api.apply(path("deployments", *key), wanted, Deployment)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            self._standing.pop(key, None)  # it is read before it is stated again
+            self._stated.pop(key, None)
+            raise Stale(str(error)) from None
         self._stated[key] = (mark, made.metadata.generation)
         self._standing[key] = made
         return 1

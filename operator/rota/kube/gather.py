@@ -1,7 +1,8 @@
 """Gathering: what no watch tells of a group is asked for, and asked anew where what is known cannot be believed."""
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from rota.kube.api import Api, ApiError
 from rota.kube.group import Group, Known
@@ -13,6 +14,7 @@ from rota.kube.rooms import Rooms
 T = TypeVar("T")
 
 LOOKS_AT_ONCE = 20  # groups whose members a new leader hears at the same time
+LOOK_SECONDS = 1.0  # a group whose brokers or members do not answer holds up no other for longer
 
 
 class Gatherer:
@@ -29,8 +31,7 @@ class Gatherer:
         if not group.looked:
             if not group.record.version:  # it may have been seen before its group
                 await self._ask_for_record(group)
-            async with self._looking:
-                await self._ask_around(group)
+            await self._in_turn(self._ask_around(group))
             group.looked = True
         if group.outdated or not group.record.ours:
             await self._ask_for_record(group)
@@ -53,6 +54,17 @@ class Gatherer:
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    async def _in_turn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it when its turn comes; the next one's comes when it is done, or takes long."""
+        async with self._looking:
+            task = asyncio.get_running_loop().create_task(work)
+            try:
+                await asyncio.wait({task}, timeout=LOOK_SECONDS)
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+        await task
 
     async def _ask_around(self, group: Group) -> None:
         """Ask the brokers and every member."""

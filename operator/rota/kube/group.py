@@ -168,7 +168,7 @@ class Group:
         """Take the group's and its policy's newest texts."""
         if self.body is None or self.body.metadata.uid != body.metadata.uid:
             self.record = Record()  # whose it is was not known when it was read
-            self.unsure, self.missed, self.fleet = (), set(), ()
+            self.unsure, self.missed, self.gone, self.fleet = (), set(), set(), ()
             self.begin()
         self.body, self.wish = body, _wish(body, policy)
 
@@ -193,10 +193,12 @@ class Group:
         """Know that a pod is not ours to see any more: it ended, or lost our label and works on."""
         self.strangers.discard(pod.metadata.name)
         known = self.pods.get(pod.metadata.name)
-        if known and known.pod.metadata.uid == pod.metadata.uid:
+        if known is None or known.pod.metadata.uid != pod.metadata.uid:
+            return
+        if self.body is None:  # nobody asks what became of it
+            del self.pods[pod.metadata.name]
+        else:
             self.missed.add(Holder(pod.metadata.name, pod.metadata.uid))
-            if self.body is None:  # nobody asks
-                del self.pods[pod.metadata.name]
 
     @property
     def unseen(self) -> set[Holder]:

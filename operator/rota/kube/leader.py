@@ -12,7 +12,8 @@ import msgspec
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.objects import Metadata, path
 
-LIVES, RENEW_UNTIL, LOOK = 15, 10.0, 2.0  # seconds: of the Lease; to renew it in; between two looks
+LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
+RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Leader:
         try:
             while True:
                 await self._look()
-                await asyncio.sleep(min(LOOK, max(self._free - self._now, 0.1)))
+                await asyncio.sleep(RENEW if self.leading else min(LOOK, max(self._free - self._now, 0.1)))
         finally:
             self._lead(leads=False)
             await self._give_back()
