@@ -37,6 +37,7 @@ NODES = 10
 AT_ONCE = 16
 QUIET = 60.0  # seconds for which nothing may be written
 CHANGED = min(100, GROUPS // 4)
+POKES = 16  # that a member's end makes where the strategy is Averagely
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -134,6 +135,9 @@ class _Scale:
             await self._follow_sticky()
             seconds = [await self._changes(number) for number in range(3, 6)]
             yield Row("the same where the policy is Sticky, which moves what it must", Sample(seconds), target="≤ 5 s")
+            yield Row(
+                f"{POKES * CHANGED:,} pokes alone, by somebody who does nothing else", Sample([await self._pokes()])
+            )
             async with self._operator("third") as third:
                 await self._standing_by("third")
                 second.kill()
@@ -216,6 +220,19 @@ class _Scale:
         took = time.monotonic() - began
         await self._quiet()
         return took
+
+    async def _pokes(self) -> float:
+        """Return the seconds that the API server takes for as many changes of pods as a hundred changes make."""
+        pods = [name for group in self.groups[:CHANGED] for name in self.crowd.groups[group]]
+        changes = [
+            partial(
+                self.api.patch,
+                f"{PODS}/{pods[number % len(pods)]}",
+                {"metadata": {"annotations": {"bench": f"{number}"}}},
+            )
+            for number in range(POKES * CHANGED)
+        ]
+        return await _seconds(_all(changes))
 
     async def _follow_sticky(self) -> None:
         where = "/apis/rota.dev/v1alpha1/namespaces/default"

@@ -135,7 +135,7 @@ async def test_an_address_that_refuses_is_left_alone_for_a_while(connections: Co
         address = server.address
     with pytest.raises(Unreachable, match="cannot be reached"):
         await connections.ask(address, a_request())
-    with pytest.raises(Unreachable, match=r"cannot be reached.*; it is tried again in 0.\d s"):
+    with pytest.raises(Unreachable, match=r"cannot be reached.*; it is tried again soon"):
         await connections.ask(address, a_request())
 
 
@@ -272,7 +272,7 @@ async def test_who_takes_connections_and_closes_them_is_left_alone_for_a_while(
     async with a_server(lambda _: None) as server:
         with pytest.raises(Unreachable, match="the other side closed it"):
             await connections.ask(server.address, a_request())
-        with pytest.raises(Unreachable, match="closed it; it is tried again in"):
+        with pytest.raises(Unreachable, match="closed it; it is tried again soon"):
             await connections.ask(server.address, a_request())
         assert server.connections == 1
 

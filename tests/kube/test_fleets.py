@@ -125,6 +125,7 @@ async def test_a_deployment_of_that_name_that_is_somebody_elses_is_left_alone(or
         ({"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}, "spec.template is refused: "),
         ({"spec": {"containers": []}}, "spec.template.spec.containers: "),
         ({"nonsense": True}, "spec.template: object missing required field"),
+        ({"spec": {"containers": [{"name": "app", "imge": "app"}]}}, "spec.template is refused: .spec.template.spec"),
     ],
 )
 async def test_a_template_that_cannot_be_is_a_condition(orders: Orders, template: Object, sentence: str) -> None:

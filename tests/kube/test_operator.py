@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,7 +31,7 @@ async def node(api: Api) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def an_operator(
-    kubeconfig: Path, namespace: str, address: str, log: Path
+    kubeconfig: Path, namespace: str, address: str, log: Path, *options: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run an operator for one namespace; it is killed if it still runs at the end."""
     name = log.stem
@@ -43,6 +45,7 @@ async def an_operator(
             address,
             "--journal",
             str(log.with_suffix("")),
+            *options,
             env={**os.environ, "KUBECONFIG": str(kubeconfig)},
             stderr=told,
         )
@@ -120,3 +123,22 @@ async def test_two_replicas_one_leads_and_the_other_goes_on(
             second.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(second.wait(), 30) == 0, (tmp_path / "second.log").read_text()
         await soon(lambda: leads(""))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), r"Nothing can be answered at [\d.]+, port 8080: Address already in use; give another --address or --port"),
+        (("--address", "192.0.2.1"), r"Nothing can be answered at 192.0.2.1, port 8080: .*; give another .*"),
+        (("--journal", "/dev/null/a"), "--journal /dev/null/a: nothing can be written there: .*; give another folder"),
+        (("--namespace", "Shop"), "--namespace 'Shop' is no name; give one that kubectl get namespaces shows"),
+    ],
+)
+async def test_an_operator_that_cannot_be_run_so_says_it_in_one_sentence(
+    control_plane: Cluster, addresses: Callable[[], str], tmp_path: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    address, log = addresses(), tmp_path / "operator.log"
+    with socket.create_server((address, 8080)):
+        async with an_operator(control_plane.kubeconfig, "default", address, log, *options) as process:
+            assert await asyncio.wait_for(process.wait(), 60) == 2
+    assert re.fullmatch(f"rota: {sentence}\n", log.read_text())

@@ -38,11 +38,19 @@ def test_who_wants_no_journal_gets_none(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir())
 
 
+def test_a_place_where_nothing_can_be_written_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^--journal .*file/a: nothing can be written there: Not a directory; give "):
+        Journal(str(tmp_path / "file" / "a"), "a")
+
+
 def test_a_disk_that_cannot_be_written_is_said_once_and_stops_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").touch()
-    journal = Journal(str(tmp_path / "file"), "a")
+    where = tmp_path / "journal"
+    journal = Journal(str(where), "a")
+    where.rmdir()
+    where.touch()
     journal.write([EARLY])
     journal.write([LATE])
     journal.close()

@@ -1086,10 +1086,10 @@ def test_the_journal_says_why_queues_change_hands(changed: dict[str, Any], reaso
 
 
 TORN = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
-UNKNOWN = Verdict(
-    Reason.NO_VIEW, "The broker does not tell of the group's members at the broker; what was assigned stays"
-)
-UNSEEN = Verdict(Reason.NO_VIEW, "The broker does not tell of payments; what was assigned stays")
+UNKNOWN = Verdict(Reason.NO_VIEW, "The broker does not tell of the group's members; what was assigned stays")
+UNSEEN = Verdict(Reason.NO_VIEW, "The broker does not tell of topic payments; what was assigned stays")
+UNSEEN_ORDERS = UNSEEN._replace(message=UNSEEN.message.replace("payments", "orders"))
+UNKNOWN_TOPIC = Verdict(Reason.UNKNOWN_TOPIC, "There is no topic orders")
 BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
 
 
@@ -1129,9 +1129,23 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
         ),
         (
             {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
-            ("False", "NoView", "No queue of the group is known yet"),
-            ("True", "NoView", "The broker does not tell of orders; what was assigned stays"),
-            {"NoView": Verdict(Reason.NO_VIEW, "The broker does not tell of orders; what was assigned stays")},
+            ("False", *UNSEEN_ORDERS),
+            ("True", *UNSEEN_ORDERS),
+            {"NoView": UNSEEN_ORDERS},
+        ),
+        (
+            {
+                "document": a_document(members={"m1": (), "m2": ()}),
+                "views": {"orders": None},
+                "problems": (Verdict(Reason.FOREIGN_MEMBERS, "somebody"), UNKNOWN_TOPIC),
+            },
+            ("False", *UNKNOWN_TOPIC),
+            ("True", "UnknownTopic", f"{UNKNOWN_TOPIC.message}; {UNSEEN_ORDERS.message}"),
+            {
+                "ForeignMembers": Verdict(Reason.FOREIGN_MEMBERS, "somebody"),
+                "NoView": UNSEEN_ORDERS,
+                "UnknownTopic": UNKNOWN_TOPIC,
+            },
         ),
         (
             {"pods": (), "gone": frozenset({"uid-m1", "uid-m2"})},
@@ -1176,7 +1190,10 @@ def test_conditions_tell_each_thing_that_is_wrong(
     assert told.pop("Degraded") == degraded
     assert told.pop("Progressing")[:2] in {("False", "Settled"), ("False", "NoView")}
     assert told == {kind: ("True", *verdict) for kind, verdict in others.items()}
-    warnings = {verdict.reason: verdict.reason is not Reason.IDLE_MEMBERS for verdict in others.values()}
+    warnings = {
+        verdict.reason: verdict.reason not in {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
+        for verdict in others.values()
+    }
     assert {event.reason: event.warning for event in found.events} == warnings
     assert plan(settled(**changed, status=found.status), NOW + 9).events == ()
 
@@ -1198,6 +1215,10 @@ def test_conditions_tell_each_thing_that_is_wrong(
             ("True", "HandoverInFlight", "2 queues or members are under way"),
         ),
         (
+            {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
+            ("False", "NoView", "No queue of the group is known yet"),
+        ),
+        (
             {"pods": (*obeying(DOCUMENT), a_pod("m3", terminating=True))},
             ("False", "Settled", "Every queue is where the policy wants it"),
         ),
@@ -1214,6 +1235,9 @@ def test_progress_counts_queues_and_members_that_are_under_way(
     [
         ({"policy": a_policy(paused=True)}, ("False", "Paused")),
         ({"views": {}}, ("False", "NoView")),
+        ({"policy": None}, ("False", "InvalidPolicy")),
+        ({"policy": None, "problems": (Verdict(Reason.MISSING_POLICY, ""),)}, ("False", "MissingPolicy")),
+        ({"problems": (Verdict(Reason.MISSING_POLICY, ""),)}, ("True", "HandoverInFlight")),
         ({"policy": a_policy(budget={"maxMoves": 0})}, ("True", "BudgetSpent")),
         ({"pods": (*obeying(DOCUMENT), JOINER, a_pod("m4", age=3.0))}, ("True", "MembersStillJoining")),
     ],

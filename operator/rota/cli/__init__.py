@@ -122,16 +122,21 @@ def inject(**given: Any) -> None:
     "namespaces",
     envvar="ROTA_NAMESPACES",
     multiple=True,
-    help="One to look after; none: all.",
+    help="A namespace to look after, again for each; by default all.",
 )
 @click.option(
     "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Where its Lease is."
 )
-@click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="And what it is called.")
+@click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What its Lease is called.")
 @click.option("--identity", envvar="POD_NAME", default="", help="Its name in the Lease; by default that of the host.")
 @click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Where it answers.")
-@click.option("--port", default=8080, show_default=True, help="And on which port.")
-@click.option("--journal", envvar="ROTA_JOURNAL", default="", help="A folder for the journal; -: standard output.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port there.")
+@click.option(
+    "--journal",
+    envvar="ROTA_JOURNAL",
+    default="",
+    help="A folder for the journal; -: standard output; default: none.",
+)
 @click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
 @click.option("--verbose", is_flag=True, help="Log what is asked, too.")
 @plainly
@@ -142,5 +147,5 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
     from rota.kube import logs, run
 
     logs.begin(verbose=verbose)
-    named = [name.strip() for text in namespaces for name in text.split(",") if name.strip()]
+    named = run.namespaces(namespaces)
     asyncio.run(run.operate(run.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})))

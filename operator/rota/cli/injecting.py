@@ -5,7 +5,6 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import yaml
 
 from rota.cli.given import UNREADABLE, spelled, text_of
 from rota.cli.show import ENDLESS
-from rota.kube.manifests import IMAGE, SidecarSpec, injected, uninjected
+from rota.kube.manifests import IMAGE, SidecarSpec, injected, newest_image, uninjected
 from rota.kube.objects import GROUP_LABEL
 from rota.spec import Mistake, Seconds
 
@@ -84,7 +83,7 @@ def asked(given: Mapping[str, Any]) -> Asked:
     for option in ("credentials_secret", "ca_secret"):
         if given[option] and not _NAME.fullmatch(given[option]):
             raise ValueError(f"--{option.replace('_', '-')} {given[option]!r} is no name of a Secret; give one")
-    image = given["image"] or f"{IMAGE}:{version('rota-operator')}"
+    image = given["image"] or newest_image()
     if not re.fullmatch(r"\S+", image):
         raise ValueError(f"--image {image!r} is no image; write it as {IMAGE}:1.0.0")
     try:

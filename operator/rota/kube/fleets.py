@@ -7,13 +7,14 @@ import msgspec
 from rota.kube.api import Api, ApiError
 from rota.kube.apply import Stale
 from rota.kube.group import Group
-from rota.kube.manifests import IMAGE, SidecarSpec, deployment
+from rota.kube.manifests import SidecarSpec, deployment, newest_image
 from rota.kube.objects import Deployment, path
 from rota.kube.settings import drain
 from rota.model import Reason, Verdict, plain
 from rota.spec import GroupSpec, Mistake
 
 _REFUSED = frozenset({400, 403, 422})  # by its shape, by a quota or a policy, by a rule: it is the user's to mend
+_UNTYPED = "failed to create typed patch object"  # how a field that there is not is refused, with a 500
 
 Key = tuple[str, str]
 
@@ -21,9 +22,9 @@ Key = tuple[str, str]
 class Fleets:
     """All Deployments of ours."""
 
-    def __init__(self, api: Api, image: str = IMAGE) -> None:
-        """`image` is that of sidecars which are put in from now on."""
-        self._api, self._image = api, image
+    def __init__(self, api: Api, image: str = "") -> None:
+        """`image` is that of sidecars which are put in from now on; by default that of this version."""
+        self._api, self._image = api, image or newest_image()
         self._standing: dict[Key, Deployment] = {}
         self._stated: dict[Key, tuple[str, int]] = {}  # what we last stated, and which generation that made
 
@@ -61,9 +62,9 @@ class Fleets:
         except Mistake as mistake:
             told = str(mistake)
         except ApiError as error:
-            if error.status not in _REFUSED:
+            if error.status not in _REFUSED and _UNTYPED not in str(error):
                 raise
-            told = f"spec.template is refused: {plain(str(error))}"
+            told = f"spec.template is refused: {_why(error)}"
         group.fleet = (Verdict(Reason.TEMPLATE_REFUSED, told),)
         return 0
 
@@ -107,6 +108,11 @@ class Fleets:
             if not (error.unknown or error.conflict):
                 raise
         return 1
+
+
+def _why(error: ApiError) -> str:
+    told, _, field = str(error).partition(_UNTYPED)
+    return plain(field.partition("): ")[2] or told)
 
 
 def _as_it_is(standing: Deployment) -> dict[str, object]:

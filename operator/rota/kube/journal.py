@@ -3,6 +3,7 @@
 import logging
 import queue
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -30,7 +31,20 @@ class Journal:
         self._waiting: queue.Queue[list[_Line] | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         if where:
+            self._check()
             self._thread.start()
+
+    def _check(self) -> None:
+        """Say at once that nothing can be written there."""
+        if self._where == STDOUT:
+            return
+        try:
+            Path(self._where).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._where):
+                pass
+        except OSError as error:
+            told = f"--journal {self._where}: nothing can be written there: {error.strerror}; give another folder"
+            raise ValueError(told) from None
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Have records written, each with its own time."""

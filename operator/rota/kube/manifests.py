@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 import msgspec
@@ -19,7 +20,7 @@ from rota.kube.undo import noted, undone
 from rota.model import plain
 from rota.spec import GroupSpec, Mistake
 
-IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"  # tagged with the version
+IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
 PORT: Final = 9911  # of reports, probes and drains, on the pod's address
 OURS: Final = {"app.kubernetes.io/managed-by": "rota"}
 NOTE: Final = "rota.dev/sidecar"  # the image that was put in
@@ -43,6 +44,11 @@ _SECURITY = {  # the container's own, because a pod's may say less
 }
 
 Object = dict[str, Any]
+
+
+def newest_image() -> str:
+    """Return the image of the sidecar that is of this version."""
+    return f"{IMAGE}:{version('rota-operator')}"
 
 
 @dataclass(frozen=True, kw_only=True)

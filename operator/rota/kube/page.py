@@ -1,6 +1,7 @@
 """What the operator answers over HTTP: whether it lives, and whether it sees."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,13 @@ class Page:
         app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, address, port).start()
+        try:
+            await web.TCPSite(runner, address, port).start()
+        except OSError as error:
+            await runner.cleanup()
+            why = os.strerror(error.errno) if error.errno else error
+            told = f"Nothing can be answered at {address}, port {port}: {why}; give another --address or --port"
+            raise ValueError(told) from None
         return runner
 
     async def _health(self, _: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from rota.kube.fleets import Fleets
 from rota.kube.follow import Follower
 from rota.kube.journal import Journal
 from rota.kube.leader import Leader
-from rota.kube.manifests import IMAGE
 from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Deployment, Pod, path
 from rota.kube.page import PORT, Page
 from rota.kube.places import Places
@@ -45,7 +45,16 @@ class Options:
     address: str = "127.0.0.1"  # where it answers
     port: int = PORT
     journal: str = ""
-    image: str = IMAGE  # of sidecars
+    image: str = ""  # of sidecars
+
+
+def namespaces(texts: Sequence[str]) -> list[str]:
+    """Read names, each alone or several with commas between them."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{,61}[a-z0-9])?", name):
+            raise ValueError(f"--namespace {name!r} is no name; give one that kubectl get namespaces shows")
+    return names
 
 
 async def operate(options: Options, stop: asyncio.Event | None = None) -> None:

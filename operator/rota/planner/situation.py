@@ -62,8 +62,8 @@ class Situation:
     def unseen(self) -> list[str]:
         """What there is no view of, so that nothing may move; a retry topic may not exist yet."""
         seen = {topic for topic, view in self.snapshot.views.items() if view and view.queues}
-        topics = [topic for topic in self._topics if topic not in seen and not topic.startswith(RETRY)]
-        return topics + ["the group's members at the broker"] * (self.snapshot.foreigners is None)
+        topics = [f"topic {topic}" for topic in self._topics if topic not in seen and not topic.startswith(RETRY)]
+        return topics + ["the group's members"] * (self.snapshot.foreigners is None)
 
     @cached_property
     def on_record(self) -> dict[str, set[Queue]]:

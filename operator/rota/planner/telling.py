@@ -16,6 +16,7 @@ from rota.planner.world import Event
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
 SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
 HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
+NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
 _LEFT: Mapping[Standing | None, Reason] = {
     Standing.ENDED: Reason.MEMBER_ENDED,
     Standing.LOST: Reason.MEMBER_LOST,
@@ -125,7 +126,7 @@ def status(it: Situation, draft: Draft, document: Assignment, moving: int, found
     under_way = sum(release.to is not None for release in document.releasing.values()) + moving
     told = {
         "observedGeneration": snapshot.observed,
-        "conditions": _conditions(it, found, _progress(draft, under_way)),
+        "conditions": _conditions(it, found, _progress(it, draft, under_way)),
         "replicas": sum(not pod.ended for pod in snapshot.pods),
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
         "members": len(it.counted),
@@ -149,12 +150,16 @@ def unowned_queues(it: Situation, document: Assignment) -> int:
     return sum(queue not in owned and queue not in document.releasing for queue in it.queues)
 
 
-def _progress(draft: Draft, under_way: int) -> tuple[bool, Verdict]:
+def _progress(it: Situation, draft: Draft, under_way: int) -> tuple[bool, Verdict]:
     if under_way:
         return True, Verdict(Reason.HANDOVER_IN_FLIGHT, f"{under_way} queues or members are under way")
+    if not it.queues:
+        return False, NOTHING_KNOWN
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
         frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
-        return not frozen, Verdict(draft.held.reason, draft.held.message)
+        missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in it.snapshot.problems)
+        reason = Reason.MISSING_POLICY if missing and frozen else draft.held.reason
+        return not frozen, Verdict(reason, draft.held.message)
     return False, Verdict(Reason.SETTLED, "Every queue is where the policy wants it")
 
 
@@ -168,7 +173,7 @@ def _ready(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict]:
     if stopped:
         return False, stopped
     if not it.queues:
-        return False, Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
+        return False, next((verdict for verdict in found if verdict.reason not in HARMLESS), NOTHING_KNOWN)
     return True, Verdict(Reason.SETTLED, f"{_count(len(it.queues))}, {len(it.counted)} members")
 
 

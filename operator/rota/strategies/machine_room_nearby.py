@@ -82,7 +82,7 @@ def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list
     for index, member in enumerate(roster.members):
         room = rooms.get(member)
         if not room:
-            raise ValueError(f"Member {member} has no room: give it one in memberRooms")
+            raise ValueError(f"Member {member} has no room; its node gives it one, and in a plan --rooms")
         members.setdefault(room, []).append(index)
     return members
 

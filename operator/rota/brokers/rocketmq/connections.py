@@ -114,9 +114,8 @@ class Connections:
             if place.connection and not place.connection.closed:
                 return place.connection
             place.clear()
-            pause = place.not_before - asyncio.get_running_loop().time()
-            if pause > 0:
-                raise Unasked(f"{place.why}; it is tried again in {pause:.1f} s")
+            if place.not_before > asyncio.get_running_loop().time():
+                raise Unasked(f"{place.why}; it is tried again soon")
             try:
                 connection = await Connection.open(address, self._serve, self._tls)
             except Unasked as error:
