@@ -26,6 +26,10 @@ LABEL = "rota.dev/ground"
 _HEARTBEAT = 10
 _LEASE = 40  # the node controller gives a node up after so many seconds without one
 _ROOM = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "500"}
+_NOT_ASKED = {
+    "reason": "NodeNotChosen",
+    "message": f"Local pods run with your rights, so only those that ask for it: set nodeSelector {LABEL}",
+}
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,25 @@ async def _follow(site: Site, addresses: Addresses, pods: dict[str, Pod], tasks:
             task = asyncio.create_task(pods[uid].run())
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+        else:
+            await _turn_away(event["object"], site)
 
 
 def _meant(pod: Object, site: Site) -> bool:
     """Whether a pod asked for this node: its commands run with our rights, so nobody's pod runs here by chance."""
     chosen: Object = pod["spec"].get("nodeSelector") or {}
     return LABEL in chosen or chosen.get("kubernetes.io/hostname") == site.node
+
+
+async def _turn_away(pod: Object, site: Site) -> None:
+    """Say why a pod that did not ask for this node does not run, and let it go once it is deleted."""
+    metadata, told = pod["metadata"], pod.get("status", {}).get("reason")
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+    with contextlib.suppress(ApiError, *GONE):  # it is told of again with the next change of it
+        if "deletionTimestamp" in metadata:
+            await site.api.delete(path, {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}})
+        elif told != _NOT_ASKED["reason"]:
+            await site.api.patch(f"{path}/status", {"metadata": {"uid": metadata["uid"]}, "status": _NOT_ASKED})
 
 
 @contextlib.contextmanager

@@ -226,6 +226,16 @@ async def test_no_process_is_left_after_a_delete(space: Space) -> None:
     await no_process_left(space)
 
 
+async def test_a_pod_that_did_not_choose_the_node_is_told_so_and_let_go(space: Space) -> None:
+    chance = {"nodeName": space.node.name, "tolerations": space.node.tolerations}
+    await space.make("Pod", "stray", spec={"containers": [app(["true"])], **chance})
+    told = await space.until(lambda pod: "reason" in pod["status"], "stray")
+    assert "nodeSelector rota.dev/ground" in told["status"]["message"]
+    await space.api.delete(space.path("Pod", "stray"))
+    await space.gone("stray")
+    assert not space.log("stray")
+
+
 async def test_a_pod_that_never_restarts_succeeds_or_fails(space: Space) -> None:
     await space.pod("good", app(["true"]), restartPolicy="Never")
     await space.pod("bad", app(["sh", "-c", "exit 7"]), restartPolicy="Never")
