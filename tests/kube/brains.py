@@ -13,7 +13,7 @@ from rota.brokers.memory import Memory
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.kube import handlers, run
-from rota.kube.api import Api, Params
+from rota.kube.api import Api, ApiError, Params
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
 from rota.kube.places import Places
@@ -26,12 +26,21 @@ class Killed(BaseException):
     """The operator ends here, in the middle of what it does; nothing catches that."""
 
 
+class Late:
+    """A write that somebody sends and that does not arrive yet."""
+
+    def __init__(self) -> None:
+        self.sent, self.arrives = asyncio.Event(), asyncio.Event()
+
+
 class Counting(Api):
     """The API server, and how often it was written to; `moment` is told before and after each write."""
 
     def __init__(self, access: kopf.ConnectionInfo, moment: Callable[[], None]) -> None:
         super().__init__(lambda: access)
         self.writes: list[str] = []
+        self.refused: list[tuple[str, int]] = []  # writes that were not taken, and why
+        self.late: dict[str, Late] = {}  # by write
         self.fault: Callable[[], None] = lambda: None  # is told before each request, and may raise
         self._moment = moment
 
@@ -48,8 +57,16 @@ class Counting(Api):
         if method == "GET":
             return await super()._ask(method, path, body, params=params, content=content)
         self._moment()
-        found = await super()._ask(method, path, body, params=params, content=content)
-        self.writes.append(f"{method} {path}")
+        write = f"{method} {path}"
+        if late := self.late.get(write):
+            late.sent.set()
+            await late.arrives.wait()
+        try:
+            found = await super()._ask(method, path, body, params=params, content=content)
+        except ApiError as error:
+            self.refused.append((write, error.status))
+            raise
+        self.writes.append(write)
         self._moment()
         return found
 

@@ -10,12 +10,14 @@ import gzip
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Self
 
 import msgspec
 from aiohttp import web
 
 from ground.api import Api, ApiError, Object
+from ground.poll import soon
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
@@ -96,7 +98,11 @@ class One:
     async def start(self, *, ready: bool = True) -> None:
         """Make the pod, answer at its address, and become ready."""
         made = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", a_pod(self.name, self.fleet.group))
-        self.uid = made["metadata"]["uid"]
+        await self.move_in(made["metadata"]["uid"], ready=ready)
+
+    async def move_in(self, uid: str, *, ready: bool = True) -> None:
+        """Answer at the address of a pod that is there, and become ready."""
+        self.uid = uid
         group = f"{self.fleet.namespace}/{self.fleet.group}"
         self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
@@ -231,6 +237,20 @@ class Fleet:
         made = [One(self, name, self.addresses()) for name in names]
         self.members |= {one.name: one for one in made}
         await asyncio.gather(*(one.start() for one in made))
+
+    async def move_in(self, *names: str) -> None:
+        """Add members in pods that somebody else makes, as soon as each is there."""
+        for name in names:
+            one = self.members[name] = One(self, name, self.addresses())
+            await one.move_in(await soon(partial(self._made, one.path), 60))
+
+    async def _made(self, path: str) -> str:
+        try:
+            return str((await self.api.get(path))["metadata"]["uid"])
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return ""
 
     async def _follow_record(self) -> None:
         only = f"metadata.name={self.group}-rota"

@@ -314,7 +314,8 @@ async def test_a_pod_that_gets_the_label_of_another_group_than_its_sidecars_take
 async def test_a_pod_that_ended_while_its_document_was_written_is_not_poked(world: World) -> None:
     await two_members(world)
     group = world.operator.brain.groups[world.namespace, GROUP]
-    assert await apply.poke(world.operator.api, group, {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}) == 1
+    pokes = {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}
+    assert await apply.mark(world.operator.api, group, pokes, settled=False) == 1
 
 
 # What becomes of a group.

@@ -10,7 +10,7 @@ from ground.poll import soon
 from kube.members import NODE
 from kube.world import GROUP, World, a_group, two_members
 from rota.brokers import Membership
-from rota.brokers.memory import Memory, MemoryConsumer
+from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import from_ranges
 from rota.kube import views
 from rota.model import Queue
@@ -102,15 +102,58 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("looks_often")
 async def test_beside_consumers_that_are_not_ours_only_our_share_is_worked(memory: Memory, world: World) -> None:
     await two_members(world)
-    wanted = Membership(group=GROUP, client_id="10.0.0.1@77", subscriptions=[Subscription(topic="orders")])
-    theirs = MemoryConsumer(memory, wanted)
-    await theirs.join()
+    theirs = await joins(memory, "10.0.0.1@77")
     told = await world.condition("ForeignMembers")
     assert "10.0.0.1@77" in told["message"]
     await world.until(3, 2)
     await theirs.leave()
     await world.until(4, 4)
     await world.well("ForeignMembers")
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_a_group_that_is_switched_off_at_a_broker_says_so_and_nothing_moves(memory: Memory, world: World) -> None:
+    before = await two_members(world)
+    for one in world.fleet.members.values():
+        await joins(memory, one.client_id)
+    await memory.update_group(GROUP, BROKER, enabled=False)
+    told = await world.condition("SwitchedOff")
+    assert told["message"] == f"The group is switched off at {BROKER}; consumeEnable switches it on"
+    assert await is_degraded_by(world, "SwitchedOff")
+    assert world.fleet.as_value().items() >= before.items()
+    await memory.update_group(GROUP, BROKER, enabled=True)
+    await world.well("SwitchedOff")
+    assert (await world.conditions())["Degraded"]["status"] == "False"
+    assert world.fleet.as_value().items() >= before.items()
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_two_that_call_themselves_the_same_are_told_of_and_nothing_moves(memory: Memory, world: World) -> None:
+    before = await two_members(world)
+    worn_twice, worn_once = (world.fleet.members[name].client_id for name in ("orders-a", "orders-b"))
+    await joins(memory, worn_once)
+    await joins(memory, worn_twice)
+    other = await joins(memory, worn_twice)
+    told = (await world.condition("DuplicateClientIds"))["message"]
+    assert told.startswith(f"Several consumers call themselves {worn_twice}; ")
+    assert await is_degraded_by(world, "DuplicateClientIds")
+    assert world.fleet.as_value().items() >= before.items()
+    await other.leave()
+    await world.well("DuplicateClientIds")
+    assert world.fleet.as_value().items() >= before.items()
+
+
+async def joins(memory: Memory, client_id: str) -> MemoryConsumer:
+    """Let somebody join the group at the broker; that makes the group's retry topic, one more queue."""
+    wanted = Membership(group=GROUP, client_id=client_id, subscriptions=[Subscription(topic="orders")])
+    consumer = MemoryConsumer(memory, wanted)
+    await consumer.join()
+    return consumer
+
+
+async def is_degraded_by(world: World, reason: str) -> bool:
+    degraded = (await world.conditions())["Degraded"]
+    return (degraded["status"], degraded["reason"]) == ("True", reason)
 
 
 async def test_a_members_room_is_its_nodes_unless_its_own_label_says_another(world: World) -> None:

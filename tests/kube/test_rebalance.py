@@ -13,6 +13,7 @@ from kube.members import a_pod
 from kube.world import GROUP, World, a_group, is_gone
 from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.kube.objects import GROUP_LABEL
 from rota.spec import Subscription
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -66,7 +67,7 @@ async def test_queues_that_are_added_are_taken_up(world: World, memory: Memory) 
     await world.until(6, 6)
 
 
-@pytest.mark.parametrize("spoiled", ["deleted", "edited", "restored"])
+@pytest.mark.parametrize("spoiled", ["deleted", "edited", "restored", "unlabelled"])
 async def test_a_record_that_somebody_spoils_is_written_anew_with_the_same_owners(world: World, spoiled: str) -> None:
     await world.fleet.add("orders-a")
     await world.until(8)
@@ -79,6 +80,8 @@ async def test_a_record_that_somebody_spoils_is_written_anew_with_the_same_owner
         await world.api.delete(record)
     elif spoiled == "edited":
         await world.api.patch(record, {"data": {"assignment.json": "{}"}})
+    elif spoiled == "unlabelled":
+        await world.api.patch(record, {"metadata": {"labels": {GROUP_LABEL: None}}})
     else:
         await world.api.patch(record, {"data": old["data"]})
 
@@ -88,6 +91,7 @@ async def test_a_record_that_somebody_spoils_is_written_anew_with_the_same_owner
 
     await soon(written, 60)
     assert world.fleet.as_value() == before
+    assert (await world.api.get(record))["metadata"]["labels"][GROUP_LABEL] == GROUP
 
 
 async def test_a_group_that_is_paused_works_nothing_and_goes_on(world: World) -> None:

@@ -103,13 +103,13 @@ async def test_a_group_is_scaled_and_its_deployment_with_it(applied: World, kube
     await soon(lambda: there(3), 60)
     assert "scaled" in kubectl("scale", "cg/orders", "--replicas=5")
     await soon(lambda: there(5), 60)
-    scale = await applied.api.get(f"{applied.path.rpartition('/')[0]}/orders/scale")
-    assert scale["spec"]["replicas"] == 5
 
     async def five() -> bool:
+        scale = await applied.api.get(f"{applied.path.rpartition('/')[0]}/orders/scale")
+        if "selector" not in scale["status"]:  # people are told last
+            return False
         there = await applied.api.list(pods(applied), labelSelector=scale["status"]["selector"])
-        group = await applied.api.get(f"{applied.path.rpartition('/')[0]}/orders")
-        return [len(there), group["status"].get("replicas")] == [5, 5]
+        return [len(there), scale["spec"]["replicas"], scale["status"].get("replicas")] == [5, 5, 5]
 
     await soon(five, 60)
 

@@ -16,7 +16,7 @@ import msgspec
 from rota.kube.api import MANAGER, Api, ApiError, Unanswered
 from rota.kube.group import SETTINGS, Group
 from rota.kube.manifests import OURS, owner
-from rota.kube.objects import DELETION_COST, GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, path, record_of
+from rota.kube.objects import DELETION_COST, GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, Pod, path, record_of
 from rota.model import Holder
 from rota.planner import Event, Plan, Poke
 
@@ -64,26 +64,35 @@ def record(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
     }
 
 
-async def poke(api: Api, group: Group, pokes: Mapping[str, Poke]) -> int:
-    """Change pods' annotations, so that their kubelets look; return how many writes that took."""
+async def mark(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bool) -> int:
+    """Change pods' annotations; return how many writes that took.
+
+    A poke makes a kubelet look. By their costs, whoever owns least is ended first when the fleet shrinks: they come
+    with pokes, and by themselves only where all is settled and they are still wrong.
+    """
     room, shares = asyncio.Semaphore(AT_ONCE), group.shares
 
-    async def one(name: str, said: Poke) -> bool:
+    def cost(pod: Pod) -> str:
+        return str(len(shares.get(Holder(pod.metadata.name, pod.metadata.uid), ())))
+
+    wrong = [name for name, it in group.pods.items() if it.counts and it.pod.cost != cost(it.pod)] if settled else []
+
+    async def one(name: str) -> bool:
         if name not in group.pods:  # it ended while the document was written
             return False
-        uid = group.pods[name].pod.metadata.uid
-        cost = len(shares.get(Holder(name, uid), ()))  # who owns least is ended first when the fleet shrinks
-        body = {"metadata": {"uid": uid, "annotations": {POKE: str(said), DELETION_COST: str(cost)}}}
+        pod = group.pods[name].pod
+        poke = {POKE: str(pokes[name])} if name in pokes else {}
+        body = {"metadata": {"uid": pod.metadata.uid, "annotations": {**poke, DELETION_COST: cost(pod)}}}
         try:
             async with room:
                 await api.merge(path("pods", group.namespace, name), body, Object)
         except (ApiError, Unanswered) as error:
             if not (isinstance(error, ApiError) and (error.unknown or error.conflict)):  # it ended: the watch tells
-                _log.warning("%s/%s could not be poked: %s", group.namespace, name, error)
+                _log.warning("%s/%s could not be told: %s", group.namespace, name, error)
             return False
         return True
 
-    return sum(await asyncio.gather(*(one(name, said) for name, said in pokes.items())))
+    return sum(await asyncio.gather(*map(one, dict.fromkeys([*pokes, *wrong]))))
 
 
 async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Custom | None:

@@ -320,7 +320,7 @@ class Brain:
 
     async def _tell(self, group: Group, found: Plan, writes: dict[str, int]) -> None:
         """Tell those whom the plan concerns, and then people."""
-        writes["poke"] = await apply.poke(self._api, group, found.pokes)
+        writes["poke"] = await apply.mark(self._api, group, found.pokes, settled=not found.awaited)
         for holder in found.drains:
             known = group.pods.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:

@@ -58,6 +58,11 @@ class Known:
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of those of whom some may be ended when the fleet shrinks."""
+        return not (self.strayed or self.pod.terminating or self.pod.ended)
+
     def shown(self, now: float, room: str | None) -> Seen:
         """Return it as the planner sees it."""
         pod = self.pod

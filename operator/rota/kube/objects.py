@@ -174,12 +174,17 @@ class Pod(Struct, frozen=True):
     def telling(self) -> tuple[object, ...]:
         """What of it can change a plan; its heartbeat and its annotations' noise do not."""
         state = self.started, self.ready, self.terminating, self.ended
-        return self.metadata.uid, *state, self.poke, self.status.pod_ip, self.labelled
+        return self.metadata.uid, *state, self.poke, self.cost, self.status.pod_ip, self.labelled
 
     @property
     def poke(self) -> Poke:
         """What it was last poked with."""
         return poke_of(self.metadata.annotations)
+
+    @property
+    def cost(self) -> str:
+        """What Kubernetes is told that its end costs."""
+        return self.metadata.annotations.get(DELETION_COST, "0")
 
 
 def poke_of(annotations: Mapping[str, str]) -> Poke:

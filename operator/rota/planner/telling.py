@@ -16,6 +16,13 @@ from rota.planner.world import Event
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
 SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
 HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
+STOPPING = {
+    Reason.NO_MEMBERS,
+    Reason.QUEUES_UNOWNED,
+    Reason.RECORD_TOO_NEW,
+    Reason.DOCUMENT_TOO_LARGE,
+    Reason.SWITCHED_OFF,
+}
 NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
 _LEFT: Mapping[Standing | None, Reason] = {
     Standing.ENDED: Reason.MEMBER_ENDED,
@@ -168,8 +175,7 @@ def _ready(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict]:
         return False, next(iter(found), Verdict(Reason.INVALID_SPEC, "The group cannot be understood"))
     if it.snapshot.spec.paused:
         return False, Verdict(Reason.GROUP_PAUSED, "spec.paused is set: nobody consumes")
-    stopping = {Reason.NO_MEMBERS, Reason.QUEUES_UNOWNED, Reason.RECORD_TOO_NEW, Reason.DOCUMENT_TOO_LARGE}
-    stopped = next((verdict for verdict in found if verdict.reason in stopping), None)
+    stopped = next((verdict for verdict in found if verdict.reason in STOPPING), None)
     if stopped:
         return False, stopped
     if not it.queues:

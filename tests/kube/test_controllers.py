@@ -1,0 +1,242 @@
+"""Beside Kubernetes' own controllers: autoscalers say how many pods there are, workloads make them and end them."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ground.api import Api, Object
+from ground.controlplane import Cluster
+from ground.poll import soon
+from kube.brains import Operator
+from kube.members import NODE
+from kube.world import GROUP, World, a_group
+from rota.brokers.memory import BROKER, Memory
+from rota.cli import main
+from rota.kube.objects import DELETION_COST, GROUP_LABEL
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+APP = {"containers": [{"name": "app", "image": "app"}]}
+HERE = {**APP, "nodeName": NODE, "tolerations": [{"operator": "Exists"}]}  # where members can move in
+
+
+# How many there are.
+
+
+class Scaled:
+    """A group with a template, and what scales it."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api, self.namespace = api, namespace
+        self.groups = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
+        self.autoscalers = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
+
+    async def make(self, replicas: int, name: str = GROUP) -> None:
+        await self.api.create(self.groups, a_group(name, replicas=replicas, template={"spec": APP}))
+
+    async def autoscale(self, least: int, most: int) -> None:
+        target = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "name": GROUP}
+        spec = {"scaleTargetRef": target, "minReplicas": least, "maxReplicas": most}
+        await self.api.create(self.autoscalers, {"metadata": {"name": GROUP}, "spec": spec})
+
+    async def autoscaler(self) -> Object:
+        found: Object = (await self.api.get(f"{self.autoscalers}/{GROUP}")).get("status") or {}
+        return found
+
+    async def scale(self) -> Object:
+        return await self.api.get(f"{self.groups}/{GROUP}/scale")
+
+    async def pods(self, *, controlled_by: str) -> set[str]:
+        """Return the names of a Deployment's pods, by who controls them, not by labels."""
+        sets = await self.api.list(f"/apis/apps/v1/namespaces/{self.namespace}/replicasets")
+        ours = {it["metadata"]["uid"] for it in sets if it["metadata"]["ownerReferences"][0]["name"] == controlled_by}
+        pods = await self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
+        owners = {it["metadata"]["name"]: it["metadata"].get("ownerReferences") or [] for it in pods}
+        return {name for name, them in owners.items() if ours & {it["uid"] for it in them}}
+
+    async def has(self, replicas: int) -> bool:
+        """Whether the group, its pods and its scale all tell of so many."""
+        scale = await self.scale()
+        told = scale["spec"].get("replicas", 0), scale["status"].get("replicas", 0)
+        return (*told, len(await self.pods(controlled_by=GROUP))) == (replicas, replicas, replicas)
+
+
+@pytest.fixture
+def scaled(api: Api, namespace: str, operator: Operator) -> Scaled:
+    assert operator.brain.leads
+    return Scaled(api, namespace)
+
+
+async def test_an_autoscaler_finds_a_groups_scale_and_the_fleet_grows_to_its_least(scaled: Scaled) -> None:
+    await scaled.make(1)
+    await scaled.autoscale(3, 5)
+    await soon(partial(scaled.has, 3), 60)
+    assert (await scaled.api.get(f"{scaled.groups}/{GROUP}"))["spec"]["replicas"] == 3
+
+    async def told() -> dict[str, str]:
+        status = await scaled.autoscaler()
+        found = {it["type"]: it["reason"] for it in status.get("conditions") or []}
+        return found if "ScalingActive" in found else {}
+
+    reasons = await soon(told, 60)
+    assert reasons["ScalingActive"] == "FailedGetResourceMetric"  # it took the selector; nobody measures pods here
+
+
+async def test_a_scale_selects_just_the_groups_pods_and_counts_them(scaled: Scaled) -> None:
+    await scaled.make(2)
+    await scaled.make(1, "orders-eu")
+    labels = {"app": GROUP, "app.kubernetes.io/managed-by": "rota"}
+    app = {"metadata": {"name": "orders-app", "labels": labels}, "spec": APP}
+    await scaled.api.create(f"/api/v1/namespaces/{scaled.namespace}/pods", app)
+    await soon(partial(scaled.has, 2), 60)
+
+    async def neighbours() -> bool:
+        return len(await scaled.pods(controlled_by="orders-eu")) == 1
+
+    await soon(neighbours, 60)
+    selector = (await scaled.scale())["status"]["selector"]
+    selected = await scaled.api.list(f"/api/v1/namespaces/{scaled.namespace}/pods", labelSelector=selector)
+    assert {it["metadata"]["name"] for it in selected} == await scaled.pods(controlled_by=GROUP)
+
+
+async def test_a_fleet_goes_to_none_and_back_by_its_scale(scaled: Scaled) -> None:
+    await scaled.make(1)
+    await soon(partial(scaled.has, 1), 60)
+    for replicas in (0, 1):  # as KEDA does where there is nothing to do, and again something
+        scale = await scaled.scale()
+        wanted = {"replicas": replicas} if replicas else {}  # as a client in Go spells none
+        await scaled.api.replace(f"{scaled.groups}/{GROUP}/scale", scale | {"spec": wanted})
+        await soon(partial(scaled.has, replicas), 60)
+        assert (await scaled.scale())["status"]["selector"] == f"{GROUP_LABEL}={GROUP}"
+
+
+# Who goes first.
+
+
+async def costs(world: World) -> dict[str, str]:
+    pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
+    return {it["metadata"]["name"]: it["metadata"]["annotations"][DELETION_COST] for it in pods}
+
+
+async def test_a_pod_costs_as_much_to_end_as_it_owns_queues(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    await world.fleet.add("orders-c")
+    await world.until(3, 3, 2)
+    assert await costs(world) == {name: str(share) for name, share in world.fleet.shares.items()}
+    await world.fleet.members.pop("orders-a").end()
+    await world.until(4, 4)
+    assert await costs(world) == {"orders-b": "4", "orders-c": "4"}
+
+
+async def test_a_cost_that_is_not_what_a_pod_owns_is_put_right(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    where = f"/api/v1/namespaces/{world.namespace}/pods/orders-a"
+    await world.api.patch(where, {"metadata": {"annotations": {DELETION_COST: "9"}}})
+
+    async def right() -> bool:
+        return await costs(world) == {"orders-a": "4", "orders-b": "4"}
+
+    await world.soon(right)
+
+
+async def test_a_fleet_that_shrinks_loses_whoever_owns_least_even_if_it_is_the_oldest(world: World) -> None:
+    names: list[str] = []
+
+    async def another() -> str:
+        there = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods", labelSelector=GROUP_LABEL)
+        return next((it["metadata"]["name"] for it in there if it["metadata"]["name"] not in names), "")
+
+    for replicas in (1, 2, 3):
+        await world.api.patch(world.path, {"spec": {"replicas": replicas, "template": {"spec": HERE}}})
+        names.append(await soon(another, 60))
+        await world.fleet.move_in(names[-1])
+        await world.soon(world.settled)
+    shares = dict(zip(names, ("0", "1-3", "4-7"), strict=True))
+    members = [
+        {"index": index, "queues": [{"topic": "orders", "broker": BROKER, "ids": shares[name]}]}
+        for index, name in enumerate(sorted(names))
+    ]
+    policy = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "uneven"}}
+    spec = {"strategy": "ByConfig", "options": {"byConfig": {"members": members}}}
+    await world.api.create(f"{world.path.partition('/consumergroups')[0]}/rebalancepolicies", policy | {"spec": spec})
+    await world.api.patch(world.path, {"spec": {"policyRef": {"name": "uneven"}}})
+    await world.until(1, 3, 4)
+    await world.api.patch(world.path, {"spec": {"replicas": 2}})
+
+    async def going() -> list[str]:
+        there = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
+        return [it["metadata"]["name"] for it in there if "deletionTimestamp" in it["metadata"]]
+
+    assert await soon(going, 60) == names[:1]
+
+
+# Pods that keep their names.
+
+
+@pytest.fixture
+async def shop(world: World) -> AsyncIterator[World]:
+    """Let a StatefulSet with the sidecar in it make members."""
+    labels = {"app": "shop"}
+    manifest = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "shop"},
+        "spec": {
+            "replicas": 2,
+            "serviceName": "shop",
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": HERE},
+        },
+    }
+    ran = CliRunner().invoke(main, ["inject", "--group", GROUP, "-f", "-"], input=yaml.safe_dump(manifest))
+    assert ran.exit_code == 0, ran.output
+    sets = f"/apis/apps/v1/namespaces/{world.namespace}/statefulsets"
+    await world.api.create(sets, yaml.safe_load(ran.stdout))
+    await world.fleet.move_in("shop-0", "shop-1")
+    await world.until(4, 4)
+    yield world
+    await world.api.delete(f"{sets}/shop", {"propagationPolicy": "Orphan"})
+
+
+def on_record(world: World) -> dict[str, str]:
+    """Return who is a member by the newest record."""
+    return {name: share["uid"] for name, share in world.fleet.documents[-1]["members"].items()}
+
+
+@pytest.mark.parametrize("how", ["crashes", "drains"])
+async def test_a_pod_that_is_replaced_under_its_name_is_another_member_and_its_queues_end_up_there(
+    shop: World, how: str
+) -> None:
+    before, old = shop.fleet.as_value(), shop.fleet.members["shop-0"]
+    assert on_record(shop)["shop-0"] == old.uid
+    if how == "drains":
+        await old.leave()
+        await shop.until(8, 0)
+    del shop.fleet.members["shop-0"]
+    await old.end()
+    await shop.fleet.move_in("shop-0")
+    new = shop.fleet.members["shop-0"]
+    assert new.uid != old.uid
+    await shop.until(4, 4)
+    assert shop.fleet.as_value() == before
+    assert on_record(shop) == {name: one.uid for name, one in shop.fleet.members.items()}
+
+
+async def test_a_pod_that_was_replaced_while_nobody_led_is_another_member_to_whoever_leads_next(
+    shop: World, control_plane: Cluster, memory: Memory
+) -> None:
+    before = shop.fleet.as_value()
+    await soon(shop.at_rest, 60)
+    await shop.operator.brain.close()
+    await shop.fleet.members.pop("shop-0").end()
+    await shop.fleet.move_in("shop-0")
+    assert shop.shares(4, 0)
+    async with Operator(control_plane.kubeconfig, shop.namespace, memory):
+        await shop.until(4, 4)
+    assert shop.fleet.as_value() == before
+    assert on_record(shop)["shop-0"] == shop.fleet.members["shop-0"].uid

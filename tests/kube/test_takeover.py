@@ -1,0 +1,52 @@
+"""Two that both believe to lead: what the deposed one writes late is refused, and the newer record stays."""
+
+import pytest
+
+from ground.controlplane import Cluster
+from ground.poll import soon
+from kube.brains import Late, Operator
+from kube.world import GROUP, World, two_members
+from rota.brokers.memory import Memory
+from rota.kube.objects import poke_of
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+
+async def poked(world: World) -> dict[str, int]:
+    """Return of which generation each pod was last told."""
+    pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
+    return {it["metadata"]["name"]: poke_of(it["metadata"].get("annotations") or {}).generation for it in pods}
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+async def test_a_document_that_a_deposed_leader_writes_late_is_refused_and_the_newer_record_stays(
+    world: World, control_plane: Cluster, memory: Memory, method: str
+) -> None:
+    await two_members(world)
+    records = f"/api/v1/namespaces/{world.namespace}/configmaps"
+    record = f"{records}/{GROUP}-rota"
+    write = f"{method} {record if method == 'PUT' else records}"
+    deposed, late = world.operator, Late()
+    deposed.api.late[write] = late
+    if method == "POST":  # a record that is not there is made, not replaced
+        await world.api.delete(record)
+    await world.fleet.add("orders-c")
+    await late.sent.wait()
+    async with Operator(control_plane.kubeconfig, world.namespace, memory) as leading:
+        newer = World(world.api, world.namespace, world.fleet, leading)
+        await world.until(3, 3, 2)
+        await world.fleet.members.pop("orders-a").end()
+        await world.until(4, 4)
+        await soon(newer.at_rest, 60)
+        before, pokes, rounds = await world.api.get(record), await poked(world), len(deposed.done)
+        late.arrives.set()
+
+        async def looked_again() -> bool:
+            return len(deposed.done) > rounds
+
+        await soon(looked_again, 60)
+        assert await world.api.get(record) == before
+        assert (write, 409) in deposed.api.refused
+        assert all(number >= pokes[name] for name, number in (await poked(world)).items())
+        await world.fleet.add("orders-d")  # both go on, as it was never told: they do no harm
+        await world.until(3, 3, 2)
