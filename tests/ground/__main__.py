@@ -1,4 +1,4 @@
-"""`python -m ground up|down|env|status|build`: a ground for a person, that stays until it is taken down."""
+"""`python -m ground up|down|env|status|topic|build`: a ground for a person, that stays until it is taken down."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from ground import cache, java, node, programs
+from ground import cache, java, node, programs, remoting
 from ground.clusters import cluster_of
 from ground.instance import Instance, checked, home, standing, sweep
 from ground.kwok import Kwok
@@ -18,7 +18,7 @@ from ground.local import LocalNode
 from ground.node import RealNode
 from ground.prometheus import Prometheus, promtool
 from ground.report import Missing, plainly, say
-from ground.rocketmq import RocketMQ
+from ground.rocketmq import NAME_SERVER, RocketMQ
 
 
 class Thing(Protocol):
@@ -146,6 +146,20 @@ def status(_: argparse.Namespace) -> None:
         print("nothing stands; `python -m ground up` changes that")
 
 
+def topic(asked: argparse.Namespace) -> None:
+    """Make a topic at the instance's broker, or change how many queues it has there."""
+    if asked.queues < 1:
+        raise Missing(f"A topic has no fewer than 1 queue, and {asked.queues} were asked for")
+    instance = _standing(asked.name)
+    if not instance.process(NAME_SERVER):
+        raise Missing(f"No broker runs in the ground {asked.name}; `python -m ground up rocketmq` starts one")
+    try:
+        RocketMQ(instance).create_topic(asked.topic, asked.queues)
+    except remoting.Refused as refusal:
+        raise Missing(f"The topic {asked.topic} was not made: {refusal}") from None
+    say(f"topic {asked.topic} has {asked.queues} queues")
+
+
 def _locked(name: str) -> AbstractContextManager[None]:
     return cache.locked(home() / f".{checked(name)}.lock", waiting_for=f"the ground {name}")
 
@@ -166,13 +180,16 @@ def _variables(instance: Instance) -> dict[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ground", description=__doc__)
     verbs = parser.add_subparsers(required=True)
-    for run in (up, down, env, status, build):
+    for run in (up, down, env, status, topic, build):
         verb = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         verb.add_argument("--name", default="default", help="which ground (default: %(default)s)")
         verb.set_defaults(run=run)
         if run is up:
             told = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
             verb.add_argument("parts", nargs="*", metavar="PART", help=f"{told} (default: {', '.join(USUAL)})")
+        if run is topic:
+            verb.add_argument("topic", metavar="NAME", help="what it is called")
+            verb.add_argument("queues", metavar="QUEUES", type=int, help="how many queues it has")
     return parser
 
 

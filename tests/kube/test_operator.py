@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import kopf
 import pytest
 
 from ground.api import Api, ApiError
@@ -17,6 +18,8 @@ from ground.controlplane import Cluster
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from kube.members import Fleet, a_node
+from rota.kube import run
+from rota.kube.brain import Brain
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -142,3 +145,18 @@ async def test_an_operator_that_cannot_be_run_so_says_it_in_one_sentence(
         async with an_operator(control_plane.kubeconfig, "default", address, log, *options) as process:
             assert await asyncio.wait_for(process.wait(), 60) == 2
     assert re.fullmatch(f"rota: {sentence}\n", log.read_text())
+
+
+async def test_an_operator_that_cannot_watch_any_more_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ended(**_: object) -> None:
+        raise OSError("404 page not found")  # as kopf does once the kinds are deleted
+
+    monkeypatch.setattr(kopf, "operator", ended)
+    stop = asyncio.Event()
+    assert await run._kopf(object.__new__(Brain), (), stop) == 1
+    assert stop.is_set()
+    assert caplog.messages == [
+        "Groups and policies cannot be watched any more, so this operator ends: 404 page not found"
+    ]

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from rota.cli import main
+from rota.model import Reason
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
@@ -44,3 +45,8 @@ SHOWN = [(page.name, command) for page in PAGES for command in commands(page) if
 def test_rota_commands_in_the_pages_run(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0, f"{page}: {command}"
+
+
+def test_every_reason_stands_once_in_the_page_of_conditions_and_nothing_else_does() -> None:
+    page = (ROOT / "docs" / "conditions.md").read_text()
+    assert sorted(re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)) == sorted(Reason)

@@ -1089,6 +1089,8 @@ TORN = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
 UNKNOWN = Verdict(Reason.NO_VIEW, "The broker does not tell of the group's members; what was assigned stays")
 UNSEEN = Verdict(Reason.NO_VIEW, "The broker does not tell of topic payments; what was assigned stays")
 UNSEEN_ORDERS = UNSEEN._replace(message=UNSEEN.message.replace("payments", "orders"))
+SWITCHED_OFF = Verdict(Reason.SWITCHED_OFF, "The group is switched off at broker-a")
+UNREACHABLE = Verdict(Reason.BROKER_UNREACHABLE, "broker-a cannot be reached")
 UNKNOWN_TOPIC = Verdict(Reason.UNKNOWN_TOPIC, "There is no topic orders")
 BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
 
@@ -1120,6 +1122,18 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             ("False", "GroupPaused", "spec.paused is set: nobody consumes"),
             ("False", "Settled", "Nothing is wrong"),
             {},
+        ),
+        (
+            {"problems": (SWITCHED_OFF,)},
+            ("False", *SWITCHED_OFF),
+            ("True", *SWITCHED_OFF),
+            {"SwitchedOff": SWITCHED_OFF},
+        ),
+        (
+            {"problems": (UNREACHABLE,)},
+            ("True", "Settled", "6 queues, 2 members"),
+            ("True", *UNREACHABLE),
+            {"BrokerUnreachable": UNREACHABLE},
         ),
         (
             {"spec": BOTH, "problems": (TORN, TORN._replace(message="again"))},
@@ -1237,7 +1251,10 @@ def test_progress_counts_queues_and_members_that_are_under_way(
         ({"views": {}}, ("False", "NoView")),
         ({"policy": None}, ("False", "InvalidPolicy")),
         ({"policy": None, "problems": (Verdict(Reason.MISSING_POLICY, ""),)}, ("False", "MissingPolicy")),
-        ({"problems": (Verdict(Reason.MISSING_POLICY, ""),)}, ("True", "HandoverInFlight")),
+        (
+            {"policy": a_policy(budget={"maxMoves": 0}), "problems": (Verdict(Reason.MISSING_POLICY, ""),)},
+            ("True", "BudgetSpent"),
+        ),
         ({"policy": a_policy(budget={"maxMoves": 0})}, ("True", "BudgetSpent")),
         ({"pods": (*obeying(DOCUMENT), JOINER, a_pod("m4", age=3.0))}, ("True", "MembersStillJoining")),
     ],

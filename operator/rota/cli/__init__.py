@@ -143,9 +143,11 @@ def inject(**given: Any) -> None:
 def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> None:
     """Run the operator against the cluster of this pod, or of the kubeconfig."""
     import asyncio
+    import sys
 
     from rota.kube import logs, run
 
     logs.begin(verbose=verbose)
     named = run.namespaces(namespaces)
-    asyncio.run(run.operate(run.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})))
+    options = run.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})
+    sys.exit(asyncio.run(run.operate(options)))

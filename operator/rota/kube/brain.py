@@ -66,6 +66,7 @@ class Brain:
         self._rounds: set[asyncio.Task[None]] = set()
         self._gatherer = Gatherer(api, reports, places)
         self._leads = False
+        self._looking = False  # until every group was looked at once
         self.time: Callable[[], float] = time
         places.news = self.wake
 
@@ -86,7 +87,7 @@ class Brain:
 
     def lead(self, *, leads: bool) -> None:
         """Begin or end to write; who begins looks at everything first."""
-        self._leads = leads
+        self._leads = self._looking = leads
         self._places.lead(leads=leads)
         for key, task in sorted(self._tasks.items(), key=lambda it: it[1].group.at_rest):  # those first that wait
             task.group.begin()
@@ -270,10 +271,8 @@ class Brain:
     async def _decide(self, task: _Task) -> float:
         """Look at a group once, and do what is to be done; return the seconds until it is worth looking again."""
         group = task.group
-        first = not group.looked
         await self._gatherer.catch_up(group)
-        if first:
-            self._looked()
+        self._looked()
         for client, queues in group.locks_left():
             self._background(self._places.unlock(group, client, queues))
         stated = await self._fleets.keep(group) if self._leads else 0
@@ -299,7 +298,8 @@ class Brain:
         return min(found.again, group.pace.seconds(group.written, self._now))
 
     def _looked(self) -> None:
-        if self._leads and all(it.group.looked for it in self._tasks.values() if it.group.body):
+        if self._leads and self._looking and all(it.group.looked for it in self._tasks.values() if it.group.body):
+            self._looking = False
             _log.info("All %d groups are known", len(self._tasks))
 
     def _listen(self, task: _Task, found: Plan) -> None:

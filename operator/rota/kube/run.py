@@ -57,9 +57,9 @@ def namespaces(texts: Sequence[str]) -> list[str]:
     return names
 
 
-async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
-    """Run until stopped, by `stop` or by a signal."""
-    stop = stop or _stopped()
+async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
+    """Run until stopped, by `stop` or by a signal; return the exit code."""
+    stop, code = stop or _stopped(), 0
     async with AsyncExitStack() as open_:
         api = await open_.enter_async_context(Api(handlers.access))
         beside = await open_.enter_async_context(Api(handlers.access))  # the Lease waits for nothing else
@@ -82,17 +82,22 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> None:
                 tasks.create_task(places.run(), name="secrets"),
             ]
 
+            async def watch() -> None:
+                nonlocal code
+                code = await _kopf(brain, options.namespaces, stop)
+
             async def begin() -> None:
                 for it in [*following, *listing]:  # kopf gives up on kinds that are not there yet
                     await it.listed.wait()
                 async with asyncio.TaskGroup() as inner:
-                    inner.create_task(_kopf(brain, options.namespaces, stop), name="kopf")
+                    inner.create_task(watch(), name="kopf")
                     inner.create_task(leader.run(), name="leader")
 
             running.append(tasks.create_task(begin(), name="begin"))
             await stop.wait()
             for task in reversed(running):
                 task.cancel()
+    return code
 
 
 def _leads(brain: Brain) -> Any:
@@ -136,7 +141,7 @@ async def _again(follower: Follower[Any]) -> None:
         await asyncio.sleep(RESYNC_SECONDS if follower.listed.is_set() else 2.0)
 
 
-async def _kopf(brain: Brain, namespaces: Sequence[str], stop: asyncio.Event) -> None:
+async def _kopf(brain: Brain, namespaces: Sequence[str], stop: asyncio.Event) -> int:
     registry = handlers.registry(
         (brain.group_seen, brain.group_gone),
         (brain.policy_seen, brain.policy_gone),
@@ -150,6 +155,11 @@ async def _kopf(brain: Brain, namespaces: Sequence[str], stop: asyncio.Event) ->
             namespaces=namespaces,
             stop_flag=stop,
         )
+    except Exception as error:  # noqa: BLE001 - kopf's own are not public; the kinds are gone, or not ours to see
+        _log.error("Groups and policies cannot be watched any more, so this operator ends: %s", error)
+        return 1
+    else:
+        return 0
     finally:
         stop.set()  # kopf takes the signals that end a process for itself
 

@@ -16,6 +16,7 @@ from ground.instance import Instance
 from ground.local import LocalNode
 from ground.poll import eventually
 from ground.report import Missing
+from ground.rocketmq import RocketMQ
 
 
 def ground(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -142,12 +143,31 @@ def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Pa
         (["up", "--name", "../x"], "A ground cannot be named '../x'"),
         (["down", "--name", "../x"], "A ground cannot be named '../x'"),
         (["up", "nonsense"], "There is no part nonsense; the parts are control-plane, local"),
+        (["topic", "orders", "8"], "No ground default stands"),
+        (["topic", "orders", "0"], "A topic has no fewer than 1 queue, and 0 were asked for"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(arguments: list[str], sentence: str) -> None:
     told = ground(*arguments)
     assert told.returncode == 1
     assert told.stderr.startswith(f"ground: {sentence}")
+
+
+def test_a_topic_is_made_changed_or_refused(rocketmq: RocketMQ) -> None:
+    for queues in (3, 5):
+        made = ground("topic", "--name", rocketmq.instance.name, "by-hand", str(queues))
+        assert (made.returncode, made.stderr) == (0, f"ground: topic by-hand has {queues} queues\n")
+        assert rocketmq.queues("by-hand") == {"broker-0": queues}
+    refused = ground("topic", "--name", rocketmq.instance.name, "by hand", "3")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("ground: The topic by hand was not made: RocketMQ answered 29: ")
+
+
+@pytest.mark.usefixtures("own_home")
+def test_a_topic_without_a_broker_is_one_sentence() -> None:
+    Instance.open("default")
+    told = ground("topic", "orders", "8").stderr
+    assert told == "ground: No broker runs in the ground default; `python -m ground up rocketmq` starts one.\n"
 
 
 def test_an_etcd_that_cannot_start_is_named_and_its_log_is_kept(own_home: Path, tmp_path: Path) -> None:
