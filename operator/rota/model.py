@@ -81,6 +81,7 @@ class Reason(StrEnum):
     NO_SIDECAR = "NoSidecar"
     NAME_TAKEN = "NameTaken"
     TEMPLATE_REFUSED = "TemplateRefused"
+    WRITE_REFUSED = "WriteRefused"
     CLAIMED_TWICE = "ClaimedTwice"
     STRATEGY_FAILED = "StrategyFailed"
     NO_MEMBERS = "NoMembers"

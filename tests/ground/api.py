@@ -110,6 +110,7 @@ class Api:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._session.close()
+        await asyncio.sleep(0.25)  # aiohttp does not wait until TLS has said goodbye
 
     async def get(self, path: str, **params: str) -> Object:
         """Read an object, or a collection as its List object."""

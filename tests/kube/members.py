@@ -7,7 +7,7 @@ collected. Who works a queue that another one works is found at once.
 import asyncio
 import base64
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from ground.api import Api, ApiError, Object
 from ground.poll import soon
+from rota.documents import Report
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
@@ -82,14 +83,29 @@ async def reported(asked: web.Request, member: Member, changed: asyncio.Event) -
     return web.Response(body=msgspec.json.encode(member.report()))
 
 
+class Reaching(Member):
+    """A member that says which brokers it reaches."""
+
+    brokers: Mapping[str, bool] = {}
+
+    def report(self) -> Report:
+        return msgspec.structs.replace(super().report(), brokers=self.brokers)
+
+    def reaches(self, brokers: Mapping[str, bool]) -> None:
+        """Reach these from now on, and others not."""
+        self.brokers, self._report = brokers, None
+        self.revision += 1
+
+
 class One:
     """A member and its pod."""
 
     def __init__(self, fleet: "Fleet", name: str, address: str) -> None:
         self.fleet, self.name, self.address = fleet, name, address
         self.uid = ""
-        self.member = Member(name, "")
+        self.member = Reaching(name, "")
         self.frozen = False
+        self.deaf = False  # to pokes
         self.takes = 0.0  # seconds that what is open takes to end
         self._changed = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -104,7 +120,7 @@ class One:
         """Answer at the address of a pod that is there, and become ready."""
         self.uid = uid
         group = f"{self.fleet.namespace}/{self.fleet.group}"
-        self.member = Member(self.name, self.uid, group=group)
+        self.member = Reaching(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)  # it is gone, whoever waits
@@ -158,7 +174,13 @@ class One:
         poke = (pod["metadata"].get("annotations") or {}).get("rota.dev/generation", "")
         if poke != self._poke and "deletionTimestamp" not in pod["metadata"]:
             self._poke = poke
-            self.look()
+            if not self.deaf:
+                self.look()
+
+    def reaches(self, **brokers: bool) -> None:
+        """Say of brokers whether it reaches them."""
+        self.member.reaches(brokers)
+        self._changed.set()
 
     def look(self) -> None:
         """Read the document."""

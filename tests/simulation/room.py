@@ -33,7 +33,7 @@ from rota.kube.objects import (
     record_of,
 )
 from rota.kube.places import Places
-from rota.kube.reports import Reports
+from rota.kube.reports import Answer, Reports
 from rota.model import Holder
 from rota.planner import Poke, View
 from simulation.brain import Operator
@@ -298,7 +298,7 @@ class Around:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.02))
         self._operator._ask_routes()
 
-    def of(self, _: Group, now: float, __: object) -> AtBroker:
+    def of(self, _: Group, now: float) -> AtBroker:
         views = {
             topic: None if queues is None else View(queues, now - since)
             for topic, (queues, since) in self._operator.views.items()
@@ -322,19 +322,28 @@ class Polls:
         pod = self._operator.world.kubelets.get(name)
         return pod.sidecar.report() if pod and pod.sidecar and pod.uid == uid else None
 
-    async def read(self, name: str, uid: str) -> Report | None:
+    async def read(self, name: str, uid: str) -> Answer:
         """Read a report: it is cut at one moment, and known at a later one."""
+        asked = asyncio.get_running_loop().time()
+        return Answer(await self._read(name, uid), asked)
+
+    async def _read(self, name: str, uid: str) -> Report | None:
         chance = self._operator.chance
         await asyncio.sleep(chance.uniform(0.001, 0.02))
         report = self._cut(name, uid)
         await asyncio.sleep(chance.uniform(0.001, 0.03) if report else 2.0)
         return report
 
-    async def next(self, name: str, uid: str, after: int) -> Report | None:
+    async def next(self, name: str, uid: str, after: int) -> Answer:
         """Hold a poll until there is something new, or for ten seconds."""
+        until = asyncio.get_running_loop().time() + 10.0
+        report = await self._next(name, uid, after)
+        return Answer(report, min(until, asyncio.get_running_loop().time()))
+
+    async def _next(self, name: str, uid: str, after: int) -> Report | None:
         changed = self._operator.told.setdefault(name, asyncio.Event())
         until = asyncio.get_running_loop().time() + 10.0
-        while (report := await self.read(name, uid)) and report.revision == after:
+        while (report := await self._read(name, uid)) and report.revision == after:
             left = until - asyncio.get_running_loop().time()
             if left <= 0:
                 break

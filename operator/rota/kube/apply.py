@@ -100,7 +100,12 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
     body = {
         "apiVersion": "rota.dev/v1alpha1",
         "kind": "ConsumerGroup",
-        "metadata": {"name": group.name, "namespace": group.namespace, "uid": group.uid},
+        "metadata": {
+            "name": group.name,
+            "namespace": group.namespace,
+            "uid": group.uid,
+            "resourceVersion": group.version,  # what a deposed leader tells comes too late
+        },
         "status": status,
     }
     try:

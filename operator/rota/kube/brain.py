@@ -7,7 +7,8 @@ it is being looked at makes it be looked at once more. Each group has a task of 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from time import time
 from typing import Any, NamedTuple
 
@@ -15,15 +16,18 @@ from rota.kube import apply
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.fleets import Fleets
 from rota.kube.gather import Gatherer
-from rota.kube.group import Group, client_id
+from rota.kube.group import Group
 from rota.kube.listeners import Listeners
 from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, record_of
 from rota.kube.places import Places
 from rota.kube.reports import Reports
-from rota.planner import Plan, plan
+from rota.model import Reason, Verdict, plain
+from rota.planner import Plan, Snapshot, plan
 
 SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after failures in a row
+STRANGERS, STRANGERS_SECONDS = 4, 10.0  # custom strategies at work at once; what one of them may take
+REFUSED = frozenset({400, 403, 413, 422})  # by a shape, a right, a quota, a webhook: it is people's to mend
 LARGE = 2000  # queues and pods: a plan about more takes longer than ten milliseconds
 
 Key = tuple[str, str]
@@ -41,6 +45,7 @@ class _Task:
     running: bool = False
     woken: bool = False
     failures: int = 0
+    stranger: "Future[Plan] | None" = None  # a plan that a custom strategy is still at
 
 
 class Done(NamedTuple):
@@ -64,6 +69,7 @@ class Brain:
         self._policies: dict[Key, Custom] = {}
         self._labels: dict[str, str] = {}  # by pods' uids
         self._rounds: set[asyncio.Task[None]] = set()
+        self._strangers = ThreadPoolExecutor(STRANGERS, thread_name_prefix="custom")
         self._gatherer = Gatherer(api, reports, places)
         self._leads = False
         self._looking = False  # until every group was looked at once
@@ -99,6 +105,7 @@ class Brain:
     async def close(self) -> None:
         """Stop in the middle of whatever is going on: whoever leads next goes on from what is written."""
         self.lead(leads=False)
+        self._strangers.shutdown(wait=False, cancel_futures=True)
         for task in self._rounds:
             task.cancel()
         await asyncio.gather(*self._rounds, return_exceptions=True)
@@ -275,9 +282,8 @@ class Brain:
         self._looked()
         for client, queues in group.locks_left():
             self._background(self._places.unlock(group, client, queues))
-        stated = await self._fleets.keep(group) if self._leads else 0
         rests_on = group.record, group.uid
-        found, seconds = await self._plan(group)
+        found, seconds = await self._plan(task)
         if rests_on != (group.record, group.uid):  # something happened while a large plan was made
             return 0.0
         if found.reread:
@@ -286,16 +292,35 @@ class Brain:
             return 0.0
         if not self._leads or group.body is None:
             return found.again
-        writes = {"deployment": stated, "configmap": 0, "poke": 0, "status": 0, "event": 0}
+        writes = dict.fromkeys(("configmap", "poke", "status", "event", "deployment"), 0)
         if found.document and group.record.ours:
-            group.keep(await apply.write_document(self._api, group, found))
+            await self._write(group, found)
             writes["configmap"] = 1
         self._listen(task, found)
+        before = group.fleet
         try:
             await self._tell(group, found, writes)
+            if self._leads:
+                writes["deployment"] = await self._fleets.keep(group)  # last: whatever hangs there holds up no queue
         finally:
             self._done(Done(group, found, seconds, writes))
-        return min(found.again, group.pace.seconds(group.written, self._now))
+        return min(found.again, group.pace.seconds(group.written, self._now)) if group.fleet == before else 0.0
+
+    async def _write(self, group: Group, found: Plan) -> None:
+        """Write the document; where that is refused, tell it, and nothing that rests on it."""
+        try:
+            group.keep(await apply.write_document(self._api, group, found))
+        except ApiError as error:
+            if error.status in REFUSED:
+                told = f"The ConfigMap {record_of(group.name)} is refused: {plain(str(error))}; what was assigned stays"
+                await self._tell_only(group, Verdict(Reason.WRITE_REFUSED, told))
+            raise
+
+    async def _tell_only(self, group: Group, verdict: Verdict) -> None:
+        """Tell what keeps us from deciding anything about a group, and nothing else of it."""
+        if self._leads:
+            snapshot = replace(self._snapshot(group), spec=None, problems=(verdict,))
+            await self._tell(group, plan(snapshot, self.time()), {})
 
     def _looked(self) -> None:
         if self._leads and self._looking and all(it.group.looked for it in self._tasks.values() if it.group.body):
@@ -307,16 +332,29 @@ class Brain:
         if self._leads and task.group.body:
             task.listeners.listen()
 
-    async def _plan(self, group: Group) -> tuple[Plan, float]:
-        loop = asyncio.get_running_loop()
-        ids = {client_id(known.pod) for known in group.pods.values()}
-        seen = self._places.of(group, loop.time(), ids)
-        snapshot = group.snapshot(loop.time(), seen, self._gatherer.rooms.of(group))
-        began, now = loop.time(), self.time()
-        # What takes long is planned aside, so that it delays no other group.
-        large = len(snapshot.pods) + sum(len(view.queues) for view in seen.views.values() if view) > LARGE
-        found = await asyncio.to_thread(plan, snapshot, now) if large else plan(snapshot, now)
-        return found, loop.time() - began
+    async def _plan(self, task: _Task) -> tuple[Plan, float]:
+        """Plan; what takes long, or may, is planned aside, so that it delays no other group."""
+        snapshot, began = self._snapshot(task.group), self._now
+        if snapshot.policy and snapshot.policy.strategy == "Custom":
+            found = await self._plan_with_a_strangers_code(task, snapshot)
+        elif len(snapshot.pods) + sum(len(view.queues) for view in snapshot.views.values() if view) > LARGE:
+            found = await asyncio.to_thread(plan, snapshot, self.time())
+        else:
+            found = plan(snapshot, self.time())
+        return found, self._now - began
+
+    async def _plan_with_a_strangers_code(self, task: _Task, snapshot: Snapshot) -> Plan:
+        if task.stranger is None or task.stranger.done():
+            task.stranger = self._strangers.submit(plan, snapshot, self.time())
+            await asyncio.wait({asyncio.wrap_future(task.stranger)}, timeout=STRANGERS_SECONDS)
+            if task.stranger.done():
+                return task.stranger.result()
+        told = f"The custom strategy has not answered for {STRANGERS_SECONDS:g} s; what was assigned stays"
+        await self._tell_only(task.group, Verdict(Reason.STRATEGY_FAILED, told))
+        raise Unanswered(told)
+
+    def _snapshot(self, group: Group) -> Snapshot:
+        return group.snapshot(self._now, self._places.of(group, self._now), self._gatherer.rooms.of(group))
 
     async def _tell(self, group: Group, found: Plan, writes: dict[str, int]) -> None:
         """Tell those whom the plan concerns, and then people."""
@@ -334,7 +372,7 @@ class Brain:
                 self._wants(group, written)
         for event in found.events:
             await apply.tell(self._api, group, event)
-            writes["event"] += 1
+            writes["event"] = writes.get("event", 0) + 1
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

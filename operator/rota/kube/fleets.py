@@ -4,7 +4,7 @@ import hashlib
 
 import msgspec
 
-from rota.kube.api import Api, ApiError
+from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.apply import Stale
 from rota.kube.group import Group
 from rota.kube.manifests import SidecarSpec, deployment, newest_image
@@ -13,7 +13,6 @@ from rota.kube.settings import drain
 from rota.model import Reason, Verdict, plain
 from rota.spec import GroupSpec, Mistake
 
-_REFUSED = frozenset({400, 403, 422})  # by its shape, by a quota or a policy, by a rule: it is the user's to mend
 _UNTYPED = "failed to create typed patch object"  # how a field that there is not is refused, with a 500
 
 Key = tuple[str, str]
@@ -61,9 +60,9 @@ class Fleets:
             return await self._state(group, spec, standing)
         except Mistake as mistake:
             told = str(mistake)
+        except Unanswered as error:
+            told = f"The Deployment {group.name} could not be written: {error}"
         except ApiError as error:
-            if error.status not in _REFUSED and _UNTYPED not in str(error):
-                raise
             told = f"spec.template is refused: {_why(error)}"
         group.fleet = (Verdict(Reason.TEMPLATE_REFUSED, told),)
         return 0

@@ -5,7 +5,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from rota.kube.api import Api, ApiError
-from rota.kube.group import Group, Known
+from rota.kube.group import Group
+from rota.kube.known import Known
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Pod, path, record_of
 from rota.kube.places import Places
 from rota.kube.reports import Reports
@@ -73,8 +74,8 @@ class Gatherer:
         await asyncio.gather(*(self._ask_member(group, known) for known in there))
 
     async def _ask_member(self, group: Group, known: Known) -> None:
-        uid, asked = known.pod.metadata.uid, self._now
-        report = await self._reports.read(known.pod.status.pod_ip, uid)
+        uid = known.pod.metadata.uid
+        report, asked = await self._reports.read(known.pod.status.pod_ip, uid)
         if (still := group.pods.get(known.pod.metadata.name)) and still.pod.metadata.uid == uid:
             still.hear(report, self._now, asked)
 

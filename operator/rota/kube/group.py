@@ -4,91 +4,21 @@ Nothing here asks anybody; others tell. All times are measured on the loop's clo
 anew: whoever begins to lead looks at everything once before it writes anything.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rota.documents import PACKED, PLAIN, Assignment, Report, TooNew, read_assignment
+from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
 from rota.kube import settings
+from rota.kube.known import Known, client_id, name_of
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
 from rota.kube.pace import Pace
 from rota.model import Holder, Queue, Reason, Verdict
-from rota.planner import Heard, Snapshot, View
-from rota.planner import Pod as Seen
+from rota.planner import Snapshot, View
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
 SETTINGS = "group.json"
-
-
-@dataclass(slots=True)
-class Known:
-    """A pod, and since when what is known of it is so."""
-
-    pod: Pod
-    first_seen: float
-    ready_changed: float
-    poke_changed: float
-    leaving_since: float | None = None
-    heard: Heard | None = None
-    unheard_since: float | None = None
-    cut_off_since: dict[str, float] = field(default_factory=dict)
-    strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
-
-    def see(self, pod: Pod, now: float) -> None:
-        """Take a newer state of the same pod."""
-        if pod.ready != self.pod.ready:
-            self.ready_changed = now
-        if pod.poke != self.pod.poke:
-            self.poke_changed = now
-        if pod.terminating and self.leaving_since is None:
-            self.leaving_since = now
-        self.pod, self.strayed = pod, pod.labelled != pod.works_for
-
-    def hear(self, report: Report | None, now: float, asked: float) -> bool:
-        """Take what it said, or that it said nothing since it was asked; return whether that is news."""
-        if report is None:
-            news, self.unheard_since = self.unheard_since is None, self.unheard_since or asked
-            return news
-        news = self.heard is None or self.heard.report != report or self.unheard_since is not None
-        self.unheard_since = None
-        if news:
-            self.heard = Heard(report)
-            cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
-            self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
-        return news
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is one of those of whom some may be ended when the fleet shrinks."""
-        return not (self.strayed or self.pod.terminating or self.pod.ended)
-
-    def shown(self, now: float, room: str | None) -> Seen:
-        """Return it as the planner sees it."""
-        pod = self.pod
-        return Seen(
-            name=pod.metadata.name,
-            uid=pod.metadata.uid,
-            started=pod.started,
-            ready=pod.ready and not self.strayed,
-            steady=math.inf if self.strayed else now - self.ready_changed,
-            age=now - self.first_seen,
-            terminating=pod.terminating,
-            leaving=0.0 if self.leaving_since is None else now - self.leaving_since,
-            ended=pod.ended,
-            room=room,
-            client_id=client_id(pod),
-            heard=self.heard,
-            unheard=0.0 if self.unheard_since is None else now - self.unheard_since,
-            cut_off={broker: now - since for broker, since in self.cut_off_since.items()},
-            poke=pod.poke,
-            poked=now - self.poke_changed,
-        )
-
-
-def client_id(pod: Pod) -> str:
-    """Return the id by which a pod's sidecar is known at the broker."""
-    return f"{pod.status.pod_ip}@{pod.metadata.name}#{pod.metadata.uid[:8]}"
+FORGOTTEN_SECONDS = 240.0  # then no broker tells of a pod that ended any more; it notices after 120
 
 
 @dataclass(frozen=True)
@@ -137,6 +67,7 @@ class Group:
         self.missed: set[Holder] = set()  # not told of any more: ended, or only without our label
         self.gone: set[str] = set()  # uids of pods that were there and are not any more
         self._clients: dict[str, str] = {}  # and by which ids brokers know them
+        self._met: dict[str, float] = {}  # when each name was last one of ours
         self._unlocked: set[str] = set()  # those whose locks were given back
         self.unsure: tuple[Holder, ...] = ()
         self.awaited: frozenset[str] = frozenset()
@@ -154,6 +85,11 @@ class Group:
     def uid(self) -> str:
         """The group's object's own."""
         return self.body.metadata.uid if self.body else ""
+
+    @property
+    def version(self) -> str:
+        """The group's object's, as it is known."""
+        return self.body.metadata.resource_version if self.body else ""
 
     def is_before(self, newer: Metadata) -> bool:
         """Whether that is a later version of this very group."""
@@ -277,6 +213,16 @@ class Group:
         document = self.record.document
         members = document.members if document else {}
         return {Holder(name, share.uid): share.queues for name, share in members.items()}
+
+    def names(self, now: float) -> Collection[str]:
+        """Return how client ids of our own end, those of pods too that ended a while ago: brokers forget slowly."""
+        document = self.record.document
+        there = {name_of(name, known.pod.metadata.uid) for name, known in self.pods.items()}
+        there |= {name_of(*holder) for holder in self.shares}
+        there |= {name_of(*release.holder) for release in (document.releasing.values() if document else ())}
+        met = self._met | dict.fromkeys(there, now)
+        self._met = {name: at for name, at in met.items() if now - at < FORGOTTEN_SECONDS}
+        return self._met.keys()
 
     def locks_left(self) -> list[tuple[str, list[Queue]]]:
         """Return by which ids the broker keeps locks of those who ended, and of which queues; once each."""

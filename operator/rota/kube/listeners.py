@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rota.kube.group import Group
-from rota.kube.reports import WAIT_SECONDS, Reports
+from rota.kube.reports import Reports
 
 UNHEARD_SECONDS = 1.0  # before a member that could not be heard is asked again
 
@@ -45,12 +45,11 @@ class Listeners:
         after: int | None = None
         loop = asyncio.get_running_loop()
         while name in self._group.awaited and (known := self._group.pods.get(name)):
-            uid, address, asked = known.pod.metadata.uid, known.pod.status.pod_ip, loop.time()
+            uid, address = known.pod.metadata.uid, known.pod.status.pod_ip
             if after is None:
-                report = await self._reports.read(address, uid)
+                report, asked = await self._reports.read(address, uid)
             else:
-                report = await self._reports.next(address, uid, after)
-                asked = min(asked + WAIT_SECONDS, loop.time())  # until then it was right to be silent
+                report, asked = await self._reports.next(address, uid, after)
             after = report.revision if report else None
             known = self._group.pods.get(name)
             if known and known.pod.metadata.uid == uid and known.hear(report, loop.time(), asked):

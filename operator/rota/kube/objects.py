@@ -80,13 +80,24 @@ class Object(Struct, frozen=True):
 
 class _ContainerState(Struct, frozen=True):
     running: Mapping[str, Any] | None = None
+    terminated: Mapping[str, Any] | None = None
+
+    @property
+    def has_run(self) -> bool:
+        return self.running is not None or self.terminated is not None
 
 
-class _ContainerStatus(Struct, frozen=True):
+class _ContainerStatus(Struct, frozen=True, rename="camel"):
     name: str
     started: bool | None = None
     ready: bool = False
+    restart_count: int = 0
     state: _ContainerState = _ContainerState()
+    last_state: _ContainerState = _ContainerState()
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
 
 
 class _Condition(Struct, frozen=True):
@@ -153,7 +164,7 @@ class Pod(Struct, frozen=True):
     def started(self) -> bool:
         """Whether its sidecar has ever run; what happens to it later does not take that back."""
         every = [*self.status.init_container_statuses, *self.status.container_statuses]
-        return any(it.name == SIDECAR and (it.started or it.ready or it.state.running is not None) for it in every)
+        return any(it.name == SIDECAR and it.has_run for it in every)
 
     @property
     def ready(self) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 import ssl
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,16 +54,15 @@ class _Stay:
     place: tuple[object, ...] | None = None
     problems: tuple[Verdict, ...] = ()
 
-    @property
-    def claim(self) -> tuple[object, ...]:
-        """Which group of which brokers it works for."""
-        return self.place, self.wanted.group
+    def rivals(self, other: "_Stay") -> bool:
+        """Whether another's brokers are the same ones: name servers of one cluster know the same."""
+        return not {*self.reached.name_servers}.isdisjoint(other.reached.name_servers)
 
 
-def _claimed(stay: _Stay, rivals: Collection[Key]) -> list[Verdict]:
+def _claimed(stay: _Stay, rivals: Sequence[Key]) -> list[Verdict]:
     if not rivals:
         return []
-    others = ", ".join("/".join(key) for key in sorted(rivals)[:3])
+    others = ", ".join("/".join(key) for key in rivals[:3])
     told = f"The brokers' group {stay.wanted.group} is also that of {others}; give each its own spec.group"
     return [Verdict(Reason.CLAIMED_TWICE, told)]
 
@@ -76,7 +75,7 @@ class Places:
         self._api, self._connect = api, connect
         self._places: dict[tuple[object, ...], _Place] = {}
         self._stays: dict[Key, _Stay] = {}
-        self._claims: dict[tuple[object, ...], set[Key]] = {}  # whose each of the brokers' groups is
+        self._claims: dict[str, set[Key]] = {}  # who names each of the brokers' groups
         self._awake = False  # whether it is worth asking
         self._asking: set[asyncio.Task[None]] = set()
         self.news: Callable[[Key], None] = lambda _: None
@@ -94,7 +93,8 @@ class Places:
             return
         interest, stay = _interest(group.name, spec), self._stays.get(key)
         if stay is None:
-            self._stays[key] = _Stay(interest, spec.broker.rocketmq)
+            stay = self._stays[key] = _Stay(interest, spec.broker.rocketmq)
+            self._claim(key, stay)
             return
         moved = stay.reached != spec.broker.rocketmq
         changed = moved or stay.wanted != interest
@@ -109,11 +109,11 @@ class Places:
     def forget(self, key: Key) -> None:
         """Ask nothing for this group any more."""
         if stay := self._stays.pop(key, None):
+            self._unclaim(key, stay)
             self._leave(key, stay)
 
     def _leave(self, key: Key, stay: _Stay) -> None:
         place = self._places.get(stay.place) if stay.place else None
-        self._unclaim(key, stay)
         stay.place = None
         if place is None:
             return
@@ -124,14 +124,21 @@ class Places:
             self._background(place.brokers.close())
 
     def _claim(self, key: Key, stay: _Stay) -> None:
-        if stay.place:
-            self._claims.setdefault(stay.claim, set()).add(key)
+        self._claims.setdefault(stay.wanted.group, set()).add(key)
+        for rival in self._rivals(key, stay):
+            self.news(rival)
 
     def _unclaim(self, key: Key, stay: _Stay) -> None:
-        if rivals := self._claims.get(stay.claim):
-            rivals.discard(key)
-            if not rivals:
-                del self._claims[stay.claim]
+        for rival in self._rivals(key, stay):
+            self.news(rival)
+        claims = self._claims[stay.wanted.group]
+        claims.discard(key)
+        if not claims:
+            del self._claims[stay.wanted.group]
+
+    def _rivals(self, key: Key, stay: _Stay) -> list[Key]:
+        named = self._claims[stay.wanted.group] - {key}
+        return sorted(other for other in named if stay.rivals(self._stays[other]))
 
     def lead(self, *, leads: bool) -> None:
         """Ask from now on for what is looked at, or ask nobody any more."""
@@ -164,9 +171,7 @@ class Places:
     def _enter(self, key: Key, stay: _Stay, site: "_Access") -> _Place:
         if stay.place != site.mark:
             self._leave(key, stay)
-        self._unclaim(key, stay)
         stay.place = site.mark
-        self._claim(key, stay)
         if site.mark not in self._places:
             brokers = self._connect(site.site)
             views = Views(brokers, self.news)
@@ -187,15 +192,15 @@ class Places:
                     except Exception as error:  # noqa: BLE001 - of one group; the others are looked after all the same
                         _log.warning("The Secrets of %s/%s were not read: %s", *key, error)
 
-    def of(self, group: Group, now: float, pods: Collection[str]) -> AtBroker:
+    def of(self, group: Group, now: float) -> AtBroker:
         """Return what is known of a group at its brokers."""
         key = (group.namespace, group.name)
         stay = self._stays.get(key)
         place = self._places.get(stay.place) if stay and stay.place else None
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
-        rivals = self._claims[stay.claim] - {key}
-        found = place.views.of(key, now, pods, alone=not rivals)
+        rivals = self._rivals(key, stay)
+        found = place.views.of(key, now, group.names(now))
         return AtBroker(found.views, found.foreigners, (*stay.problems, *_claimed(stay, rivals), *found.problems))
 
     async def unlock(self, group: Group, client: str, queues: Collection[Queue]) -> None:
@@ -216,7 +221,7 @@ class Places:
             credentials = Credentials(*found)
         if reached.tls.enabled and reached.tls.ca_secret:
             (authority,) = await self._secret(namespace, reached.tls.ca_secret.name, "ca.crt")
-        mark = (tuple(reached.name_servers), credentials, reached.tls.enabled, authority)
+        mark = (tuple(sorted({*reached.name_servers})), credentials, reached.tls.enabled, authority)
         tls = None
         if reached.tls.enabled and mark not in self._places:
             try:

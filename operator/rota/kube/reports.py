@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import NamedTuple
 
 import aiohttp
 
@@ -16,6 +17,13 @@ AT_ONCE = 200  # reads that are under way; long polls do not count
 _log = logging.getLogger(__name__)
 
 
+class Answer(NamedTuple):
+    """What a member says; None: it cannot be heard, or somebody else answers."""
+
+    report: Report | None
+    asked: float  # since when it was not right to be silent, if it was
+
+
 class Reports:
     """Where members can be heard."""
 
@@ -28,15 +36,22 @@ class Reports:
         """Close all connections."""
         await self._session.close()
 
-    async def read(self, address: str, uid: str) -> Report | None:
-        """Return what the pod with that uid says now; None: it cannot be heard, or somebody else answers."""
+    async def read(self, address: str, uid: str) -> Answer:
+        """Return what the pod with that uid says now."""
         async with self._room:
-            return await self._get(address, uid, {}, READ_SECONDS)
+            asked = self._now
+            return Answer(await self._get(address, uid, {}, READ_SECONDS), asked)
 
-    async def next(self, address: str, uid: str, after: int) -> Report | None:
+    async def next(self, address: str, uid: str, after: int) -> Answer:
         """Return its report once that has another revision, or after a while as it is."""
         asked = {"after": str(after), "wait": f"{WAIT_SECONDS}s"}
-        return await self._get(address, uid, asked, WAIT_SECONDS + READ_SECONDS)
+        until = self._now + WAIT_SECONDS
+        report = await self._get(address, uid, asked, WAIT_SECONDS + READ_SECONDS)
+        return Answer(report, min(until, self._now))
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def drain(self, address: str, uid: str) -> None:
         """Ask a member for its final drain; who does not hear it is asked again."""

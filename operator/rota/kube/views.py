@@ -5,7 +5,6 @@ Nothing is concluded from silence: a topic without an answer has no view, and th
 
 import asyncio
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ ROUTES_SECONDS = 5.0
 ONLINE_SECONDS = 20.0
 RETRIES_EVERY = 4  # looks at the routes
 AT_ONCE = 16  # requests under way to one cluster
-_OURS = re.compile(r"[^@]*@[^@#]*[a-z][^@#]*#[0-9a-f]{8}")  # a sidecar's client id; others have a number after the @
 
 Key = tuple[str, str]
 
@@ -155,8 +153,8 @@ class Views:
             enabled = True  # nobody has joined at this one yet
         return broker, there, enabled
 
-    def of(self, key: Key, now: float, pods: Collection[str], *, alone: bool = True) -> AtBroker:
-        """Return what is known of a group; `pods`: its own pods' client ids; `alone`: no other sidecars are in it."""
+    def of(self, key: Key, now: float, ours: Collection[str]) -> AtBroker:
+        """Return what is known of a group; `ours`: how its own pods' client ids end."""
         interest = self._interests.get(key)
         if interest is None:
             return AtBroker()
@@ -172,9 +170,7 @@ class Views:
             elif isinstance(it.why, Refused):
                 problems.append(Verdict(Reason.BROKER_REFUSES, str(it.why)))
         online = self._online.get(key, _Online())
-        foreigners = (
-            None if online.ids is None else tuple(it for it in online.ids if not _is_ours(it, pods, alone=alone))
-        )
+        foreigners = None if online.ids is None else tuple(it for it in online.ids if it.partition("@")[2] not in ours)
         return AtBroker(views, () if interest.broadcasting else foreigners, (*problems, *online.problems))
 
 
@@ -194,8 +190,3 @@ def _online(told: Collection[tuple[str, list[str], bool]]) -> _Online:
 
 def _topics(interest: Interest) -> tuple[str, ...]:
     return interest.topics if interest.broadcasting else (*interest.topics, RETRY + interest.group)
-
-
-def _is_ours(client: str, pods: Collection[str], *, alone: bool) -> bool:
-    """Whether it is a sidecar of the group, of a pod that ended a moment ago perhaps: brokers forget slowly."""
-    return client in pods or (alone and _OURS.fullmatch(client) is not None)

@@ -1,0 +1,125 @@
+"""What goes wrong with one group is told of it, and stays with it; what ran once is not forgotten."""
+
+import sys
+import threading
+
+import pytest
+
+from ground.poll import soon
+from kube.world import GROUP, World, a_group, billing, goes_on, is_gone, two_members
+from rota.brokers.memory import BROKER, Memory
+from rota.kube import brain
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+CUSTOM = {"strategy": "Custom", "options": {"custom": {"name": "slow"}}}
+CRASHED = {
+    "name": "rota-sidecar",
+    "image": "rota",
+    "imageID": "",
+    "ready": False,
+    "started": False,
+    "restartCount": 3,
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 1}},
+}
+
+
+_KIND = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy"}
+
+
+class _Point:
+    """An entry point that offers a strategy."""
+
+    name = "slow"
+
+    def __init__(self, strategy: object) -> None:
+        self._strategy = strategy
+
+    def load(self) -> object:
+        return self._strategy
+
+
+async def counted(world: World, **hard: str) -> str:
+    """Make a quota; return where it is once it is in force."""
+    quotas = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    await world.api.create(quotas, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
+
+    async def in_force() -> bool:
+        return bool((await world.api.get(f"{quotas}/none")).get("status", {}).get("used"))
+
+    await soon(in_force, 60)
+    return f"{quotas}/none"
+
+
+async def test_a_sidecar_that_crashes_again_and_again_loses_its_queues(world: World) -> None:
+    await two_members(world)
+    one = world.fleet.members["orders-a"]
+    await one.hush()
+    status = {"initContainerStatuses": [CRASHED], "conditions": [{"type": "Ready", "status": "False"}]}
+    await world.api.patch(f"{one.path}/status", {"status": status}, "strategic")
+    world.fleet.ended("orders-a")  # its process is: what it worked is worked by nobody
+
+    async def all_elsewhere() -> bool:
+        return world.fleet.shares["orders-b"] == 8
+
+    await world.soon(all_elsewhere, 90)
+
+
+async def test_a_document_that_is_refused_is_told_and_written_once_it_may_be(world: World) -> None:
+    await world.api.delete(world.path)
+    await soon(lambda: is_gone(world.api, f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"), 60)
+    quota = await counted(world, **{"count/configmaps": "1"})  # there is one already: that of the cluster's root
+    await world.api.create(world.path.rpartition("/")[0], a_group())
+    told = await world.condition("WriteRefused")
+    assert "exceeded quota" in told["message"]
+    assert (await world.conditions())["Ready"]["reason"] == "WriteRefused"
+    await world.api.delete(quota)
+    await world.well("WriteRefused")
+    await two_members(world)
+
+
+async def test_a_fleet_that_may_not_be_made_holds_up_no_queue(world: World) -> None:
+    await counted(world, **{"count/deployments.apps": "0"})
+    template = {"spec": {"containers": [{"name": "app", "image": "app"}]}}
+    await world.api.patch(world.path, {"spec": {"template": template, "replicas": 1}})
+    assert "exceeded quota" in (await world.condition("TemplateRefused"))["message"]
+    await two_members(world)
+
+
+async def test_a_custom_strategy_that_does_not_answer_stops_its_own_group_alone(
+    world: World, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = threading.Event()
+
+    def slow(*_: object, **__: object) -> object:
+        freed.wait(120)
+        raise ValueError("too late")
+
+    monkeypatch.setattr(brain, "STRANGERS_SECONDS", 0.2)
+    monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: [_Point(slow)])
+    await memory.create_topic("bills", BROKER, 6)
+    try:
+        async with billing(world) as other:
+            before = await two_members(world)
+            policies = world.path.rpartition("/")[0].replace("consumergroups", "rebalancepolicies")
+            await world.api.create(policies, {"metadata": {"name": "own"}, "spec": CUSTOM, **_KIND})
+            await world.api.patch(world.path, {"spec": {"policyRef": {"name": "own"}}})
+            assert "has not answered" in (await world.condition("StrategyFailed"))["message"]
+            await goes_on(other)
+            assert world.fleet.as_value() == before
+    finally:
+        freed.set()
+
+
+@pytest.mark.parametrize("servers", [["memory:9876", "other:9876"], ["other:9876", "memory:9876"]])
+async def test_two_groups_that_claim_one_group_of_the_brokers_are_both_told(world: World, servers: list[str]) -> None:
+    rival = a_group("rival", group=GROUP, broker={"rocketmq": {"nameServers": servers}})
+    collection = world.path.rpartition("/")[0]
+    await world.api.create(collection, rival)
+    assert "rival" in (await world.condition("ClaimedTwice"))["message"]
+    other = World(world.api, world.namespace, world.fleet, world.operator)
+    other.path = f"{collection}/rival"
+    assert GROUP in (await other.condition("ClaimedTwice"))["message"]
+    await world.api.delete(other.path)
+    await world.well("ClaimedTwice")
