@@ -26,7 +26,7 @@ from kube.members import Fleet, One, a_node
 
 CRDS = Path(__file__).parents[1] / "crds"
 NAMESPACE, GROUP, TOPIC, THEIRS = "default", "orders", "orders", "theirs"
-QUEUES, MEMBERS, TIMES = 12, 3, 6
+QUEUES, MEMBERS, TIMES = 12, 3, 20
 DEBOUNCE = 0.5  # by default; it is not what is measured
 PROBES = 4.0  # seconds until a kubelet finds a hung sidecar not ready: 1 s a probe, 1 s patience, twice
 NEVER = 40.0  # seconds after which we do not wait any longer for the Java clients
@@ -42,10 +42,12 @@ def rows() -> Iterator[Row]:
         rocketmq.create_topic(THEIRS, QUEUES)
         ours = asyncio.run(_ours(instance, cluster, rocketmq))
         left, added, hung = _java(rocketmq)
-    yield Row("a pod is ready -> a document with its entry is written", ours["joined"], target="≤ 100 ms")
-    yield Row("a pod is ready -> it works its queues, over the debounce", ours["works"], target="≤ 300 ms")
-    yield Row("a pod is deleted -> its queues are at work elsewhere", ours["left"], left, "≤ 300 ms")
-    yield Row("a pod is gone -> its queues are at work elsewhere", ours["gone"], target="≤ 300 ms")
+    written, obeyed = "p50 ≤ 100 ms, p99 ≤ 500 ms", "p50 ≤ 300 ms, p99 ≤ 2 s"
+    yield Row("a pod is ready -> a document with its entry is written", ours["joined"], target=written)
+    yield Row("a pod is gone -> a document that gives its queues to others is written", ours["granted"], target=written)
+    yield Row("a pod is ready -> it works its queues, over the debounce", ours["works"], target=obeyed)
+    yield Row("a pod is deleted -> its queues are at work elsewhere", ours["left"], left, obeyed)
+    yield Row("a pod is gone -> its queues are at work elsewhere", ours["gone"], target=obeyed)
     yield Row("queues are added -> they are at work", ours["added"], added, "≤ 6 s")
     yield Row(
         f"a member hangs -> its queues are at work elsewhere (Java: not in {NEVER:g} s)", ours["hung"], hung, "≤ 15 s"
@@ -63,11 +65,10 @@ async def _ours(instance: Instance, cluster: Cluster, rocketmq: RocketMQ) -> dic
         ):
             await fleet.add(*(f"first-{number}" for number in range(MEMBERS)))
             await _working(fleet, 60)
-            joined, works, left, gone = await _come_and_go(fleet)
+            found = await _come_and_go(fleet)
             added = [await _added(fleet, rocketmq, QUEUES + 4 * number) for number in range(1, 4)]
             hung = [await _hung(fleet, number) for number in range(2)]
-    found = {"joined": joined, "works": works, "left": left, "gone": gone, "added": added, "hung": hung}
-    return {name: Sample(seconds) for name, seconds in found.items()}
+    return {name: Sample(seconds) for name, seconds in {**found, "added": added, "hung": hung}.items()}
 
 
 async def _prepare(api: Api, rocketmq: RocketMQ) -> None:
@@ -139,8 +140,8 @@ async def _seconds(began: float, true: Callable[[], bool], limit: float = 60.0) 
     return time.monotonic() - began
 
 
-async def _come_and_go(fleet: Fleet) -> tuple[list[float], list[float], list[float], list[float]]:
-    joined, works, left, gone = [], [], [], []
+async def _come_and_go(fleet: Fleet) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in ("joined", "works", "left", "granted", "gone")}
     for number in range(2 * TIMES):
         await asyncio.sleep(2 * DEBOUNCE)
         one = One(fleet, f"guest-{number}", fleet.addresses())
@@ -150,8 +151,8 @@ async def _come_and_go(fleet: Fleet) -> tuple[list[float], list[float], list[flo
         began = time.monotonic()
         ready = asyncio.create_task(one.becomes(ready=True))
         documented = await _seconds(began, lambda: one.name in fleet.documents[-1]["members"])  # noqa: B023
-        joined.append(documented)
-        works.append(await _seconds(began, lambda: bool(fleet.shares[one.name])) - DEBOUNCE)  # noqa: B023
+        found["joined"].append(documented)
+        found["works"].append(await _seconds(began, lambda: bool(fleet.shares[one.name])) - DEBOUNCE)  # noqa: B023
         await ready
         await _working(fleet)
         await asyncio.sleep(2 * DEBOUNCE)
@@ -160,15 +161,17 @@ async def _come_and_go(fleet: Fleet) -> tuple[list[float], list[float], list[flo
         if number % 2:
             fleet.members[one.name] = one
             leaving = asyncio.create_task(one.leave())
-            left.append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
+            found["left"].append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
             await leaving
             del fleet.members[one.name]
             await one.end()
         else:
+            documents = len(fleet.documents)
             ending = asyncio.create_task(one.end())
-            gone.append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
+            found["granted"].append(await _seconds(began, lambda: len(fleet.documents) > documents))  # noqa: B023
+            found["gone"].append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
             await ending
-    return joined, works, left, gone
+    return found
 
 
 def _elsewhere(fleet: Fleet, one: One, every: int) -> bool:
@@ -186,14 +189,16 @@ async def _hung(fleet: Fleet, number: int) -> float:
     fleet.members[one.name] = one
     await one.start()
     await _working(fleet)
+    await asyncio.sleep(5)  # nobody listens to it any more: that is the worst time to hang
     every = sum(fleet.shares.values())
     began = time.monotonic()
     del fleet.members[one.name]
-    await one.hush()
+    one.hang()
     fleet.ended(one.name)
     await asyncio.sleep(PROBES)
     await one.becomes(ready=False)
     taken = await _seconds(began, lambda: sum(fleet.shares.values()) >= every)
+    await one.hush()
     await one.end()
     return taken
 

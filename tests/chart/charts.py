@@ -17,6 +17,7 @@ from ground.programs import program
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rota"
+STRICT = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}  # of a namespace
 
 
 class Refused(Exception):  # noqa: N818 - it is what happened

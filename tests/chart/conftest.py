@@ -5,11 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from chart.charts import Helm, Release
+from chart.charts import STRICT, Helm, Release
 from ground.api import Api
 from ground.controlplane import Cluster
-
-STRICT = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,7 @@ class One:
         self.uid = ""
         self.member = Reaching(name, "")
         self.frozen = False
+        self.silent = False
         self.deaf = False  # to pokes
         self.takes = 0.0  # seconds that what is open takes to end
         self._changed = asyncio.Event()
@@ -165,6 +166,10 @@ class One:
             await self._runner.cleanup()
             self._runner = None
 
+    def hang(self) -> None:
+        """Stand still, as a process is that was stopped: whoever asks waits in vain."""
+        self.frozen = self.silent = True
+
     async def leave(self) -> None:
         """Have the pod deleted by somebody; it drains when it is asked to."""
         await self.fleet.api.delete(self.path)
@@ -219,6 +224,8 @@ class One:
 
     async def _report(self, asked: web.Request) -> web.Response:
         self.fleet.reads += 1
+        if self.silent:
+            await asyncio.Event().wait()
         return await reported(asked, self.member, self._changed)
 
     async def _drain(self, asked: web.Request) -> web.Response:

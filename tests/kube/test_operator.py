@@ -153,7 +153,7 @@ async def test_an_operator_that_cannot_watch_any_more_ends_with_an_error(
     async def ended(**_: object) -> None:
         raise OSError("404 page not found")  # as kopf does once the kinds are deleted
 
-    monkeypatch.setattr(kopf, "operator", ended)
+    monkeypatch.setattr(kopf, "spawn_tasks", ended)
     stop = asyncio.Event()
     assert await run._kopf(object.__new__(Brain), (), stop) == 1
     assert stop.is_set()

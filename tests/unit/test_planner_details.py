@@ -577,7 +577,7 @@ def test_the_budget_feeds_those_first_who_own_least_and_says_how_many_may_move()
         ([(50.0, 1), (10.0, 1)], 3, 1, None),
         ([(60.0, 5)], 1, 1, None),
         ([(59.0, 5)], 1, 0, 1.0),
-        ([(-300.0, 1)], 1, 0, 20.0),
+        ([(-300.0, 1)], 1, 0, 0.0),
         ([], 0, 0, 20.0),
     ],
 )
@@ -589,7 +589,7 @@ def test_what_was_spent_of_a_budget_comes_back_bit_by_bit(
     policy = a_policy(budget={"maxMoves": moves, "per": "1m"})
     found = plan(settled(document=replace(document, members=entry_for_joiner()), pods=pods, policy=policy), NOW)
     assert len(found.document.releasing if found.document else ()) == left
-    if again:
+    if again is not None:
         assert found.again == pytest.approx(again)
         assert conditions(found)["Progressing"][1] == "BudgetSpent"
 
@@ -1325,6 +1325,24 @@ def test_a_rebalance_is_told_from_its_first_document_to_its_last_release() -> No
     assert next_one.events == (Event(Reason.MEMBER_JOINED, "m3 joined; 2 queues change hands"),)
 
 
+def test_who_waits_for_nobodys_word_after_a_document_looks_again_at_once() -> None:
+    first = plan(settled(spec=a_spec(paused=True)), NOW)
+    assert first.document is not None
+    assert first.awaited
+    assert first.again > 0
+    last = plan(settled(spec=a_spec(paused=True), document=first.document, pods=obeying(first.document)), NOW + 1)
+    assert last.document is not None
+    assert (last.awaited, last.again) == (frozenset(), 0.0)
+
+
+@pytest.mark.parametrize(("unheard", "told"), [(9.0, "True"), (60.0, "False")])
+def test_a_lost_member_that_does_not_obey_is_not_waited_for(unheard: float, told: str) -> None:
+    document = a_document(6, members={"m1": Q[:6], "m2": ()})
+    lags = a_pod("m2", report=a_report("m2", 5, Q[:2]), ready=False, unheard=unheard, steady=60.0)
+    pods = (obeying(document)[0], lags)
+    assert conditions(plan(settled(document=document, pods=pods), NOW))["Progressing"][0] == told
+
+
 def test_an_immediate_rebalance_tells_what_it_moved_and_a_return_moves_nothing() -> None:
     at_once = plan(with_joiner(policy=a_policy(handover={"mode": "Immediate"})), NOW)
     assert at_once.status["lastRebalance"]["moved"] == 2
@@ -1339,6 +1357,11 @@ def test_a_forced_grant_names_from_whom_it_was_taken_if_that_is_known() -> None:
     assert [event for event in both.events if event.reason is Reason.QUEUES_FORCED] == [warning]
     assert both.status["lastRebalance"]["moved"] == 4
     assert "4 queues change hands" in both.events[0].message
+    names = [f"m{number}" for number in range(1, 7)]
+    six = a_document(members={name: [queue] for name, queue in zip(names, Q, strict=False)})
+    five = plan(settled(document=six, pods=obeying(six, **dict.fromkeys(names[1:], lost))), NOW)
+    told = next(event.message for event in five.events if event.reason is Reason.QUEUES_FORCED)
+    assert told == "5 queues taken from m2, m3, m4 and 2 more unheard"
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     silent = a_pod("m2", ready=False, steady=LONG, unheard=11.0)
     free = plan(settled(document=document, pods=(*obeying(document), silent)), NOW)

@@ -1,7 +1,8 @@
 """Gathering: what no watch tells of a group is asked for, and asked anew where what is known cannot be believed."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from rota.kube.api import Api, ApiError
@@ -32,7 +33,7 @@ class Gatherer:
         if not group.looked:
             if not group.record.version:  # it may have been seen before its group
                 await self._ask_for_record(group)
-            await self._in_turn(self._ask_around(group))
+            await self._in_turn(partial(self._ask_around, group))
             group.looked = True
         if group.outdated or not group.record.ours:
             await self._ask_for_record(group)
@@ -56,10 +57,10 @@ class Gatherer:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _in_turn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do it when its turn comes; the next one's comes when it is done, or takes long."""
         async with self._looking:
-            task = asyncio.get_running_loop().create_task(work)
+            task = asyncio.get_running_loop().create_task(work())
             try:
                 await asyncio.wait({task}, timeout=LOOK_SECONDS)
             except asyncio.CancelledError:

@@ -59,7 +59,7 @@ def namespaces(texts: Sequence[str]) -> list[str]:
 
 async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
     """Run until stopped, by `stop` or by a signal; return the exit code."""
-    stop, code = stop or _stopped(), 0
+    stop, code = stop or _heed(asyncio.Event()), 0
     async with AsyncExitStack() as open_:
         api = await open_.enter_async_context(Api(handlers.access))
         beside = await open_.enter_async_context(Api(handlers.access))  # the Lease waits for nothing else
@@ -147,29 +147,33 @@ async def _kopf(brain: Brain, namespaces: Sequence[str], stop: asyncio.Event) ->
         (brain.policy_seen, brain.policy_gone),
     )
     try:
-        await kopf.operator(
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=registry,
+            identity="rota",  # nobody hears it; kopf's own needs a user with a name
             settings=handlers.settings(),
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
-            stop_flag=stop,
         )
+        _heed(stop)  # kopf has taken the signals for itself, and would wait 5 s for whatever we are at
+        await kopf.run_tasks(tasks, ignored=others)
     except Exception as error:  # noqa: BLE001 - kopf's own are not public; the kinds are gone, or not ours to see
         _log.error("Groups and policies cannot be watched any more, so this operator ends: %s", error)
         return 1
     else:
         return 0
     finally:
-        stop.set()  # kopf takes the signals that end a process for itself
+        stop.set()
 
 
 def _identity() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _stopped() -> asyncio.Event:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+def _heed(stop: asyncio.Event) -> asyncio.Event:
+    """Have the signals that end a process set it."""
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop

@@ -157,19 +157,22 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     leaving = [pod for pod in snapshot.pods if it.standings[pod.name] is Standing.LEAVING and pod.terminating]
     found = telling.problems(it, draft, telling.unowned_queues(it, standing) if whole else 0)
     going = [pod for pod in leaving if works(standing, pod)]
-    status = telling.status(it, draft, standing, len(behind) + len(going), found)
+    waited_for = [pod for pod in behind if not pod.seen.lost(it.policy.handover)]
+    status = telling.status(it, draft, standing, len(waited_for) + len(going), found)
+    awaited = _awaited(it, standing, behind)
     lines = telling.records(it, draft, document) if document else []
     return Plan(
         document=document,
         data=data,
         pokes=due,
         drains=tuple(pod.holder for pod in leaving if not (pod.report and pod.report.final)),
-        awaited=_awaited(it, standing, behind),
+        awaited=awaited,
         confirm=_unknown(it, standing),
         status=status,
         events=tuple(telling.events(it, draft, status, found)),
         records=(*lines, *telling.verdict_records(it, status)),
-        again=min(pokes.next_due(behind, due), *_deadlines(it, draft, standing)),
+        # Our own document wakes nobody: where nobody's word is awaited, we look by ourselves what has become of it.
+        again=min(pokes.next_due(behind, due), *_deadlines(it, draft, standing)) if awaited or not document else 0.0,
     )
 
 

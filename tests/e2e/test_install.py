@@ -1,0 +1,158 @@
+"""From the chart and the Dockerfile to groups that are looked after: installed as people install it, on a real node."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from chart.charts import CHART, STRICT, Helm, Refused
+from ground.node import RealNode
+from ground.poll import eventually
+
+pytestmark = pytest.mark.node
+
+SECONDS = 120
+WAIT = ("--wait", f"--timeout={SECONDS}s")
+HOME, SHOP = "rota-system", "shop"  # where the operator is, and where groups are
+EVENTS = f"--field-selector=involvedObject.name={SHOP}"
+LASTING = ("crd/consumergroups.rota.dev", "crd/rebalancepolicies.rota.dev", f"cg/{SHOP}")
+LEFT = {"configmap/kube-root-ca.crt", "serviceaccount/default", "lease.coordination.k8s.io/rota"}  # the README says so
+
+POLICY = {"kind": "RebalancePolicy", "metadata": {"name": "steady"}, "spec": {"strategy": "Sticky"}}
+SECRET = {"kind": "Secret", "metadata": {"name": "acl"}, "stringData": {"accessKey": "shop", "secretKey": "12345678"}}
+GROUP = {
+    "kind": "ConsumerGroup",
+    "metadata": {"name": SHOP},
+    "spec": {
+        "broker": {"rocketmq": {"nameServers": ["127.0.0.1:9876"], "credentialsSecret": {"name": "acl"}}},
+        "subscriptions": [{"topic": "orders"}],
+        "policyRef": {"name": "steady"},
+        "replicas": 0,
+        "template": {"spec": {"containers": [{"name": "app", "image": "app"}]}},
+    },
+}
+VERSIONS = {"Secret": "v1", "ConsumerGroup": "rota.dev/v1alpha1", "RebalancePolicy": "rota.dev/v1alpha1"}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The release, and a namespace with a group that it looks after."""
+
+    node: RealNode
+    helm: Helm
+
+    def release(self, command: str, *options: str, values: dict[str, Any] | None = None) -> str:
+        """Run a command of helm about the release."""
+        where = ("--kubeconfig", self.node.kubeconfig, "--namespace", HOME)
+        return self.helm(command, "rota", *options, *where, values=values)
+
+    def home(self, *arguments: str, check: bool = True) -> str:
+        """Run kubectl where the operator is."""
+        return self.node.kubectl("--namespace", HOME, *arguments, check=check).strip()
+
+    def shop(self, *arguments: str, feed: str | None = None, check: bool = True) -> str:
+        """Run kubectl where the group is."""
+        return self.node.kubectl("--namespace", SHOP, *arguments, feed=feed, check=check).strip()
+
+    def pods(self) -> set[str]:
+        return {*self.home("get", "pods", "-l", "app.kubernetes.io/component=operator", "-o", "name").split()}
+
+    def leader(self) -> str:
+        """Return the pod that the Lease names, or "" if it names none."""
+        holder = self.home("get", "lease", "rota", "-o", "jsonpath={.spec.holderIdentity}", check=False)
+        return f"pod/{holder}" if holder else ""
+
+    def conditions(self) -> dict[str, tuple[str, str]]:
+        """Return status and reason of the group's conditions, by type."""
+        found = self.shop("get", "cg", SHOP, "-o", "json", check=False)
+        status = json.loads(found or "{}").get("status") or {}
+        return {one["type"]: (one["status"], one["reason"]) for one in status.get("conditions") or []}
+
+    def log(self) -> str:
+        """Return what all operators that there are have logged."""
+        return "\n".join(self.home("logs", pod, check=False) for pod in sorted(self.pods()))
+
+    def story(self) -> str:
+        """Return all that can be known, for people who look for what went wrong."""
+        return f"{self.leader()=}\n{self.conditions()=}\n{self.home('describe', 'pods')}\n{self.log()}"
+
+    def ids(self) -> list[str]:
+        """Return by what those that shall outlive the release are told from later ones of the same names."""
+        return [self.shop("get", one, "-o", "jsonpath={.metadata.uid}") for one in LASTING]
+
+    def left(self) -> set[str]:
+        """Return all that is in the operator's namespace, of whatever kind."""
+        kinds = self.home("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+        lasting = [kind for kind in kinds if not kind.startswith("events")]
+        return {*self.home("get", ",".join(lasting), "-o", "name").split()}
+
+
+@pytest.fixture(scope="module")
+def installed(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """Install the chart as its README says, with an image of the Dockerfile, and make a group."""
+    image, _, tag = real_node.build("operator").partition(":")
+    it = Installed(real_node, Helm(tmp_path_factory.mktemp("helm")))
+    for name in (HOME, SHOP):
+        real_node.kubectl("create", "namespace", name)
+    real_node.kubectl("label", "namespace", HOME, *(f"{label}={value}" for label, value in STRICT.items()))
+    values = {
+        "image": {"repository": image, "tag": tag, "pullPolicy": "Never"},
+        "networkPolicy": {"enabled": True, "memberNamespaces": [SHOP]},  # taken; this node's network enforces none
+    }
+    items = [{"apiVersion": VERSIONS[str(one["kind"])], **one} for one in (POLICY, SECRET, GROUP)]
+    try:
+        it.release("install", str(CHART), *WAIT, values=values)
+        it.shop("apply", "-f-", feed=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        yield it
+    except Refused:
+        print(it.story())
+        raise
+    finally:
+        it.release("uninstall", "--ignore-not-found")
+
+
+@pytest.fixture(autouse=True)
+def story(installed: Installed) -> Iterator[None]:
+    """Tell people what there was, where a test fails."""
+    yield
+    print(installed.story())
+
+
+def test_two_operators_run_and_one_of_them_leads(installed: Installed) -> None:
+    assert installed.home("get", "deploy", "rota", "-o", "jsonpath={.status.readyReplicas}") == "2"
+    assert eventually(installed.leader, SECONDS) in installed.pods()
+    assert len(installed.pods()) == 2
+
+
+def test_helm_test_finds_the_release_in_order(installed: Installed) -> None:
+    assert "Succeeded" in installed.release("test", f"--timeout={SECONDS}s")
+
+
+def test_a_group_is_told_how_it_fares_with_the_rights_that_the_chart_gives(installed: Installed) -> None:
+    eventually(lambda: installed.conditions().get("BrokerUnreachable"), SECONDS)
+    assert installed.conditions()["Degraded"] == ("True", "BrokerUnreachable")
+    assert not {"MissingPolicy", "MissingSecret", "TemplateRefused"} & {*installed.conditions()}
+    eventually(lambda: installed.shop("get", "deploy", SHOP, "--ignore-not-found"), SECONDS)
+    eventually(lambda: installed.shop("get", "events", EVENTS, "-o", "name"), SECONDS)
+    assert "forbidden" not in installed.log()
+
+
+def test_the_other_operator_leads_when_the_leaders_pod_is_deleted(installed: Installed) -> None:
+    leader = eventually(installed.leader, SECONDS)
+    (other,) = installed.pods() - {leader}
+    installed.home("delete", leader)
+    eventually(lambda: installed.leader() == other, SECONDS)
+    installed.shop("delete", "rebalancepolicy", "steady")
+    eventually(lambda: installed.conditions().get("MissingPolicy"), SECONDS)
+    assert "forbidden" not in installed.log()
+
+
+def test_uninstalling_leaves_definitions_and_groups_and_nothing_else(installed: Installed) -> None:
+    before = installed.ids()
+    installed.release("uninstall", *WAIT)
+    eventually(lambda: installed.left() == LEFT, SECONDS)
+    of_cluster = "clusterroles,clusterrolebindings,networkpolicies"
+    assert not installed.shop("get", of_cluster, "-A", "-l", "app.kubernetes.io/instance=rota", "-o", "name")
+    assert installed.ids() == before
