@@ -1328,7 +1328,7 @@ def test_a_rebalance_is_told_from_its_first_document_to_its_last_release() -> No
 def test_who_waits_for_nobodys_word_after_a_document_looks_again_at_once() -> None:
     first = plan(settled(spec=a_spec(paused=True)), NOW)
     assert first.document is not None
-    assert first.awaited
+    assert first.awaited == {"m1", "m2"}
     assert first.again > 0
     last = plan(settled(spec=a_spec(paused=True), document=first.document, pods=obeying(first.document)), NOW + 1)
     assert last.document is not None
