@@ -29,7 +29,7 @@ SEEDS = {
     "orphans_wait_for_gates": 10,
     "never_satisfied": 0,
     "looks_all_the_time": 0,
-    "locks_are_trusted_for_ever": 97,
+    "locks_are_trusted_for_ever": 187,
 }
 
 
