@@ -129,7 +129,7 @@ class Leader:
     async def _give_back(self) -> None:
         """Let another one lead at once."""
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(RENEW_UNTIL):  # who has much to do when it ends is slow
                 lease = await self._read()
                 if lease and lease.spec.holder_identity == self._me:
                     spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
