@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import kopf
 import pytest
 
+from ground.poll import soon
 from rota.brokers import Brokers
 from rota.brokers.memory import Memory
 from rota.brokers.rocketmq.client import Site
@@ -96,6 +97,14 @@ class Operator:
             await it.listed.wait()
         self.brain.lead(leads=True)
         return self
+
+    async def looks_again(self, rounds: int) -> None:
+        """Wait until it has looked at something more than so often."""
+
+        async def looked() -> bool:
+            return len(self.done) > rounds
+
+        await soon(looked, 60)
 
     def _connect(self, site: Site) -> Brokers:
         """Return the brokers in memory, whatever they are called; those on this machine are real, or not there."""

@@ -14,7 +14,6 @@ from kube.world import GROUP, World, a_group, billing, goes_on, two_members
 from rota import planner
 from rota.brokers.memory import BROKER, Memory
 from rota.kube import gather, reports, views
-from rota.kube.objects import poke_of
 from rota.model import RETRY, Queue
 from rota.planner import Poke, situation
 
@@ -106,12 +105,6 @@ async def test_members_are_heard_only_while_something_is_awaited_of_them(
 # Who is poked.
 
 
-async def pokes(world: World) -> dict[str, Poke]:
-    """Return how each pod was last poked."""
-    pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
-    return {it["metadata"]["name"]: poke_of(it["metadata"].get("annotations") or {}) for it in pods}
-
-
 async def test_who_ignores_a_poke_is_poked_again_and_nobody_else_is(world: World) -> None:
     await two_members(world)
     deaf = world.fleet.members["orders-b"]
@@ -119,7 +112,7 @@ async def test_who_ignores_a_poke_is_poked_again_and_nobody_else_is(world: World
     await world.fleet.add("orders-c")
 
     async def poked(times: int) -> dict[str, Poke]:
-        found = await pokes(world)
+        found = await world.pokes()
         return found if found[deaf.name].times >= times else {}
 
     again = await soon(partial(poked, 2), 60)
@@ -143,11 +136,7 @@ async def test_the_queues_of_a_broker_that_left_the_route_leave_their_owners_whe
     await world.soon(world.at_rest)
     before, rounds = world.fleet.as_value(), len(world.operator.done)
     memory.left_out.add(OTHER)
-
-    async def noticed() -> bool:
-        return len(world.operator.done) > rounds
-
-    await world.soon(noticed)
+    await world.operator.looks_again(rounds)
     await world.soon(world.at_rest)
     assert world.fleet.as_value() == before
     for room in (planner, situation):
@@ -276,10 +265,7 @@ async def test_a_fleet_that_a_deposed_leader_states_late_is_refused_and_the_newe
         before, rounds = await fleet.api.get(deployment(fleet)), len(deposed.done)
         late.arrives.set()
 
-        async def looked_again() -> bool:
-            return len(deposed.done) > rounds
-
-        await fleet.soon(looked_again)
+        await deposed.looks_again(rounds)
         after = await fleet.api.get(deployment(fleet))
         assert (write, 409) in deposed.api.refused
         assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], before["metadata"]["generation"])

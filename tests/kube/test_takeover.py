@@ -7,15 +7,8 @@ from ground.poll import soon
 from kube.brains import Late, Operator
 from kube.world import GROUP, World, two_members
 from rota.brokers.memory import Memory
-from rota.kube.objects import poke_of
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
-
-
-async def poked(world: World) -> dict[str, int]:
-    """Return of which generation each pod was last told."""
-    pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
-    return {it["metadata"]["name"]: poke_of(it["metadata"].get("annotations") or {}).generation for it in pods}
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])
@@ -38,15 +31,12 @@ async def test_a_document_that_a_deposed_leader_writes_late_is_refused_and_the_n
         await world.fleet.members.pop("orders-a").end()
         await world.until(4, 4)
         await soon(newer.at_rest, 60)
-        before, pokes, rounds = await world.api.get(record), await poked(world), len(deposed.done)
+        before, pokes, rounds = await world.api.get(record), await world.pokes(), len(deposed.done)
         late.arrives.set()
 
-        async def looked_again() -> bool:
-            return len(deposed.done) > rounds
-
-        await soon(looked_again, 60)
+        await deposed.looks_again(rounds)
         assert await world.api.get(record) == before
         assert (write, 409) in deposed.api.refused
-        assert all(number >= pokes[name] for name, number in (await poked(world)).items())
+        assert all(poke.generation >= pokes[name].generation for name, poke in (await world.pokes()).items())
         await world.fleet.add("orders-d")  # both go on, as it was never told: they do no harm
         await world.until(3, 3, 2)

@@ -8,6 +8,8 @@ from ground.api import Api, ApiError, Object
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import Fleet
+from rota.kube.objects import poke_of
+from rota.planner import Poke
 
 GROUP = "orders"
 
@@ -76,6 +78,11 @@ class World:
         reports = {name: (one.member.state, one.member.obeyed) for name, one in self.fleet.members.items()}
         written = self.fleet.documents[-1:]
         return f"{self.fleet.shares=}\n{await self.status()=}\n{written=}\n{pokes=}\n{reports=}"
+
+    async def pokes(self) -> dict[str, Poke]:
+        """Return how each pod was last poked."""
+        pods = await self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
+        return {it["metadata"]["name"]: poke_of(it["metadata"].get("annotations") or {}) for it in pods}
 
     async def status(self) -> Object:
         found: Object = (await self.api.get(self.path)).get("status") or {}
