@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import brokers, ground, planner, rebalance, scale, strategies
+from bench import brokers, ground, handover, planner, rebalance, scale, sidecar, strategies
 from bench.measure import Row
 from ground.report import Missing, say
 
@@ -12,6 +12,8 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "strategies": strategies.rows,
     "planner": planner.rows,
     "brokers": brokers.rows,
+    "sidecar": sidecar.rows,
+    "handover": handover.rows,
     "rebalance": rebalance.rows,
     "scale": scale.rows,
 }

@@ -293,6 +293,18 @@ def _sum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(body)).hexdigest()
 
 
+class Worked(Struct, frozen=True):
+    """How far a member is with a queue."""
+
+    topic: str
+    broker: str
+    id: int
+    committed: int | None  # None: it is not known yet
+    pulled: int  # where it asks next
+    buffered: int
+    locked: bool
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """What a member says of itself: one consistent cut, so that what it does not name it does not work."""
 
@@ -305,7 +317,6 @@ class Report(Struct, frozen=True, kw_only=True):
     final: bool = False
     held: dict[str, dict[str, str]] = {}
     releasing: dict[str, dict[str, str]] = {}
-    inflight: int = 0
     brokers: dict[str, bool] = {}  # which it can reach
 
     @property
@@ -317,6 +328,14 @@ class Report(Struct, frozen=True, kw_only=True):
     def drained(self) -> bool:
         """Whether it has given up everything for good."""
         return self.final and self.state == "drained"
+
+
+class FullReport(Report, frozen=True, kw_only=True):
+    """A report with what changes all the time, too; `revision` does not grow with that."""
+
+    inflight: int = 0
+    queues: list[Worked] = []  # those that it holds or releases
+    troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
 
 
 def read_report(text: bytes | str) -> Report:

@@ -1,1 +1,99 @@
-"""Every metric: its name, its help and its labels."""
+"""Every metric: its name, its help, its labels; and what collects and renders them, as Prometheus reads them."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = tuple[str, ...]  # values, in the order of the metric's own
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric is called and what it tells."""
+
+    name: str
+    help: str
+    labels: Labels = ()
+
+    def head(self, kind: str) -> Iterator[str]:
+        """Yield the lines that come before its samples."""
+        yield f"# HELP {self.name} {self.help}"
+        yield f"# TYPE {self.name} {kind}"
+
+    def sample(self, value: float, labels: Sequence[str] = (), suffix: str = "", extra: str = "") -> str:
+        """Return the line of a sample."""
+        told = [f'{name}="{_escaped(text)}"' for name, text in zip(self.labels, labels, strict=True)]
+        every = ",".join([*told, extra] if extra else told)
+        return f"{self.name}{suffix}{{{every}}} {_number(value)}" if every else f"{self.name}{suffix} {_number(value)}"
+
+
+@dataclass(frozen=True)
+class Counter(Metric):
+    """Something that only grows."""
+
+    _values: dict[Labels, float] = field(default_factory=dict, init=False, compare=False)
+
+    def add(self, *labels: str, by: float = 1) -> None:
+        """Count."""
+        self._values[labels] = self._values.get(labels, 0) + by
+
+    def lines(self) -> Iterator[str]:
+        """Yield it as text."""
+        yield from self.head("counter")
+        for labels, value in sorted((self._values or ({} if self.labels else {(): 0.0})).items()):
+            yield self.sample(value, labels)
+
+
+@dataclass(frozen=True)
+class Gauge(Metric):
+    """Something that is looked up when it is asked for, so that it is never old."""
+
+    look: Callable[[], Mapping[Labels, float]] = field(default=dict, kw_only=True)
+
+    def lines(self) -> Iterator[str]:
+        """Yield it as text."""
+        yield from self.head("gauge")
+        for labels, value in sorted(self.look().items()):
+            yield self.sample(value, labels)
+
+
+@dataclass(frozen=True)
+class Histogram(Metric):
+    """How often something took how long."""
+
+    bounds: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+    _values: dict[Labels, tuple[list[int], list[float]]] = field(default_factory=dict, init=False, compare=False)
+
+    def observe(self, value: float, *labels: str, times: int = 1) -> None:
+        """Note one, or several of the same."""
+        found = self._values.get(labels)
+        if found is None:
+            found = self._values[labels] = [0] * (len(self.bounds) + 1), [0.0]
+        found[0][bisect_left(self.bounds, value)] += times
+        found[1][0] += value * times
+
+    def lines(self) -> Iterator[str]:
+        """Yield it as text."""
+        yield from self.head("histogram")
+        for labels, (counts, total) in sorted(self._values.items()):
+            under = 0
+            for bound, count in zip([*map(_number, self.bounds), "+Inf"], counts, strict=True):
+                under += count
+                yield self.sample(under, labels, "_bucket", f'le="{bound}"')
+            yield self.sample(total[0], labels, "_sum")
+            yield self.sample(under, labels, "_count")
+
+
+def render(metrics: Iterable[Counter | Gauge | Histogram]) -> str:
+    """Write metrics as Prometheus reads them."""
+    return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -7,7 +7,7 @@ collected. Who works a queue that another one works is found at once.
 import asyncio
 import base64
 import gzip
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,6 @@ from aiohttp import web
 
 from ground.api import Api, ApiError, Object
 from ground.poll import soon
-from rota.documents import Report
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
@@ -83,27 +82,13 @@ async def reported(asked: web.Request, member: Member, changed: asyncio.Event) -
     return web.Response(body=msgspec.json.encode(member.report()))
 
 
-class Reaching(Member):
-    """A member that says which brokers it reaches."""
-
-    brokers: Mapping[str, bool] = {}
-
-    def report(self) -> Report:
-        return msgspec.structs.replace(super().report(), brokers=self.brokers)
-
-    def reaches(self, brokers: Mapping[str, bool]) -> None:
-        """Reach these from now on, and others not."""
-        self.brokers, self._report = brokers, None
-        self.revision += 1
-
-
 class One:
     """A member and its pod."""
 
     def __init__(self, fleet: "Fleet", name: str, address: str) -> None:
         self.fleet, self.name, self.address = fleet, name, address
         self.uid = ""
-        self.member = Reaching(name, "")
+        self.member = Member(name, "")
         self.frozen = False
         self.silent = False
         self.deaf = False  # to pokes
@@ -121,7 +106,7 @@ class One:
         """Answer at the address of a pod that is there, and become ready."""
         self.uid = uid
         group = f"{self.fleet.namespace}/{self.fleet.group}"
-        self.member = Reaching(self.name, self.uid, group=group)
+        self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)  # it is gone, whoever waits

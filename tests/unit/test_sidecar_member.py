@@ -409,6 +409,34 @@ def test_the_revision_grows_with_what_the_report_says_and_only_then() -> None:
     assert member.report().revision == before.revision + 2
 
 
+def test_the_revision_grows_when_brokers_come_out_of_reach_or_back_and_only_then() -> None:
+    member = a_member(A)
+    assert member.report().brokers == {}
+    before = member.report().revision
+    for grown, reached in ((1, {"a": True}), (1, {"a": True}), (2, {"b": False, "a": True}), (3, {"a": True}), (4, {})):
+        member.reaches(reached)
+        assert (member.report().revision, member.report().brokers) == (before + grown, reached)
+    member.reaches({})
+    assert member.report().revision == before + 4
+
+
+def test_what_a_report_says_of_brokers_stays_as_it_was_said() -> None:
+    member, reached = a_member(A), {"a": True}
+    member.reaches(reached)
+    reached["a"] = False
+    assert member.report().brokers == {"a": True}
+    member.reaches(reached)
+    assert member.report().brokers == {"a": False}
+
+
+def test_what_is_told_of_brokers_moves_no_queue() -> None:
+    member = a_member(A)
+    member.reaches({"broker-a": False})
+    assert (held(member), states(member)) == ([A], {A: State.RUNNING})
+    assert member.may_deliver(A, 1.0, 30.0)
+    assert member.may_commit(A)
+
+
 def test_what_it_reports_can_be_read_by_the_operator() -> None:
     report = a_member(A, B, C).report()
     assert read_report(msgspec.json.encode(report)).working == {A, B, C}

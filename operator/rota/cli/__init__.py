@@ -145,9 +145,34 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
     import asyncio
     import sys
 
-    from rota.kube import logs, run
+    from rota import logs
+    from rota.kube import run
 
     logs.begin(verbose=verbose)
     named = run.namespaces(namespaces)
     options = run.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})
     sys.exit(asyncio.run(run.operate(options)))
+
+
+@main.command()
+@click.option("--group", "filename", required=True, help="A ConsumerGroup, and perhaps its RebalancePolicy.")
+@click.option("--policy", help="A policy in the file, instead of the one that the group names.")
+@click.option(
+    "--broker",
+    default="memory",
+    show_default=True,
+    help="HOST:PORT of a name server; or memory: a broker in this process, to which lines `TOPIC BODY` are sent.",
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=9911, show_default=True, help="Where it answers.")
+@click.option("--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app asks).")
+@click.option("--credentials", envvar="ROTA_CREDENTIALS", default="", help="A folder with accessKey and secretKey.")
+@click.option("--ca", "authorities", envvar="ROTA_CA", default="", help="A folder with ca.crt.")
+@click.option("--verbose", is_flag=True, help="Log what is asked, too.")
+@plainly
+def sidecar(*, verbose: bool, **given: Any) -> None:
+    """Run one member without a cluster, which works every queue of its group's topics, until Ctrl-C."""
+    from rota import logs
+    from rota.cli import sidecaring
+
+    logs.begin(verbose=verbose)
+    sidecaring.run(given)

@@ -27,7 +27,8 @@ def plainly(command: Callable[..., None]) -> Callable[..., None]:
         except ValueError as error:
             _complain(str(error))
         except ModuleNotFoundError as error:
-            wanted = "pip install 'rota-operator[operator]'"
+            extra = "sidecar" if error.name in {"aiohttp", "lz4", "zstandard"} else "operator"
+            wanted = f"pip install 'rota-operator[{extra}]'"
             _complain(f"{error.name} is not installed, which this command needs: {wanted}")
 
     return run

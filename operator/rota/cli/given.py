@@ -32,7 +32,7 @@ class World(NamedTuple):
 
 def world(given: Mapping[str, Any]) -> World:
     """Read the options that `rota.cli.on_files` adds."""
-    group, policy = _resources(given["filename"], given["policy"])
+    _, group, policy = resources(given["filename"], given["policy"])
     if group.message_model == "Broadcasting":
         raise ValueError("The group is Broadcasting: every member reads every queue, so nobody owns one")
     topics = [subscription.topic for subscription in group.subscriptions]
@@ -72,23 +72,23 @@ def text_of(filename: str) -> str:
         raise ValueError(f"{spelled(filename)} cannot be read: {error.strerror}") from None
 
 
-def _resources(filename: str, chosen: str | None) -> tuple[GroupSpec, PolicySpec]:
-    """Return the file's group and the chosen policy, or else the group's; without one, the defaults."""
+def resources(filename: str, chosen: str | None) -> tuple[str, GroupSpec, PolicySpec]:
+    """Return the group, its name first, and the chosen policy, or else the group's; without one, the defaults."""
     documents, where = _read(filename), spelled(filename)
     groups = [document for document in documents if document.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
-    group = _parsed(group_spec, groups[0])
+    group, name = _parsed(group_spec, groups[0]), str(_name_of(groups[0]) or "")
     wanted = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
     if wanted is None:
-        return group, PolicySpec()
+        return name, group, PolicySpec()
     policies = [body for body in documents if body.get("kind") == "RebalancePolicy" and _name_of(body) == wanted]
     if len(policies) != 1:
         asks = "--policy" if chosen is not None else "spec.policyRef"
         raise ValueError(
             f"{where} holds {len(policies)} RebalancePolicies named {wanted}, which {asks} asks for; give it one"
         )
-    return group, _parsed(policy_spec, policies[0])
+    return name, group, _parsed(policy_spec, policies[0])
 
 
 def _parsed(parse: Callable[[Mapping[str, Any]], T], body: dict[Any, Any]) -> T:

@@ -171,7 +171,7 @@ class Brain:
             if before is None or before.telling != pod.telling:
                 if before and before.ready and not pod.ready:
                     task.listeners.interrupt(pod.metadata.name)
-                self.wake(key)
+                self._hurry(key)
 
     def pod_gone(self, pod: Pod) -> None:
         """Know that a pod is not told of any more: it has ended, or lost its label."""
@@ -181,7 +181,7 @@ class Brain:
             if task.group.body is None and not (task.group.pods or task.group.strangers):
                 del self._tasks[key]  # a group that was never there, or is not any more
             else:
-                self.wake(key)
+                self._hurry(key)
         self._labels.pop(pod.metadata.uid, None)
 
     def _concerned(self, pod: Pod) -> list[Key]:
@@ -245,6 +245,11 @@ class Brain:
                 return
             task.again.cancel()
         task.again = loop.call_later(seconds, self._begin, key, task)
+
+    def _hurry(self, key: Key) -> None:
+        """Look at a group soon, and before those of whom nothing is known but that they are there."""
+        self.wake(key)
+        self._gatherer.hurry(self._tasks[key].group)
 
     def _begin(self, key: Key, task: _Task) -> None:
         task.again, task.running, task.woken = None, True, False

@@ -9,9 +9,9 @@ from rota.kube.apply import Stale
 from rota.kube.group import Group
 from rota.kube.manifests import SidecarSpec, deployment, newest_image
 from rota.kube.objects import Deployment, path
-from rota.kube.settings import drain
 from rota.model import Reason, Verdict, plain
 from rota.spec import GroupSpec, Mistake
+from rota.spec.resolved import drain
 
 _UNTYPED = "failed to create typed patch object"  # how a field that there is not is refused, with a 500
 

@@ -1,9 +1,10 @@
 """Gathering: what no watch tells of a group is asked for, and asked anew where what is known cannot be believed."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any, TypeVar
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from rota.kube.api import Api, ApiError
 from rota.kube.group import Group
@@ -15,8 +16,49 @@ from rota.kube.rooms import Rooms
 
 T = TypeVar("T")
 
-LOOKS_AT_ONCE = 20  # groups whose members a new leader hears at the same time
+LOOKS_AT_ONCE = 8  # groups whose members a new leader hears at the same time: more only wait for each other
 LOOK_SECONDS = 1.0  # a group whose brokers or members do not answer holds up no other for longer
+
+
+class Turns:
+    """Room for so many at once; the others wait, first come, first served, but for who is in a hurry."""
+
+    def __init__(self, most: int) -> None:
+        """All of it is free."""
+        self._free = most
+        self._waiting: OrderedDict[Group, asyncio.Future[None]] = OrderedDict()
+
+    @asynccontextmanager
+    async def of(self, group: Group) -> AsyncIterator[None]:
+        """Wait for a group's turn, and take it."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn = self._waiting[group] = asyncio.get_running_loop().create_future()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._waiting.pop(group, None)
+                if not turn.cancelled():  # it had come already
+                    self._next()
+                raise
+        try:
+            yield
+        finally:
+            self._next()
+
+    def hurry(self, group: Group) -> None:
+        """Let a group that waits go first."""
+        if group in self._waiting:
+            self._waiting.move_to_end(group, last=False)
+
+    def _next(self) -> None:
+        while self._waiting:
+            _, turn = self._waiting.popitem(last=False)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class Gatherer:
@@ -26,14 +68,18 @@ class Gatherer:
         """Ask nobody yet."""
         self._api, self._reports, self._places = api, reports, places
         self.rooms = Rooms(api)
-        self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._looks = Turns(LOOKS_AT_ONCE)
+
+    def hurry(self, group: Group) -> None:
+        """Look at a group before others: something happened to it, while most of them only are to be known."""
+        self._looks.hurry(group)
 
     async def catch_up(self, group: Group) -> None:
         """Learn what no watch has told."""
         if not group.looked:
             if not group.record.version:  # it may have been seen before its group
                 await self._ask_for_record(group)
-            await self._in_turn(partial(self._ask_around, group))
+            await self._in_turn(group)
             group.looked = True
         if group.outdated or not group.record.ours:
             await self._ask_for_record(group)
@@ -57,10 +103,10 @@ class Gatherer:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do it when its turn comes; the next one's comes when it is done, or takes long."""
-        async with self._looking:
-            task = asyncio.get_running_loop().create_task(work())
+    async def _in_turn(self, group: Group) -> None:
+        """Ask around when its turn comes; the next one's comes when that is done, or takes long."""
+        async with self._looks.of(group):
+            task = asyncio.get_running_loop().create_task(self._ask_around(group))
             try:
                 await asyncio.wait({task}, timeout=LOOK_SECONDS)
             except asyncio.CancelledError:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
-from rota.kube import settings
 from rota.kube.known import Known, client_id, name_of
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
 from rota.kube.pace import Pace
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Snapshot, View
-from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
+from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec, resolved
 
 SETTINGS = "group.json"
 FORGOTTEN_SECONDS = 240.0  # then no broker tells of a pod that ended any more; it notices after 120
@@ -288,9 +287,9 @@ class Group:
         """What the sidecar shall be told beside the document."""
         if self.wish.spec is None:
             return self.record.settings
-        drain = self.wish.policy.handover.drain_timeout if self.wish.policy else settings.drain(self.record.settings)
+        drain = self.wish.policy.handover.drain_timeout if self.wish.policy else resolved.drain(self.record.settings)
         created = self.body.metadata.creation_timestamp if self.body else None
-        return settings.of(self.name, self.wish.spec, drain, created)
+        return resolved.write_settings(self.name, self.wish.spec, drain, created)
 
     def _strange(self) -> list[Verdict]:
         if not self.strangers:

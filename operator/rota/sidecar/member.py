@@ -51,6 +51,7 @@ class Member:
         self.obeyed, self.final = obeyed, final
         self.revision = 0
         self.lives: dict[Queue, Life] = {}  # every queue but the released ones
+        self._brokers: dict[str, bool] = {}
         self._document: Assignment | None = None
         self._drains, self._looked = final, True
         self._numbers = count(1)
@@ -177,6 +178,12 @@ class Member:
         self._drains = False
         return self._step(self._give(self._given(), now))
 
+    def reaches(self, brokers: Mapping[str, bool]) -> None:
+        """Say of brokers whether they can be reached; those that are not named are spoken of no more."""
+        if self._brokers != brokers:
+            self._brokers, self._moved = dict(brokers), True
+            self._step([])
+
     def stood_still(self) -> None:
         """Deliver and commit nothing until the document is read: the shell's loop stood still for over 5 s."""
         self._looked = False
@@ -204,6 +211,7 @@ class Member:
                 final=self.final,
                 held=to_ranges(held),
                 releasing=to_ranges(draining),
+                brokers=self._brokers,
             )
         return self._report
 

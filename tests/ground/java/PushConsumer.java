@@ -1,6 +1,7 @@
 import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.Set;
+import java.util.concurrent.atomic.LongAdder;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -18,10 +19,14 @@ import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
  * Consumes and tells of every message and every rebalance: nameServer, group, topic; optionally expression, model
  * (CLUSTERING, BROADCASTING), orderly=true, strategy (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH), instance (the client id is
  * ip@instance), from=last, threads, poll (of routes, milliseconds), work (milliseconds a message), failEvery (n: every nth
- * number fails the first time).
+ * number fails the first time), quiet=true (looks at no message, and tells ten times a second how many there were),
+ * batch (of messages for one call of the listener).
  */
 public final class PushConsumer {
+    private static final long TELL_MILLIS = 100;
+
     private final Peer peer;
+    private final LongAdder count = new LongAdder();
 
     private PushConsumer(Peer peer) {
         this.peer = peer;
@@ -51,9 +56,14 @@ public final class PushConsumer {
             client.registerMessageListener((MessageListenerConcurrently) (messages, context) -> taken(messages)
                 ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
         }
+        client.setConsumeMessageBatchMaxSize(peer.number("batch", 1));
         client.start();
         Runtime.getRuntime().addShutdownHook(new Thread(client::shutdown));
         Peer.print("started", "client", client.buildMQClientId());
+        while (peer.asked("quiet")) {
+            Thread.sleep(TELL_MILLIS);
+            Peer.print("count", "count", count.sum());
+        }
     }
 
     private void setStrategy(DefaultMQPushConsumer client) {
@@ -72,6 +82,10 @@ public final class PushConsumer {
     }
 
     private boolean taken(List<MessageExt> messages) {
+        if (peer.asked("quiet")) {
+            count.add(messages.size());
+            return true;
+        }
         boolean all = true;
         for (MessageExt message : messages) {
             all &= taken(message);

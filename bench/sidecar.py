@@ -1,0 +1,260 @@
+"""The sidecar beside the Java push consumer: the same messages from the same broker, in one run.
+
+Ours are processes as in a pod: a sidecar, and a small app on the other core. The peer is the reference client with a
+listener that only counts, in one process; it delivers to nobody. Rates count from the first message to the last.
+"""
+
+import os
+import re
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.measure import Row, Sample
+from ground import peers
+from ground.instance import Process, temporary
+from ground.poll import eventually
+from ground.report import Missing
+from ground.rocketmq import RocketMQ
+from rota.documents import Assignment, Share, write_assignment
+from rota.model import Queue
+from rota.spec import group_spec
+from rota.spec.resolved import write_settings
+
+TOPIC, QUEUES = "bench", 16
+MESSAGES = 300_000
+PASSES = 3
+MILLION = 1_000_000
+RATE, LATENCY_MESSAGES = 1000, 20_000
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def rows() -> Iterator[Row]:
+    """Measure throughput and its cost, memory, and latency."""
+    with temporary("bench-sidecar") as instance:
+        rocketmq = RocketMQ(instance)
+        rocketmq.up()
+        rocketmq.create_topic(TOPIC, QUEUES)
+        filler = peers.lite_pull(rocketmq, TOPIC, MESSAGES, fill=True)
+        eventually(lambda: filler.done, 300)
+        yield from _throughput(rocketmq)
+        yield from _latency(rocketmq)
+
+
+# What a second brings, and costs.
+
+
+def _throughput(rocketmq: RocketMQ) -> Iterator[Row]:
+    batch = [_consumed(rocketmq, f"batch-{number}", maxBatch=32) for number in range(PASSES)]
+    single = [_consumed(rocketmq, f"single-{number}", messages=MESSAGES // 4) for number in range(PASSES)]
+    java = [_java(rocketmq, f"java-{number}") for number in range(PASSES)]
+    theirs = Sample([it.seconds for it in java])
+    for what, found, target in (
+        ("pushed to an app, 32 at a time", batch, "≥ 10,000/s"),
+        ("pushed to an app, one at a time", single, "≥ 3,000/s"),
+    ):
+        ours = Sample([it.seconds for it in found])
+        told = f"{MILLION / ours.median:,.0f} / {MILLION / theirs.median:,.0f} messages a second"
+        yield Row(f"a million messages of 1 KiB {what}: {told}", ours, theirs, target)
+        yield Row(
+            "the same, of processor time (the app's not counted)",
+            Sample([it.work for it in found]),
+            Sample([it.work for it in java]),
+        )
+    loaded = f"{max(it.loaded for it in [*batch, *single])} MB; Java {max(it.loaded for it in java)} MB"
+    what = f"resident memory, idle with {QUEUES} queues: {_idle(rocketmq)} MB; at most in the runs above: {loaded}"
+    yield Row(what, Sample([0.0]), target="≤ 60 MB; ≤ 200 MB")
+
+
+class _Consumed(NamedTuple):
+    """What came of reading the topic once: seconds for a million messages, and the most memory, in MB."""
+
+    seconds: float
+    work: float
+    loaded: int
+
+
+def _consumed(rocketmq: RocketMQ, group: str, messages: int = MESSAGES, **push: Any) -> _Consumed:
+    member = Member(rocketmq, group, **push)
+    member.give(1, _queues(TOPIC))
+    found = _timed(member.done, messages, member.process)
+    member.end()
+    return found
+
+
+def _idle(rocketmq: RocketMQ) -> int:
+    """Return how much a sidecar keeps that has its queues, and nothing to do."""
+    member = Member(rocketmq, "idle", startFrom={"position": "Latest"})
+    member.give(1, _queues(TOPIC))
+    eventually(lambda: len(re.findall('"committed":[0-9]', member.get("v1/report"))) == QUEUES, 60)
+    time.sleep(5)
+    found = _megabytes(member.process.pid, "VmRSS")
+    member.end()
+    return found
+
+
+def _queues(topic: str) -> list[Queue]:
+    return [Queue(topic, "broker-0", number) for number in range(QUEUES)]
+
+
+def _java(rocketmq: RocketMQ, group: str) -> _Consumed:
+    peer = peers.push_consumer(rocketmq, group, TOPIC, quiet=True, batch=32)
+    process = rocketmq.instance.process(peer.program)
+    assert process  # noqa: S101 - it was just started
+
+    def count() -> int:
+        told = peer.lines("count")
+        return int(told[-1]["count"]) if told else 0
+
+    found = _timed(count, MESSAGES, process)
+    peer.stop()
+    return found
+
+
+def _timed(count: Callable[[], int], messages: int, process: Process) -> _Consumed:
+    eventually(lambda: count() > messages // 10, 120)
+    first, began, worked = count(), time.monotonic(), _processor(process.pid)
+    eventually(lambda: count() >= messages, 300)
+    last, took = count(), time.monotonic() - began
+    factor = MILLION / (last - first)
+    work = _processor(process.pid) - worked
+    return _Consumed(took * factor, work * factor, _megabytes(process.pid, "VmHWM"))
+
+
+# How long one message takes.
+
+
+def _latency(rocketmq: RocketMQ) -> Iterator[Row]:
+    for topic in ("ours", "java"):
+        rocketmq.create_topic(topic, QUEUES)
+    member = Member(rocketmq, "latency-ours", topic="ours", log=True, startFrom={"position": "Latest"})
+    member.give(1, _queues("ours"))
+    _send(rocketmq, "ours")
+    member.end()
+    ours = [it.at - it.sent for it in member.deliveries()]
+    java = peers.push_consumer(rocketmq, "latency-java", "java")
+    _send(rocketmq, "java")
+    java.stop()
+    theirs = [line["at"] / 1e6 - line["born"] / 1000 for line in java.lines("message")]
+    for what, share, target in (("half", 50, "≤ 5 ms"), ("99 of 100", 99, "≤ 50 ms")):
+        told = f"from sending to the app, {RATE:,} messages a second: {what} of them within"
+        yield Row(told, _percentile(ours, share), _percentile(theirs, share), target)
+
+
+def _send(rocketmq: RocketMQ, topic: str) -> None:
+    time.sleep(5)  # until who consumes has its queues
+    producer = peers.producer(rocketmq, topic, LATENCY_MESSAGES, rate=RATE, size=1024)
+    eventually(lambda: producer.done, 120)
+    time.sleep(2)
+
+
+def _percentile(seconds: list[float], share: int) -> Sample:
+    """Return one percentile of each fifth of the run, the first fifth left out: there Java still compiles."""
+    fifth = len(seconds) // 5
+    parts = [seconds[number * fifth : (number + 1) * fifth] for number in range(1, 5)]
+    return Sample([statistics.quantiles(part, n=100)[share - 1] for part in parts])
+
+
+# A member as processes.
+
+
+class Delivered:
+    """A message as the app saw it."""
+
+    def __init__(self, line: str) -> None:
+        """Read a line of the app's log."""
+        at, self.number, queue, sent = line.split()
+        self.at, self.queue = int(at) / 1e6, int(queue)
+        self.sent = datetime.fromisoformat(sent).astimezone(UTC).timestamp()
+
+
+class Member:
+    """A sidecar and its app; documents lie in a folder as they would in a pod."""
+
+    _count = 0
+
+    def __init__(self, rocketmq: RocketMQ, group: str, *, topic: str = TOPIC, log: bool = False, **more: Any) -> None:
+        """Start both; the member has nothing to do yet."""
+        Member._count += 1
+        self.name, self.instance = f"member-{Member._count}", rocketmq.instance
+        self.address = self.instance.address(100 + Member._count)
+        self.folder = self.instance.folder / self.name
+        self._log = self.folder / "deliveries"
+        start = more.pop("startFrom", {"position": "Earliest"})
+        spec = {
+            "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
+            "subscriptions": [{"topic": topic}],
+            "group": group,
+            "startFrom": start,
+            "delivery": {"push": more},
+        }
+        for folder in ("documents", "state"):
+            (self.folder / folder).mkdir(parents=True)
+        settings = write_settings(group, group_spec({"metadata": {"name": group}, "spec": spec}), 30, None)
+        (self.folder / "documents/group.json").write_text(settings)
+        root = Path(__file__).parent.parent
+        app = [sys.executable, "-m", "bench.app", self.address, "8080", *([str(self._log)] if log else [])]
+        self.instance.start(f"{self.name}-app", app, cwd=root)
+        told = {
+            "POD_NAME": self.name,
+            "POD_NAMESPACE": "bench",
+            "POD_UID": f"uid-{self.name}",
+            "POD_IP": self.address,
+            "ROTA_LOCAL": self.address,
+            "ROTA_DOCUMENTS": str(self.folder / "documents"),
+            "ROTA_STATE": str(self.folder / "state"),
+        }
+        self.process = self.instance.start(self.name, [sys.executable, "-m", "rota.sidecar"], env=told)
+        self.instance.wait(self.name, lambda: bool(self.get("healthz")), 30, "the sidecar")
+
+    def give(self, generation: int, queues: list[Queue]) -> None:
+        """Write a document that gives it these."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        members = {self.name: Share(f"uid-{self.name}", tuple(queues))}
+        document = Assignment(group="bench/bench", generation=generation, issued_at=now, members=members)
+        for name, text in write_assignment(document).items():
+            new = self.folder / f"documents/{name}.new"
+            new.write_text(text) if isinstance(text, str) else new.write_bytes(text)
+            new.rename(self.folder / "documents" / name)
+
+    def get(self, path: str) -> str:
+        """Ask it something; nothing where it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}:9911/{path}", timeout=5) as answer:
+                text: str = answer.read().decode()
+        except OSError:
+            return ""
+        return text
+
+    def done(self) -> int:
+        """Return how many messages it has delivered."""
+        found = re.findall(
+            r'^rota_sidecar_messages_total\{.*outcome="done"\} (\d+)$', self.get("metrics"), re.MULTILINE
+        )
+        return sum(map(int, found))
+
+    def deliveries(self) -> list[Delivered]:
+        """Return what its app has noted, once both have ended."""
+        return [Delivered(line) for line in self._log.read_text().splitlines()]
+
+    def end(self) -> None:
+        """End both in good order."""
+        self.instance.stop(self.name, grace=30)
+        self.instance.stop(f"{self.name}-app")
+
+
+def _processor(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
+    return (int(user) + int(system)) / TICKS
+
+
+def _megabytes(pid: int, what: str) -> int:
+    found = re.search(rf"^{what}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    if not found:
+        raise Missing(f"process {pid} tells no {what}")
+    return int(found[1]) * 1024 // 1_000_000

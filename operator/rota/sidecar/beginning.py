@@ -1,0 +1,48 @@
+"""Where a queue begins that was just taken up: where the group is, and where it never was, as its settings say."""
+
+from typing import Protocol
+
+from rota.brokers import Consumer, Unreachable
+from rota.model import RETRY, Queue
+from rota.spec import StartFrom
+
+_TRIES = 5
+
+
+class Store(Protocol):
+    """Where offsets are kept: at the broker, or, in Broadcasting, on a disk of the member's own."""
+
+    async def committed(self, queue: Queue) -> int | None:
+        """Return where the group is, or None where it never was."""
+
+    async def commit(self, queue: Queue, offset: int) -> None:
+        """Say where the group is."""
+
+
+async def beginning(queue: Queue, consumer: Consumer, store: Store, wanted: StartFrom) -> int:
+    """Return where to begin, and be sure that the store has it.
+
+    What cannot be asked is an error, never an answer: "no offset" must be said by who keeps them.
+    """
+    found = await store.committed(queue)
+    return await _noted(queue, store, await _first(queue, consumer, wanted)) if found is None else found
+
+
+async def _first(queue: Queue, consumer: Consumer, wanted: StartFrom) -> int:
+    if queue.topic.startswith(RETRY) or wanted.position == "Earliest":  # what is tried again was given to this group
+        return await consumer.first(queue)
+    if wanted.position == "Timestamp" and wanted.timestamp:
+        return await consumer.at(queue, wanted.timestamp.timestamp())
+    return await consumer.last(queue)
+
+
+async def _noted(queue: Queue, store: Store, start: int) -> int:
+    """Put the first offset of a queue into the store, and look: brokers lose one of two that come at once.
+
+    It must be there: `Latest`, looked up by the next member, would be later, and what came between would be lost.
+    """
+    for _ in range(_TRIES):
+        await store.commit(queue, start)
+        if (found := await store.committed(queue)) is not None:  # not ours, if somebody has just set it
+            return found
+    raise Unreachable(f"The broker does not keep the first offset of {queue}, though it says so")

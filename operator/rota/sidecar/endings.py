@@ -1,0 +1,96 @@
+"""How a message that was handed over ends, whichever way it went: finished, back here, or given back to its broker."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from rota.brokers import LATER, NEVER, BrokerError, Message
+from rota.model import Queue
+from rota.sidecar.reading import Reading
+from rota.sidecar.shelf import Taken
+from rota.spec.resolved import Settings
+
+NOT_TAKEN_PAUSE = 5.0  # before a message that the broker did not take back is tried again
+FOR_EVER = 2**31 - 1  # a broker counts up to this
+
+_log = logging.getLogger(__name__)
+
+
+class Shell(Protocol):
+    """What is asked, and told, of the member."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that are in force."""
+
+    def now(self) -> float:
+        """Return the time on a clock that never stops and never jumps."""
+
+    def reading(self, queue: Queue) -> Reading | None:
+        """Return who reads a queue."""
+
+    def offer(self, reading: Reading) -> None:
+        """Deliver from it: it has something."""
+
+
+class Endings:
+    """Ends messages, and knows how often each was tried."""
+
+    def __init__(self, shell: Shell) -> None:
+        """Know of no attempts but those that the broker counts."""
+        self._shell = shell
+        self._tried: dict[tuple[Queue, int], int] = {}  # in place
+
+    def attempt(self, message: Message) -> int:
+        """Return the number of this attempt, from 1."""
+        return 1 + message.attempt + self._tried.get((message.queue, message.offset), 0)
+
+    def tried(self, message: Message) -> None:
+        """Count an attempt of which the broker does not hear."""
+        key = message.queue, message.offset
+        self._tried[key] = self._tried.get(key, 0) + 1
+
+    def spent(self, message: Message) -> bool:
+        """Whether this attempt was its last, and dead letters are what comes then."""
+        most = self._shell.settings.max_attempts
+        return not self._shell.settings.broadcasting and 0 <= most <= self.attempt(message)
+
+    def finish(self, taken: Taken, message: Message) -> None:
+        """Be done with a message."""
+        self._tried.pop((message.queue, message.offset), None)
+        taken.window.done(taken.delivery, message)
+
+    def back(self, taken: Taken, messages: Iterable[Message], pause: float = 0.0) -> None:
+        """Take messages back to hand them out again after a pause."""
+        until = self._shell.now() + pause
+        for message in messages:
+            taken.window.back(taken.delivery, message, until)
+        if pause:
+            asyncio.get_running_loop().call_later(pause, self._offer, taken.queue)
+
+    def _offer(self, queue: Queue) -> None:
+        if reading := self._shell.reading(queue):  # as it is by then
+            self._shell.offer(reading)
+
+    async def later(self, taken: Taken, message: Message) -> None:
+        """Have it tried again later; after its last attempt it goes to the dead letters."""
+        await self._give_back(taken, message, NEVER if self.spent(message) else LATER)
+
+    async def dead(self, taken: Taken, message: Message) -> None:
+        """Have it kept with the dead letters."""
+        await self._give_back(taken, message, NEVER)
+
+    async def _give_back(self, taken: Taken, message: Message, level: int) -> None:
+        """Have the broker keep it for later, or with the dead letters; Broadcasting knows neither."""
+        reading = self._shell.reading(taken.queue)
+        if self._shell.settings.broadcasting or reading is None:
+            self.finish(taken, message)
+            return
+        try:
+            await reading.source.consumer.give_back(message, level=level, attempts=FOR_EVER)
+        except BrokerError as error:
+            _log.warning("%s did not go back to its broker, and is tried again here: %s", message.id, error)
+            self.back(taken, (message,), NOT_TAKEN_PAUSE)
+        else:
+            self.finish(taken, message)

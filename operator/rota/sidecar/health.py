@@ -1,0 +1,40 @@
+"""What keeps a member from working: brokers that do not answer, and troubles that people must see to."""
+
+import logging
+
+UNREACHABLE = 5.0  # a broker that has not answered for so long cannot be reached
+
+_log = logging.getLogger(__name__)
+
+
+class Health:
+    """What was noticed; `troubles` is there to be read: reasons, and a sentence for each."""
+
+    def __init__(self) -> None:
+        """All is well."""
+        self.troubles: dict[str, str] = {}
+        self._answering: set[str] = set()
+        self._failing: dict[str, float] = {}  # and since when
+
+    def reached(self, broker: str) -> None:
+        """Note that a broker answered."""
+        self._failing.pop(broker, None)
+        self._answering.add(broker)
+
+    def missed(self, broker: str, now: float) -> None:
+        """Note that it did not."""
+        self._failing.setdefault(broker, now)
+
+    def brokers(self, now: float) -> dict[str, bool]:
+        """Return which brokers can be reached, and which cannot."""
+        found = dict.fromkeys(self._answering, True)
+        return found | {name: now - since < UNREACHABLE for name, since in self._failing.items()}
+
+    def trouble(self, reason: str, told: str) -> None:
+        """Tell of what is wrong; with no text, that it is no more."""
+        if told and self.troubles.get(reason) != told:
+            _log.warning("%s: %s", reason, told)
+            self.troubles[reason] = told
+        elif not told and reason in self.troubles:
+            del self.troubles[reason]
+            _log.info("%s is no more", reason)

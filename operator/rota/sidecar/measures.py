@@ -1,0 +1,42 @@
+"""What a sidecar counts."""
+
+import time
+from collections.abc import Sequence
+
+from rota.brokers import Message
+from rota.metrics import Counter, Gauge, Histogram, render
+
+
+class Measures:
+    """The metrics of one sidecar."""
+
+    def __init__(self) -> None:
+        """Start from nothing."""
+        self.messages = Counter("rota_sidecar_messages_total", "Messages by what came of them.", ("topic", "outcome"))
+        self.delivery = Histogram("rota_sidecar_delivery_duration_seconds", "From handing over to the app's answer.")
+        self.end_to_end = Histogram("rota_sidecar_end_to_end_seconds", "From sending by the producer to done.")
+        self.redelivered = Counter("rota_sidecar_redelivered_total", "Messages that had been handed over before.")
+        self.commits = Counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
+        self.pulls = Counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
+        self.paused = Counter("rota_sidecar_paused_seconds_total", "Time for which nothing could be delivered at all.")
+
+    def delivered(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
+        """Count a delivery that has ended."""
+        self.delivery.observe(seconds)
+        topic, now = messages[0].topic, time.time()
+        self.messages.add(topic, outcome, by=len(messages))
+        if outcome == "done":
+            for message in messages:
+                self.end_to_end.observe(max(0.0, now - message.born / 1000))
+
+    def text(self, *, inflight: int, buffered: int, generation: int) -> str:
+        """Render all of it, with what is so at this moment."""
+        known = (self.messages, self.delivery, self.end_to_end, self.redelivered, self.commits, self.pulls, self.paused)
+        gauges = (
+            Gauge("rota_sidecar_inflight", "Messages that are at the app.", look=lambda: {(): inflight}),
+            Gauge(
+                "rota_sidecar_buffered", "Messages that were fetched and are not finished.", look=lambda: {(): buffered}
+            ),
+            Gauge("rota_sidecar_generation", "The generation that is obeyed.", look=lambda: {(): generation}),
+        )
+        return render([*known, *gauges])

@@ -1,0 +1,81 @@
+"""Push or Pull, as the settings say: one at a time, and another one only after a drain."""
+
+import asyncio
+from typing import Protocol
+
+from rota.sidecar import pull, push
+from rota.sidecar.pull import Pull
+from rota.sidecar.push import Push
+from rota.sidecar.reading import Reading
+
+
+class Shell(push.Shell, pull.Shell, Protocol):
+    """What either asks, and tells, of the member."""
+
+
+class Modes:
+    """How messages reach the app."""
+
+    def __init__(self, shell: Shell, host: str, port: int = pull.PORT) -> None:
+        """The app is posted to at an address, or asks there."""
+        self._shell, self._host, self._port = shell, host, port
+        self._mode = ""
+        self._app: Push | Pull | None = None
+        self._chosen = asyncio.Event()
+        self._returning: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Go by the settings as they are now."""
+        self._choose().wake()
+
+    def offer(self, reading: Reading) -> None:
+        """Deliver from a queue."""
+        self._choose().offer(reading)
+
+    def _choose(self) -> Push | Pull:
+        """Return the one that the settings name; nothing is open when they name the other."""
+        mode = self._shell.settings.delivery.mode
+        if self._app is None or self._mode != mode:
+            if self._app:
+                self._shell.start(self._app.close())
+            self._mode, self._app = mode, self._pull() if mode == "Pull" else Push(self._shell, self._host)
+            self._chosen.set()
+            if self._returning:
+                self._returning.cancel()
+        return self._app
+
+    def _pull(self) -> Pull:
+        pulling = Pull(self._shell, self._host, self._port)
+        pulling.queues_changed()
+        pulling.wake()
+        self._shell.start(pulling.serve())
+        return pulling
+
+    def cut(self, reading: Reading) -> None:
+        """End a queue's open deliveries now."""
+        if self._app:
+            self._app.cut(reading)
+
+    def queues_changed(self) -> None:
+        """Hear that other queues may be held."""
+        if self._app:
+            self._app.queues_changed()
+
+    async def returned(self) -> None:
+        """Wait until the app is there again, however it is reached by then."""
+        await self._chosen.wait()
+        while self._app:
+            self._returning = asyncio.create_task(self._app.returned())
+            try:
+                await asyncio.wait([self._returning])
+            finally:
+                returning, self._returning = self._returning, None
+                returning.cancel()
+            if not returning.cancelled():
+                return returning.result()
+        return None
+
+    async def close(self) -> None:
+        """Let go of what is held."""
+        if self._app:
+            await self._app.close()

@@ -1,0 +1,125 @@
+"""What a sidecar answers on the pod's address: its report, drains, probes and metrics."""
+
+import asyncio
+import os
+import re
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from rota.documents import FullReport
+from rota.metrics import CONTENT_TYPE
+from rota.spec import Seconds
+
+PORT = 9911
+LONGEST_WAIT = 30.0
+
+_REVISION = re.compile(r"\d{0,18}", re.ASCII)  # or nothing
+
+
+class Shell(Protocol):
+    """What is answered from."""
+
+    uid: str
+
+    def report(self) -> FullReport:
+        """Return what the member says of itself now."""
+
+    async def news(self, after: int) -> None:
+        """Wait until its report has another revision."""
+
+    async def drain(self, *, final: bool = False) -> None:
+        """Give everything up, and return when that is done."""
+
+    def unready(self) -> str:
+        """Say why the member cannot work, if so."""
+
+    def metrics(self) -> str:
+        """Render what is counted."""
+
+
+class Page:
+    """The routes."""
+
+    def __init__(self, shell: Shell) -> None:
+        """Answer nothing yet."""
+        self._shell = shell
+        self._draining: set[asyncio.Task[None]] = set()
+
+    async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
+        """Answer from now on, until the runner is cleaned up."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/v1/report", self._report),
+                web.get("/v1/drain", self._drain),
+                web.post("/v1/drain", self._drain_for_good),
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._health),
+                web.get("/readyz", self._readiness),
+            ]
+        )
+        return await listening(app, address, port)
+
+    async def _report(self, asked: web.Request) -> web.Response:
+        after, wait = asked.query.get("after", ""), duration(asked.query.get("wait", "10s"))
+        if wait is None or not _REVISION.fullmatch(after):
+            return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")
+        if after:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._shell.news(int(after))
+        return web.Response(body=msgspec.json.encode(self._shell.report()), content_type="application/json")
+
+    async def _drain(self, _: web.Request) -> web.Response:
+        await self._drained(final=False)
+        return web.Response(text="drained\n")
+
+    async def _drain_for_good(self, asked: web.Request) -> web.Response:
+        try:
+            told = msgspec.json.decode(await asked.read())
+        except ValueError:
+            told = None
+        if not isinstance(told, dict) or told.get("uid") != self._shell.uid:
+            return web.Response(status=403, text="a final drain names the uid of the pod\n")
+        await self._drained(final=True)
+        return web.Response(text="drained for good\n")
+
+    async def _drained(self, *, final: bool) -> None:
+        """Drain to the end, also if who asked does not wait for it."""
+        draining = asyncio.create_task(self._shell.drain(final=final))
+        self._draining.add(draining)
+        draining.add_done_callback(self._draining.discard)
+        await asyncio.shield(draining)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._shell.metrics(), headers={"content-type": CONTENT_TYPE})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="lives\n")
+
+    async def _readiness(self, _: web.Request) -> web.Response:
+        why = self._shell.unready()
+        return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")
+
+
+async def listening(app: web.Application, address: str, port: int) -> web.AppRunner:
+    """Listen at an address; what is wrong with it is a sentence."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        why = os.strerror(error.errno) if error.errno else error
+        raise ValueError(f"Nothing can be answered at {address}, port {port}: {why}") from None
+    return runner
+
+
+def duration(text: str) -> float | None:
+    """Read how long to wait, 0s included; None if it is no duration."""
+    with suppress(ValueError):
+        return 0.0 if text in {"0", "0s"} else min(float(Seconds.parse(text)), LONGEST_WAIT)
+    return None

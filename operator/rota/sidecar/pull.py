@@ -1,0 +1,396 @@
+"""Pull: the app asks for messages, and says what became of each.
+
+| the app | the message |
+|---|---|
+| acknowledges it | is done |
+| says no, or nothing for visibilityTimeout | is tried again, by the retry topic; after its last attempt it is dead |
+| is gone before it is answered | goes back at once, and no attempt is counted |
+
+Each time that a message is handed out it has another id, and no other sidecar's: what is said of it too late, or to
+another process, is said of an id that nobody knows, and changes nothing.
+
+Nothing is made for a message alone, neither task nor timer. What is open lies in the order in which it was handed out,
+so whatever is overdue lies in front.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import count, takewhile
+from typing import NamedTuple, Protocol
+
+import msgspec
+from aiohttp import web
+
+from rota.brokers import Message
+from rota.documents import FullReport
+from rota.model import Queue
+from rota.sidecar import endings
+from rota.sidecar.assignments import Assignments
+from rota.sidecar.endings import Endings
+from rota.sidecar.health import Health
+from rota.sidecar.measures import Measures
+from rota.sidecar.page import duration, listening
+from rota.sidecar.reading import Reading
+from rota.sidecar.shelf import Shelf, Taken
+from rota.sidecar.window import MEBIBYTE, Delivery
+
+PORT = 9912
+MOST = 1000  # messages in an answer
+LARGEST = 8 * MEBIBYTE  # an answer's bodies; the last turn may go beyond it
+SIDE_BY_SIDE = 32  # messages on their way back to their brokers, of those that end together
+LEAST_SWEEP = 0.05  # between two looks for what is overdue
+OPEN_AGAIN = 2.0  # where the port cannot be listened at
+GOES = 2.0  # an app that has been drained for may ask for so long, before the signal to end reaches it
+NEVER_GOES = 60.0  # one that still asks after this was not ended
+LOOK_AGAIN = 0.2
+
+NOT_OPEN = "PullNotAnswered"
+
+_NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
+
+
+class Handed(msgspec.Struct):
+    """A message as the app gets it."""
+
+    id: str
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    attempt: int
+    tag: str
+    keys: str
+    properties: Mapping[str, str]
+    body: bytes = msgspec.field(name="bodyBase64")
+
+
+class Ids(msgspec.Struct):
+    """What the app says yes or no to."""
+
+    ids: list[str]
+
+
+class Open(NamedTuple):
+    """A message that the app has, and since when."""
+
+    taken: Taken
+    message: Message
+    since: float
+
+    @property
+    def here(self) -> bool:
+        """Whether it is still the app's: a queue that was cut took its messages back."""
+        return self.message.offset in self.taken.delivery.left
+
+
+class Asker:
+    """A request for messages, and what it gets."""
+
+    def __init__(self, asked: web.Request, most: int) -> None:
+        """Wait for something."""
+        self.asked, self.most = asked, most
+        self.taken: list[Taken] = []
+        self._served = asyncio.Event()
+
+    @property
+    def there(self) -> bool:
+        """Whether anybody still waits."""
+        transport = self.asked.transport
+        return not self._served.is_set() and transport is not None and not transport.is_closing()
+
+    def serve(self, taken: list[Taken]) -> None:
+        """Get something, or learn that there is nothing."""
+        self.taken = taken
+        self._served.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for something to get."""
+        if not self._served.is_set():
+            timer = asyncio.get_running_loop().call_later(seconds, self._served.set)
+            try:
+                await self._served.wait()
+            finally:
+                timer.cancel()
+                self._served.set()
+
+
+class Shell(endings.Shell, Protocol):
+    """What is asked, and told, of the member."""
+
+    health: Health
+    measures: Measures
+
+    def may_deliver(self, queue: Queue) -> bool:
+        """Whether a delivery may begin."""
+
+    def report(self) -> FullReport:
+        """Return what the member says of itself now."""
+
+    def start(self, work: Coroutine[None, None, object]) -> None:
+        """Do something beside all else."""
+
+
+class Pull:
+    """Delivers to who asks."""
+
+    def __init__(self, shell: Shell, host: str, port: int = PORT) -> None:
+        """Answer nothing yet."""
+        self._shell, self._host, self._port = shell, host, port
+        self._shelf, self._endings = Shelf(shell.may_deliver), Endings(shell)
+        self._assignments = Assignments()
+        self._asking: dict[Asker, None] = {}  # whoever came first first
+        self._open: dict[str, Open] = {}  # by id, in the order of `since`
+        self._patience = 0.0  # seconds for which a message may be open
+        self._names = (f"{name}-{number}" for name in [secrets.token_hex(6)] for number in count(1))
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._woken = self._closed = False
+        self._runner: web.AppRunner | None = None
+        self._heard: set[object] | None = None  # connections, while an app is waited for
+
+    # Its life.
+
+    async def serve(self) -> None:
+        """Answer from now on; while that cannot be, say why, and try again."""
+        while not self._closed:
+            app = web.Application()
+            app.add_routes(
+                [
+                    web.get("/v1/messages", self._messages, allow_head=False),
+                    web.post("/v1/acks", partial(self._told, self._ack)),
+                    web.post("/v1/nacks", partial(self._told, partial(self._later, "later"))),
+                    web.get("/v1/assignments", self._assignments.follow, allow_head=False),
+                ]
+            )
+            try:
+                self._runner = await listening(app, self._host, self._port)
+            except ValueError as error:
+                self._shell.health.trouble(NOT_OPEN, str(error))
+                await asyncio.sleep(OPEN_AGAIN)
+                continue
+            self._shell.health.trouble(NOT_OPEN, "")
+            break
+        if self._closed:
+            await self.close()
+
+    async def close(self) -> None:
+        """Answer whoever waits, with nothing, and no one any more."""
+        self._closed = True
+        self._shell.health.trouble(NOT_OPEN, "")
+        for asker in self._asking:
+            asker.serve(asker.taken)
+        self._assignments.close()
+        if self._sweeper:
+            self._sweeper.cancel()
+        if self._runner:
+            await self._runner.cleanup()
+
+    # What can be handed out.
+
+    def offer(self, reading: Reading) -> None:
+        """Hand out from a queue: it has something, or is allowed again."""
+        if not reading.window.stopped:
+            self._shelf.offer(reading.queue, reading.window)
+            if self._asking and not self._woken:
+                self._woken = True
+                asyncio.get_running_loop().call_soon(self._fill)
+
+    def wake(self) -> None:
+        """Go by the settings as they are now."""
+        self._patience = self._shell.settings.delivery.pull.visibility_timeout
+        self._sweep()
+
+    def queues_changed(self) -> None:
+        """Tell the app which queues it has, and look no more at those that it has not."""
+        for queue in self._assignments.told(self._shell.report()):
+            self._shelf.withdraw(queue)
+
+    def cut(self, reading: Reading) -> None:
+        """Take a queue's open messages back now."""
+        taken = [Taken(reading.queue, reading.window, delivery) for delivery in [*reading.window.open]]
+        some = [Open(it, message, it.delivery.since) for it in taken for message in it.delivery.messages]
+        some = [it for it in some if it.here]
+        self._back(some)
+        self._ended(some, "cut")
+
+    def _fill(self) -> None:
+        """Serve those who wait, as long as there is something."""
+        self._woken = False
+        for asker in [*self._asking]:
+            if asker.there:
+                taken = self._take(asker.most)
+                if not taken:
+                    return
+                asker.serve(taken)
+
+    def _take(self, room: int) -> list[Taken]:
+        """Take so many messages, or fewer if they are large, of one queue after another."""
+        taken: list[Taken] = []
+        now, size = self._shell.now(), 0
+        while room > 0 and size < LARGEST and (it := self._shelf.take(now, partial(self._most, room))):
+            taken.append(it)
+            room -= len(it.delivery.messages)
+            size += sum([len(message.body) for message in it.delivery.messages])
+        return taken
+
+    def _most(self, room: int, queue: Queue) -> int:
+        """Return how many messages of a queue fit into an answer, as large as they are on the whole."""
+        reading = self._shell.reading(queue)
+        if reading is None or not reading.window.bytes:
+            return room
+        return max(1, min(room, LARGEST * reading.window.buffered // reading.window.bytes))
+
+    # What the app asks.
+
+    async def _messages(self, asked: web.Request) -> web.StreamResponse:
+        most, wait = asked.query.get("max", "32"), duration(asked.query.get("wait", "10s"))
+        if not _NUMBER.fullmatch(most) or not 1 <= int(most) <= MOST or wait is None:
+            told = f"max is a number from 1 to {MOST}, wait a duration such as 10s"
+            return web.Response(status=400, text=f"{told}\n")
+        if self._heard is not None:
+            self._heard.add(asked.protocol)
+        asker = Asker(asked, int(most))
+        self._asking[asker] = None
+        self._fill()
+        answer = web.Response(content_type="application/json")
+        try:
+            await asker.wait(wait)
+            answer.body = self._hand_out(asker.taken)
+            await self._write(answer, asked)
+        except ConnectionError:
+            self._return(asker.taken)
+        except BaseException:
+            self._return(asker.taken)
+            raise
+        finally:
+            del self._asking[asker]
+        return answer
+
+    async def _write(self, answer: web.Response, asked: web.Request) -> None:
+        await answer.prepare(asked)
+        await answer.write_eof()
+        if asked.transport is None:  # the end of a connection is no error to aiohttp
+            raise ConnectionResetError
+
+    def _hand_out(self, taken: Iterable[Taken]) -> bytes:
+        """Return an answer's body; what is in it is open from now on."""
+        now, handed = self._shell.now(), []
+        for it in taken:
+            for message in it.delivery.messages:
+                name, attempt = next(self._names), self._endings.attempt(message)
+                self._open[name] = Open(it, message, now)
+                where, told = message.queue, (message.tag, message.keys, message.properties, message.body)
+                handed.append(Handed(name, message.topic, where.broker, where.id, message.offset, attempt, *told))
+        if handed:
+            self._sweep_at(now + self._patience)
+        if again := sum([it.attempt > 1 for it in handed]):
+            self._shell.measures.redelivered.add(by=again)
+        return msgspec.json.encode({"messages": handed})
+
+    def _return(self, taken: Iterable[Taken]) -> None:
+        """Take back what did not get to the app."""
+        some = [Open(it, message, it.delivery.since) for it in taken for message in it.delivery.messages]
+        self._back(some)
+        self._changed(some)
+
+    # What the app says.
+
+    async def _told(self, do: Callable[[list[Open]], None], asked: web.Request) -> web.Response:
+        try:
+            ids = msgspec.json.decode(await asked.read(), type=Ids).ids
+        except ValueError as error:  # msgspec's errors are such too
+            told = f'The body is to be {{"ids": [...]}}, with ids of messages: {error}'
+            return web.Response(status=400, text=f"{told}\n")
+        some, unknown = [], []
+        for name in ids:
+            it = self._open.pop(name, None)
+            if it and it.here:
+                some.append(it)
+            else:
+                unknown.append(name)
+        do(some)
+        return web.Response(body=msgspec.json.encode({"unknown": unknown}), content_type="application/json")
+
+    def _ack(self, some: Sequence[Open]) -> None:
+        for it in some:
+            self._endings.finish(it.taken, it.message)
+        self._ended(some, "done")
+
+    def _later(self, outcome: str, some: Sequence[Open]) -> None:
+        """Have messages tried again, at another time; the app need not wait until the broker has them."""
+        if some:
+            self._ended([it for it in some if not self._endings.spent(it.message)], outcome)
+            self._ended([it for it in some if self._endings.spent(it.message)], "dead")
+            self._shell.start(self._give_back(some))
+
+    async def _give_back(self, some: Sequence[Open]) -> None:
+        for first in range(0, len(some), SIDE_BY_SIDE):
+            few = [it for it in some[first : first + SIDE_BY_SIDE] if it.here]
+            await asyncio.gather(*(self._endings.later(it.taken, it.message) for it in few))
+            self._changed(few)
+
+    def _back(self, some: Iterable[Open]) -> None:
+        for it in some:
+            self._endings.back(it.taken, [it.message])
+
+    def _ended(self, some: Iterable[Open], outcome: str) -> None:
+        """Count what has ended; what was handed out together counts together."""
+        together: dict[tuple[Delivery, str], list[Open]] = {}
+        for it in some:
+            together.setdefault((it.taken.delivery, it.message.topic), []).append(it)
+        now = self._shell.now()
+        for group in together.values():
+            self._shell.measures.delivered([it.message for it in group], outcome, now - group[0].since)
+        self._changed(some)
+
+    def _changed(self, some: Iterable[Open]) -> None:
+        """Have those look who wait for room, for the end of a drain, or for what came back."""
+        now = self._shell.now()
+        for queue in dict.fromkeys([it.taken.queue for it in some]):
+            if reading := self._shell.reading(queue):
+                reading.delivered_at = now
+                reading.changed()
+                self.offer(reading)
+
+    # What the app says nothing of.
+
+    def _sweep_at(self, when: float) -> None:
+        if self._sweeper is None and not self._closed:
+            wait = max(LEAST_SWEEP, when - self._shell.now())
+            self._sweeper = asyncio.get_running_loop().call_later(wait, self._sweep)
+
+    def _sweep(self) -> None:
+        """Have what is overdue tried again, and look again when the next will be."""
+        if self._sweeper:
+            self._sweeper.cancel()
+            self._sweeper = None
+        latest = self._shell.now() - self._patience
+        overdue = list(takewhile(lambda it: it[1].since <= latest, self._open.items()))
+        for name, _ in overdue:
+            del self._open[name]
+        self._later("expired", [it for _, it in overdue if it.here])
+        for it in self._open.values():
+            self._sweep_at(it.since + self._patience)
+            break
+
+    # The app itself.
+
+    async def returned(self) -> None:
+        """Wait until the app, which is about to end, asks by a new connection; or until it seems to stay."""
+        began, older = self._shell.now(), self._connections()
+        self._heard = set()
+        try:
+            while True:
+                asking = self._heard | {asker.asked.protocol for asker in self._asking if asker.there}
+                gone = self._shell.now() - began
+                if asking and (gone >= NEVER_GOES or (gone >= GOES and not asking <= older)):
+                    return
+                self._heard.clear()
+                await asyncio.sleep(LOOK_AGAIN)
+        finally:
+            self._heard = None
+
+    def _connections(self) -> set[object]:
+        return set(self._runner.server.connections) if self._runner and self._runner.server else set()

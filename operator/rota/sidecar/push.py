@@ -1,0 +1,260 @@
+"""Push: messages are posted to the app, and what it answers decides about them.
+
+| the app | the message |
+|---|---|
+| 2xx | is done |
+| 422 | goes to the dead letters; one of a batch is found by posting each alone |
+| anything else, or nothing in time | is tried again: by the retry topic, or, Orderly, in place |
+| 404 | is tried again as if the app were away, and AppPathNotFound is told: a mistyped path must not empty a topic |
+| no connection | waits: the app is away, nothing was sent, and no attempt is counted |
+
+What was tried before is posted alone, lest it spoil what is fresh. While the app is away or its path is not found, one
+delivery at a time is tried, after a pause.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from enum import StrEnum
+from functools import partial
+from typing import Protocol
+
+from rota.brokers import Message
+from rota.model import Queue
+from rota.sidecar import cloudevents, endings
+from rota.sidecar.endings import NOT_TAKEN_PAUSE, Endings
+from rota.sidecar.health import Health
+from rota.sidecar.measures import Measures
+from rota.sidecar.post import Away, Broken, Post
+from rota.sidecar.reading import Reading
+from rota.sidecar.shelf import Shelf, Taken
+
+IN_PLACE_PAUSE = 1.0  # before an Orderly queue tries its message again
+AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # the first and the longest: no app; no such path
+NEVER_GOES = 60.0  # an app that has been drained for goes within this, or it was no end of it
+LOOK_AGAIN = 0.2
+
+PATH_NOT_FOUND = "AppPathNotFound"
+
+_DONE, _NOT_FOUND, _DEAD = range(200, 300), 404, 422
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """What came of a request."""
+
+    DONE = "done"
+    DEAD = "dead"
+    LATER = "later"
+    LOST = "lost"
+    AWAY = "away"
+
+
+class Shell(endings.Shell, Protocol):
+    """What delivering asks, and tells, of the member."""
+
+    health: Health
+    measures: Measures
+
+    @property
+    def generation(self) -> int:
+        """The generation that is obeyed."""
+
+    def may_deliver(self, queue: Queue) -> bool:
+        """Whether a delivery may begin."""
+
+
+class Push:
+    """Delivers by posting."""
+
+    def __init__(self, shell: Shell, host: str) -> None:
+        """Post to the app at an address; its port is told by the settings."""
+        self._shell, self._name = shell, host
+        self._post: Post | None = None
+        self._shelf = Shelf(shell.may_deliver)
+        self._open: dict[Queue, set[asyncio.Task[Outcome]]] = {}
+        self._count = 0
+        self._endings = Endings(shell)
+        self._in_doubt, self._since, self._pause, self._again = False, 0.0, 0.0, 0.0
+        self._woken = False
+
+    # What can be delivered.
+
+    def offer(self, reading: Reading) -> None:
+        """Deliver from a queue: it has something, or is allowed again."""
+        self._shelf.offer(reading.queue, reading.window)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for what to deliver as soon as the loop has time."""
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._fill)
+
+    def cut(self, reading: Reading) -> None:
+        """End a queue's open deliveries now."""
+        for task in self._open.get(reading.queue, ()):
+            task.cancel()
+
+    def _fill(self) -> None:
+        self._woken = False
+        now, every = self._shell.now(), self._shell.settings.delivery.push.concurrency
+        while taken := self._shelf.take(now, self._most, self._free(now), every):
+            self._count += 1
+            task = asyncio.get_running_loop().create_task(self._deliver(taken))
+            self._open.setdefault(taken.queue, set()).add(task)
+            task.add_done_callback(partial(self._ended, taken))
+
+    def _most(self, queue: Queue) -> int:
+        reading = self._shell.reading(queue)
+        return 1 if reading is None or reading.again else self._shell.settings.delivery.push.max_batch
+
+    def _free(self, now: float) -> int:
+        """Return how many deliveries more may be open."""
+        if self._in_doubt:
+            return int(now >= self._again and not self._count)
+        return self._shell.settings.delivery.push.concurrency - self._count
+
+    # One delivery.
+
+    async def _deliver(self, taken: Taken) -> Outcome:
+        answer = await self._ask(taken)
+        self._note(answer)
+        await self._carry_out(answer, taken)
+        return answer
+
+    def _ended(self, taken: Taken, task: asyncio.Task[Outcome]) -> None:
+        """See to what a delivery left, however it ended: it may have been cut, even before it began."""
+        self._count -= 1
+        self._open[taken.queue].discard(task)
+        if not self._open[taken.queue]:
+            del self._open[taken.queue]
+        outcome = "cut" if task.cancelled() else "failed" if task.exception() else task.result().value
+        if outcome == "failed":
+            _log.error("A delivery of %s failed", taken.queue, exc_info=task.exception())
+        if taken.delivery.left:
+            pause = NOT_TAKEN_PAUSE if outcome == "failed" else 0.0
+            self._endings.back(taken, taken.delivery.messages, pause)
+        now = self._shell.now()
+        self._shell.measures.delivered(taken.delivery.messages, outcome, now - taken.delivery.since)
+        if reading := self._shell.reading(taken.queue):
+            reading.delivered_at = now
+            reading.changed()
+            self.offer(reading)
+        self.wake()
+
+    async def _ask(self, taken: Taken) -> Outcome:
+        push, generation = self._shell.settings.delivery.push, self._shell.generation
+        with_attempts = [(message, self._endings.attempt(message)) for message in taken.delivery.messages]
+        if again := sum(attempt > 1 for _, attempt in with_attempts):
+            self._shell.measures.redelivered.add(by=again)
+        if push.max_batch > 1 or len(with_attempts) > 1:
+            headers, body = cloudevents.BATCH, cloudevents.batch(with_attempts, generation)
+        else:
+            [(message, attempt)] = with_attempts
+            headers, body = cloudevents.binary(message, attempt, generation), message.body
+        try:
+            status = await self._app(push.port).post(push.path, headers, body, push.timeout)
+        except Away:
+            return Outcome.AWAY
+        except (TimeoutError, Broken) as error:
+            _log.info("%s: %s", taken.queue, str(error) or f"the app did not answer within {push.timeout:g} s")
+            return Outcome.LATER
+        if status in _DONE:
+            return Outcome.DONE
+        return {_DEAD: Outcome.DEAD, _NOT_FOUND: Outcome.LOST}.get(status, Outcome.LATER)
+
+    def _app(self, port: int) -> Post:
+        if self._post is None or self._post.port != port:
+            self._close()
+            self._post = Post(self._name, port)
+        return self._post
+
+    def _note(self, answer: Outcome) -> None:
+        """Notice that the app is away, or back."""
+        pauses = {Outcome.AWAY: AWAY_PAUSES, Outcome.LOST: LOST_PAUSES}.get(answer)
+        now = self._shell.now()
+        if pauses is None:
+            if self._in_doubt:
+                self._shell.measures.paused.add(by=now - self._since)
+            self._in_doubt, self._pause = False, 0.0
+            self._shell.health.trouble(PATH_NOT_FOUND, "")
+            return
+        if answer is Outcome.LOST:
+            path = self._shell.settings.delivery.push.path
+            self._shell.health.trouble(
+                PATH_NOT_FOUND, f"The app answers 404 to POST {path}; correct spec.delivery.push.path"
+            )
+        if not self._in_doubt:
+            self._in_doubt, self._since, self._again = True, now, 0.0
+        if now >= self._again:  # of several that end at once the first one counts
+            self._pause = min(max(pauses[0], 2 * self._pause), pauses[1])
+            self._again = now + self._pause
+            asyncio.get_running_loop().call_later(self._pause, self.wake)
+
+    async def _carry_out(self, answer: Outcome, taken: Taken) -> None:
+        messages = taken.delivery.messages
+        match answer:
+            case Outcome.DONE:
+                for message in messages:
+                    self._endings.finish(taken, message)
+            case Outcome.AWAY | Outcome.LOST:
+                self._endings.back(taken, messages)
+            case Outcome.DEAD if len(messages) > 1:
+                self._endings.back(taken, messages)  # what came back is posted alone
+            case Outcome.DEAD:
+                await self._endings.dead(taken, messages[0])
+            case Outcome.LATER if taken.window.orderly:
+                await self._in_place(taken, messages)
+            case Outcome.LATER:
+                await asyncio.gather(*(self._endings.later(taken, message) for message in messages))
+
+    async def _in_place(self, taken: Taken, messages: tuple[Message, ...]) -> None:
+        last = self._endings.spent(messages[0])
+        for message in messages:
+            self._endings.tried(message)
+        if last and len(messages) == 1:
+            await self._endings.dead(taken, messages[0])
+        else:
+            self._endings.back(taken, messages, IN_PLACE_PAUSE)
+
+    # The app itself.
+
+    async def returned(self) -> None:
+        """Wait until the app, which is about to end, has ended and is there again; or until it seems to stay."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NEVER_GOES):
+                await self._until(listens=False)
+        await self._until(listens=True)
+
+    async def _until(self, *, listens: bool) -> None:
+        while True:
+            if await self._listens(until_it_ends=not listens) is listens:
+                return
+            await asyncio.sleep(LOOK_AGAIN)
+
+    async def _listens(self, *, until_it_ends: bool) -> bool:
+        """Whether the app takes a connection; it is held until the app closes it."""
+        try:
+            reader, writer = await asyncio.open_connection(self._name, self._shell.settings.delivery.push.port)
+        except OSError:
+            return False
+        try:
+            if until_it_ends:
+                with suppress(OSError):
+                    await reader.read(1)
+        finally:
+            writer.close()
+        return True
+
+    def queues_changed(self) -> None:
+        """Do nothing: messages come, or they do not."""
+
+    async def close(self) -> None:
+        """Close connections that nobody uses."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._post:
+            self._post.close()

@@ -1,0 +1,379 @@
+"""The member's shell: reads the documents, carries out what the member decides, and says what it is.
+
+What must be remembered is on the disk before anything else of a step is done or told. While it cannot be put there,
+the step waits, every later one behind it, and the report stays as it was: after a restart nobody would know of it.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Protocol
+
+from rota.documents import FullReport, Report, Worked
+from rota.model import Queue
+from rota.sidecar.environment import Who
+from rota.sidecar.health import Health
+from rota.sidecar.machine import Event
+from rota.sidecar.measures import Measures
+from rota.sidecar.member import Member, Step
+from rota.sidecar.notes import Notes
+from rota.sidecar.reading import Reading
+from rota.sidecar.sources import Connect, Sources
+from rota.sidecar.volume import Files, Volume
+from rota.sidecar.window import Limits
+from rota.spec.resolved import Settings, read_settings
+
+COMMIT_SECONDS = 5.0
+BEAT_SECONDS = 0.5
+STOOD_STILL = 5.0  # a loop that was away for so long looks at its document before it goes on
+LOOK_AGAIN = 2.0  # where what is mounted cannot be read
+KEEP_AGAIN = 1.0  # before the disk is tried again
+
+# Why a member drains; it takes its queues up again when no reason is left.
+APP, SETTINGS, END = "the app ends", "its settings are others", "it ends"
+
+_log = logging.getLogger(__name__)
+
+
+class App(Protocol):
+    """How messages reach the app."""
+
+    def offer(self, reading: Reading) -> None:
+        """Deliver from a queue."""
+
+    def wake(self) -> None:
+        """Look for what to deliver."""
+
+    def cut(self, reading: Reading) -> None:
+        """End a queue's open deliveries now."""
+
+    def queues_changed(self) -> None:
+        """Hear that the report has changed: other queues may be held."""
+
+    async def returned(self) -> None:
+        """Wait until the app, which is about to end, is there again."""
+
+    async def close(self) -> None:
+        """Let go of what is held."""
+
+
+class Sidecar:
+    """One member with everything around it."""
+
+    def __init__(self, who: Who, connect: Connect, app: Callable[["Sidecar"], App]) -> None:
+        """Do nothing until `run`."""
+        self.uid = who.uid
+        self.readings: dict[Queue, Reading] = {}
+        self.health, self.measures = Health(), Measures()
+        self._notes, self._volume = Notes(Path(who.state)), Volume(Path(who.documents))
+        remembered = self._notes.load(who.uid)
+        self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
+        self._sources = Sources(who, connect, self)
+        self._steps: deque[tuple[Step, Report]] = deque()
+        self._told = self._said = self.member.report()  # what is told when it is asked for; what was told as news
+        self._news = asyncio.Event()
+        self._clock: asyncio.TimerHandle | None = None
+        self._keeping: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._alive = self.now()
+        self._drains: set[str] = {END} if remembered.final else set()
+        self._why: str | None = None
+        self._ends = self._untold = False  # whether it was told to end; whether what it does then is told to nobody
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._app = app(self)
+
+    # Its life.
+
+    async def run(self, ending: asyncio.Event) -> None:
+        """Work until told to end, then drain and leave."""
+        for work in (self._follow(), self._beat(), self._commit()):
+            self.start(work)
+        await ending.wait()
+        self._ends = True
+        await self.drain(END)
+        for task in list(self._tasks):  # before it leaves: one of them may be about to join anew
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._leave()
+        await self._app.close()
+
+    def start(self, work: Coroutine[None, None, object]) -> None:
+        """Do something beside all else; what goes wrong there is told."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            _log.error("A part of the sidecar failed", exc_info=error)
+
+    async def _beat(self) -> None:
+        while True:
+            self._awake()
+            read = {queue.broker for queue in self.readings}
+            found = self.health.brokers(self.now()).items()
+            self.member.reaches({broker: reached for broker, reached in found if broker in read})
+            self._tell()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _awake(self) -> None:
+        """Look at the document before anything else, if the loop stood still."""
+        before, self._alive = self._alive, self.now()
+        if self._alive - before > STOOD_STILL:
+            _log.warning("The sidecar stood still for %.1f s; it reads its document again", self._alive - before)
+            self.member.stood_still()
+            self._look()
+
+    async def _commit(self) -> None:
+        while True:
+            await asyncio.sleep(COMMIT_SECONDS)
+            await asyncio.gather(*(reading.commit() for reading in self.readings.values()))
+
+    async def _leave(self) -> None:
+        await asyncio.gather(*(reading.close() for reading in self.readings.values()))
+        await self._sources.leave()
+
+    # Documents and settings.
+
+    async def _follow(self) -> None:
+        async with aclosing(self._volume.changes()) as changes:
+            async for _ in changes:
+                self._look()
+
+    def _look(self) -> None:
+        files = self._volume.read() or Files()
+        settings = self._settings(files.settings)
+        if self._sources.now is None and not (settings and self._joined(settings)):
+            return  # nothing can be worked, so nothing is obeyed
+        self.member.orderly = self.settings.orderly
+        step = self.member.read(files.assignment, self.now())
+        if step.why and step.why != self._why:
+            _log.warning("%s", step.why)
+        self._why = step.why
+        if settings is None or step.why:  # settings belong to the document beside them
+            self._carry(step)
+            self._back()
+            return
+        self.member.drain_timeout = settings.drain_timeout
+        swaps = not self._sources.take(settings)
+        self._carry(step)
+        if swaps and SETTINGS not in self._drains:
+            self._drains.add(SETTINGS)
+            self._carry(self.member.drain(False, self.now()))  # noqa: FBT003 - not for good
+            self.start(self._swap())
+        self._back()
+        self._limit()
+        self._app.wake()
+
+    def _joined(self, settings: Settings) -> bool:
+        """Join for the first time, or anew; False if that cannot be, because of what is mounted."""
+        if self._looking:
+            self._looking.cancel()
+            self._looking = None
+        try:
+            self._sources.take(settings)
+        except ValueError as error:
+            self.health.trouble("MissingSecret", str(error))
+            self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
+            return False
+        self.health.trouble("MissingSecret", "")
+        self._drains.discard(SETTINGS)
+        return True
+
+    def _settings(self, text: bytes | None) -> Settings | None:
+        try:
+            settings = None if text is None else read_settings(text)
+        except ValueError as error:
+            self.health.trouble("SettingsNotRead", str(error))
+            return None
+        self.health.trouble("SettingsNotRead", "")
+        return settings
+
+    async def _swap(self) -> None:
+        """Join anew, with other settings, between giving everything back and taking it up again."""
+        await self._drained()
+        await self._leave()
+        self._look()
+
+    # What the member decides.
+
+    def answer(self, event: Event, queue: Queue, life: int, sent: float | None = None) -> None:
+        """Take an answer to a command."""
+        self._carry(self.member.happened(event, queue, life, self.now(), sent))
+
+    def _carry(self, step: Step) -> None:
+        self._steps.append((step, self.member.report()))
+        if self._keeping is None:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Carry out steps in their order, each once what it must remember is on the disk."""
+        self._keeping = None
+        while self._steps:
+            step, report = self._steps[0]
+            try:
+                if step.remember is not None or step.remember_final:
+                    self._notes.keep(obeyed=step.remember, final=step.remember_final)
+                    self.health.trouble("StateNotWritten", "")
+            except OSError as error:
+                told = f"The member's state cannot be written, so generation {step.remember} is not obeyed: {error}"
+                self.health.trouble("StateNotWritten", told)
+                if not self._ends:
+                    self._keeping = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
+                    return
+                self._untold = True  # it gives everything up all the same, and says nothing any more
+            self._steps.popleft()
+            for command in step.commands:
+                self._reading(command.queue).obey(command)
+            self._told = self._told if self._untold else report
+        self._tell()
+
+    def _reading(self, queue: Queue) -> Reading:
+        if queue not in self.readings:
+            assert self._sources.now  # noqa: S101 - no document is obeyed before
+            self.readings[queue] = Reading(queue, self._sources.now, self)
+        return self.readings[queue]
+
+    def _tell(self) -> None:
+        """Say what has changed, and see to what follows from it."""
+        if self._steps:
+            return
+        report = self.member.report()
+        self._told = self._told if self._untold else report
+        for queue in self.readings.keys() - self.member.lives.keys():
+            del self.readings[queue]
+        if self._said is not report:
+            self._said = report
+            self._limit()
+            self._app.queues_changed()
+            for reading in self.readings.values():
+                self._app.offer(reading)
+            self._news.set()
+            self._news = asyncio.Event()
+        if self._clock:
+            self._clock.cancel()
+        due = self.member.next_look()
+        wait = None if due is None else max(0.0, due - self.now())
+        self._clock = None if wait is None else asyncio.get_running_loop().call_later(wait, self._tick)
+
+    def _tick(self) -> None:
+        self._carry(self.member.tick(self.now()))
+
+    def _limit(self) -> None:
+        """Divide a topic's room by the queues of it that are worked here."""
+        if self._sources.now:
+            queues = Counter(queue.topic for queue in self.readings)
+            for queue, reading in self.readings.items():
+                reading.limits = Limits.of(self.settings.delivery.buffer, queues[queue.topic])
+                reading.changed()
+
+    # Drains.
+
+    async def drain(self, why: str = APP, *, final: bool = False) -> None:
+        """Give everything up, and return when that is done; for an app that ends, until it is back."""
+        begins = why == APP and not self._drains & {APP, END}
+        self._drains.add(END if final else why)
+        self._carry(self.member.drain(final, self.now()))
+        await self._drained()
+        if begins:
+            self.start(self._await_app())
+
+    async def _drained(self) -> None:
+        while self._steps or self.member.state != "drained":
+            await self._news.wait()
+
+    async def _await_app(self) -> None:
+        await self._app.returned()
+        self._drains.discard(APP)
+        self._back()
+
+    def _back(self) -> None:
+        if not self._drains:
+            self._carry(self.member.back(self.now()))
+
+    # What readings and the app ask and tell.
+
+    def now(self) -> float:
+        """Return the time on a clock that neither stops nor jumps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that are in force."""
+        assert self._sources.settings  # noqa: S101 - nothing is delivered before
+        return self._sources.settings
+
+    @property
+    def generation(self) -> int:
+        """The generation that is obeyed."""
+        return self.member.obeyed
+
+    def reading(self, queue: Queue) -> Reading | None:
+        """Return who reads a queue."""
+        return self.readings.get(queue)
+
+    def offer(self, reading: Reading) -> None:
+        """Deliver from a queue."""
+        self._app.offer(reading)
+
+    def cut(self, reading: Reading) -> None:
+        """End a queue's open deliveries."""
+        self._app.cut(reading)
+
+    def may_deliver(self, queue: Queue) -> bool:
+        """Whether a delivery may begin now."""
+        self._sure()
+        return self.member.may_deliver(queue, self.now(), self.settings.delivery.push.timeout)
+
+    def may_commit(self, queue: Queue) -> bool:
+        """Whether an offset may be committed now."""
+        self._sure()
+        return self.member.may_commit(queue)
+
+    def _sure(self) -> None:
+        if self.now() - self._alive > STOOD_STILL:
+            self._awake()
+
+    # What is asked from outside.
+
+    def report(self) -> FullReport:
+        """Return what the member says of itself now."""
+        said = {name: getattr(self._told, name) for name in Report.__struct_fields__}
+        inflight = sum(reading.window.in_flight for reading in self.readings.values())
+        queues = [self._worked(queue, reading) for queue, reading in sorted(self.readings.items())]
+        return FullReport(**said, inflight=inflight, queues=queues, troubles=self.health.troubles)
+
+    def _worked(self, queue: Queue, reading: Reading) -> Worked:
+        window, life = reading.window, self.member.lives.get(queue)
+        return Worked(*queue, window.committed, window.next, window.buffered, bool(life and life.locked is not None))
+
+    async def news(self, after: int) -> None:
+        """Wait until the report has another revision."""
+        while self._told.revision == after:
+            await self._news.wait()
+
+    def unready(self) -> str:
+        """Say why the member cannot work, if so."""
+        source = self._sources.now
+        if source is None:
+            return "the member has not joined its group"
+        if not source.ready.is_set():
+            return f"the member is not known to the brokers of {source.settings.group} yet"
+        brokers = {queue.broker for queue in self.readings}
+        if brokers and not any(self._told.brokers.get(broker, True) for broker in brokers):
+            return f"no answer from {', '.join(sorted(brokers))}"
+        return ""
+
+    def metrics(self) -> str:
+        """Render what is counted."""
+        windows = [reading.window for reading in self.readings.values()]
+        return self.measures.text(
+            inflight=sum(window.in_flight for window in windows),
+            buffered=sum(window.buffered for window in windows),
+            generation=self.member.obeyed,
+        )

@@ -1,0 +1,200 @@
+"""What one queue has fetched and not finished: handed out in order, finished in any order, committed from below.
+
+**Nothing unfinished is passed.** What is committed is the lowest unfinished offset or, with none, where is asked next,
+past what filters and compaction left out. It goes back only by `reset`. A start that the broker does not have is
+committed first: `Latest`, looked up by the next member, would be later, and what came between would be lost.
+
+**Stopped, it forgets what it did not hand out**, and asks there again when resumed. An answer that comes late, for a
+place that is not the next any more, would leave a hole, and is passed over, unless the broker says, once, `RESET`.
+
+**A reset ends no delivery.** What is open goes on at the app: beside it an Orderly queue begins nothing, and the window
+is not `empty`. But its end finishes nothing, and the answer to a commit that was under way counts for nothing. Hence
+one window serves for as long as a member has the queue, however often its start is found anew.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple, Self
+
+from rota.brokers import Message, Moved, Pulled
+from rota.spec import Buffer
+
+MEBIBYTE = 1 << 20
+AT_ONCE = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a queue may be fetched and not finished; the last pull may go beyond it by what it brings."""
+
+    messages: int = 1000
+    bytes: int = 100 * MEBIBYTE
+    span: int = 2000  # from the first unfinished offset to the last, which a crash may repeat; Orderly has none
+
+    @classmethod
+    def of(cls, buffer: Buffer, queues: int) -> Self:
+        """Return those of one among so many queues of a topic; as in the reference, a topic's replace a queue's."""
+        messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queues)
+        mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queues)
+        return cls(messages or buffer.messages_per_queue, (mebibytes or buffer.mebibytes_per_queue) * MEBIBYTE)
+
+
+class Commit(NamedTuple):
+    """What shall be committed; it is brought back once the broker has answered."""
+
+    offset: int
+    resets: int  # how many there were before it
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Messages that were handed out together; open until each of them is done or back."""
+
+    messages: tuple[Message, ...]
+    since: float
+    resets: int  # how many there were before it
+    left: set[int]  # offsets that are neither done nor back
+
+
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
+class Window:
+    """One queue's messages between fetching and committing; what has no underscore is there to be read."""
+
+    next: int  # where to ask next; at first the start
+    orderly: bool = False
+    committed: int | None = None  # what the broker is known to have
+    stopped: bool = field(default=False, init=False)
+    bytes: int = field(default=0, init=False)  # of the bodies of what is not finished
+    in_flight: int = field(default=0, init=False)  # messages of open deliveries, those from before a reset too
+    open: dict[Delivery, None] = field(default_factory=dict, init=False)
+    _resets: int = field(default=0, init=False)
+    _waiting: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
+    _again: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # came back; a heap
+    _not_before: float = field(default=AT_ONCE, init=False)  # of an Orderly queue
+    _taken: deque[int] = field(default_factory=deque, init=False)  # handed out, from the first unfinished offset on
+    _done: set[int] = field(default_factory=set, init=False)  # those of them that are finished
+
+    def reset(self, start: int, committed: int | None = None) -> None:
+        """Forget everything but what is open, and begin there."""
+        self.next, self.committed, self.bytes, self._not_before = start, committed, 0, AT_ONCE
+        self._resets += 1
+        for forgotten in (self._waiting, self._again, self._taken, self._done):
+            forgotten.clear()
+
+    def stop(self) -> None:
+        """Hand out nothing more, and forget what was not handed out."""
+        self.stopped = True
+        if self._waiting:
+            self.next = self._waiting[0].offset
+            self.bytes -= sum(len(message.body) for message in self._waiting)
+            self._waiting.clear()
+
+    def resume(self) -> None:
+        """Go on where it was stopped."""
+        self.stopped = False
+
+    def put(self, asked: int, pulled: Pulled) -> None:
+        """Take what came of asking there."""
+        current = asked == self.next and not self.stopped
+        if pulled.moved is Moved.RESET or (pulled.moved and current):
+            self.reset(pulled.next)
+        elif current:
+            for message in pulled.messages:
+                if message.offset >= self.next:
+                    self._waiting.append(message)
+                    self.bytes += len(message.body)
+                    self.next = message.offset + 1
+            self.next = max(self.next, pulled.next)
+
+    def take(self, most: int, now: float) -> Delivery | None:
+        """Begin a delivery, if one may begin; what came back goes first, each alone: of several one may be to blame."""
+        if self.stopped or now < self._not_before or (self.orderly and self.open):
+            return None
+        messages: list[Message] = []
+        if self._again and self._again[0][0] <= now:
+            messages = [heappop(self._again)[2]]
+        else:
+            messages = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            self._taken.extend([message.offset for message in messages])
+        if not messages:
+            return None
+        delivery = Delivery(tuple(messages), now, self._resets, {message.offset for message in messages})
+        self.open[delivery] = None
+        self.in_flight += len(messages)
+        return delivery
+
+    def done(self, delivery: Delivery, message: Message) -> None:
+        """Finish a message: it was worked, or the broker has it for later or among the dead letters."""
+        if self._ends(delivery, message):
+            self.bytes -= len(message.body)
+            self._done.add(message.offset)
+            while self._taken and self._taken[0] in self._done:
+                self._done.remove(self._taken.popleft())
+
+    def back(self, delivery: Delivery, message: Message, until: float) -> None:
+        """Take a message back, unfinished, to hand it out again from then on; an Orderly queue waits as a whole."""
+        if self._ends(delivery, message):
+            if self.orderly:
+                self._not_before, until = max(self._not_before, until), AT_ONCE
+            heappush(self._again, (until, message.offset, message))
+
+    def _ends(self, delivery: Delivery, message: Message) -> bool:
+        """Note that a message is no longer in flight; say whether that is news, and of what is fetched now."""
+        if message.offset not in delivery.left:
+            return False
+        delivery.left.remove(message.offset)
+        self.in_flight -= 1
+        if not delivery.left:
+            del self.open[delivery]
+        return delivery.resets == self._resets
+
+    def next_look(self) -> float | None:
+        """Return when `take` may give again what came back, if no end of a delivery must come before."""
+        waits = self._again and not self.stopped and not (self.orderly and self.open)
+        return max(self._again[0][0], self._not_before) if waits else None
+
+    def to_commit(self) -> Commit | None:
+        """Return what the broker does not have yet; one is answered before the next, lest they overtake each other."""
+        return Commit(self.committable, self._resets) if self.committable != self.committed else None
+
+    def answered(self, commit: Commit) -> None:
+        """Note that the broker has it."""
+        if commit.resets == self._resets:
+            self.committed = commit.offset
+
+    def full(self, limits: Limits) -> str | None:
+        """Say why no more is to be fetched now, if so."""
+        if self.buffered >= limits.messages:
+            return f"{self.buffered} messages are not finished; the limit is {limits.messages}"
+        if self.bytes >= limits.bytes:
+            return f"{self.bytes / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.bytes / MEBIBYTE:.1f} MiB"
+        span = 0 if self.orderly or self.last is None else self.last - self.committable
+        if span > limits.span:
+            return f"{self.committable} is not finished and {span} offsets behind the last; the limit is {limits.span}"
+        return None
+
+    @property
+    def empty(self) -> bool:
+        """Whether no delivery is open."""
+        return not self.open
+
+    @property
+    def open_since(self) -> float | None:
+        """When the oldest open delivery began."""
+        return min((delivery.since for delivery in self.open), default=None)
+
+    @property
+    def committable(self) -> int:
+        """The first offset that is not finished; everything below it is."""
+        return self._taken[0] if self._taken else self._waiting[0].offset if self._waiting else self.next
+
+    @property
+    def buffered(self) -> int:
+        """How many messages are not finished."""
+        return len(self._waiting) + len(self._taken) - len(self._done)
+
+    @property
+    def last(self) -> int | None:
+        """The last offset that was fetched, while anything is not finished."""
+        return self._waiting[-1].offset if self._waiting else self._taken[-1] if self._taken else None

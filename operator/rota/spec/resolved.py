@@ -1,0 +1,107 @@
+"""`group.json`: a group's settings as its sidecars need them, every default filled in; equal settings have one text."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from rota.model import plain
+from rota.spec import Broker, Delivery, GroupSpec, Seconds, StartFrom, Subscription
+
+BEFORE_IT_WAS_MADE = timedelta(minutes=30)  # is where a group begins that names no time
+SCHEMA = 1
+
+_TOLD = ("broker", "subscriptions", "message_model", "ordering", "start_from", "delivery", "paused")
+
+
+class Settings(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a sidecar reads."""
+
+    group: str  # its name at the broker
+    broker: Broker
+    subscriptions: Annotated[list[Subscription], Meta(min_length=1)]
+    delivery: Delivery
+    message_model: Literal["Clustering", "Broadcasting"] = "Clustering"
+    ordering: Literal["Concurrent", "Orderly"] = "Concurrent"
+    start_from: StartFrom = StartFrom()
+    drain_timeout: float = 30.0
+    paused: bool = False
+
+    @property
+    def broadcasting(self) -> bool:
+        """Whether every member reads every queue, and keeps its own offsets."""
+        return self.message_model == "Broadcasting"
+
+    @property
+    def orderly(self) -> bool:
+        """Whether queues are worked one message after another, under the broker's lock."""
+        return self.ordering == "Orderly" and not self.broadcasting
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a message is tried; -1: for ever."""
+        given = self.delivery.retry.max_attempts
+        return -1 if given is None else given
+
+
+def write_settings(name: str, spec: GroupSpec, drain_timeout: float, created: str | None) -> str:
+    """Write a group's settings; durations are numbers of seconds, and what has a default is what it is."""
+    told = {field: getattr(spec, field) for field in _TOLD}
+    body: dict[str, Any] = msgspec.to_builtins(told, enc_hook=float, order="deterministic")
+    body = {_camel(field): value for field, value in body.items()}
+    body["delivery"]["retry"]["maxAttempts"] = spec.max_attempts
+    start = body["startFrom"]
+    if created and start["position"] == "Timestamp" and start["timestamp"] is None:
+        start["timestamp"] = (datetime.fromisoformat(created) - BEFORE_IT_WAS_MADE).isoformat().replace("+00:00", "Z")
+    return json.dumps(
+        {"schema": SCHEMA, "group": spec.group or name, "drainTimeout": float(drain_timeout), **body},
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+
+
+def read_settings(text: str | bytes) -> Settings:
+    """Read what `write_settings` wrote; fields of a later operator are passed over, all else is a sentence."""
+    try:
+        body = msgspec.json.decode(text)
+        schema = body.get("schema") if isinstance(body, dict) else None
+        if schema == SCHEMA:
+            return msgspec.convert(_known(body, Settings), Settings, dec_hook=_seconds)
+        why = f"its schema is {schema}, and {SCHEMA} is read"
+    except (ValueError, RecursionError) as error:  # msgspec's errors are such too
+        why = plain(str(error))
+    raise ValueError(f"The settings in group.json cannot be read: {why}")
+
+
+def drain(text: str) -> float:
+    """Return the drain timeout that settings tell: it stays while the policy cannot be read."""
+    try:
+        return float(json.loads(text)["drainTimeout"])
+    except (ValueError, KeyError, TypeError):
+        return float(Seconds(30))
+
+
+def _known(value: Any, kind: Any) -> Any:
+    """Leave out fields that this version does not know; a spec's own blocks refuse them."""
+    kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # what is annotated
+    kinds = [kind, *get_args(kind)]
+    if isinstance(value, list):
+        return [_known(it, kinds[-1]) for it in value]
+    struct = next((it for it in kinds if isinstance(it, type) and issubclass(it, Struct)), None)
+    if struct is None or not isinstance(value, dict):
+        return value
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    return {name: _known(it, fields[name]) for name, it in value.items() if name in fields}
+
+
+def _seconds(kind: type[Any], value: object) -> object:
+    if kind is Seconds and isinstance(value, int | float) and value > 0:
+        return Seconds(value)
+    raise ValueError(f"{value!r} is no number of seconds")
+
+
+def _camel(field: str) -> str:
+    first, *others = field.split("_")
+    return first + "".join(map(str.capitalize, others))

@@ -1,0 +1,256 @@
+"""`rota sidecar`: a member on a laptop, as a process beside an app."""
+
+import asyncio
+import json
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from ground.poll import answers, soon
+from ground.rocketmq import RocketMQ
+from rota.brokers import BrokerError
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import Cluster
+from sidecar.in_memory import App, Event, port_of, well
+
+GROUP = """
+apiVersion: rota.dev/v1alpha1
+kind: ConsumerGroup
+metadata: {name: shop}
+spec:
+  broker: {rocketmq: {nameServers: ["nowhere.invalid:9876"]}}
+  subscriptions: [{topic: orders}, {topic: bills}]
+"""
+
+
+def a_port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Command:
+    """The process, and where it answers."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, app: App) -> None:
+        self.process, self.port, self.app = process, port, app
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(text.encode())
+
+    async def did(self, *bodies: str) -> None:
+        async def so() -> bool:
+            return sorted(self.app.done) == sorted(bodies)
+
+        await soon(so)
+
+    async def ready(self) -> None:
+        await soon(lambda: asyncio.to_thread(answers, f"http://127.0.0.1:{self.port}/readyz"))
+
+    async def end(self, number: int = signal.SIGINT) -> tuple[int, str]:
+        """End it; return its exit code and what it said."""
+        self.process.send_signal(number)
+        assert self.process.stderr
+        told = await self.process.stderr.read()
+        return await self.process.wait(), told.decode()
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "rota.cli", "sidecar", *arguments]
+    return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+@asynccontextmanager
+async def a_command(folder: Path, manifest: str = GROUP, *arguments: str) -> AsyncIterator[Command]:
+    """Start one beside an app."""
+    (folder / "group.yaml").write_text(manifest)
+    app, port = App(well), a_port()
+    serving = await app.serve()
+    asked = ["--group", str(folder / "group.yaml"), "--port", str(port), "--app-port", str(port_of(serving))]
+    process = await start(*asked, *arguments)
+    try:
+        yield Command(process, port, app)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+        await serving.cleanup()
+
+
+async def test_a_line_is_a_message_that_the_app_gets(tmp_path: Path) -> None:
+    async with a_command(tmp_path) as command:
+        command.say("orders first\nbills  a second one \n\n")
+        await command.did("first", "a second one")
+        command.say("orders third\nbil")
+        await command.did("first", "a second one", "third")
+        command.say("ls fourth\n")
+        await command.did("first", "a second one", "third", "fourth")
+        await command.ready()
+        code, told = await command.end()
+        assert code == 0
+        assert "Lines `TOPIC BODY` are sent, to orders, bills; Ctrl-C ends." in told
+        assert "Traceback" not in told
+
+
+async def test_what_cannot_be_sent_is_a_sentence_and_it_goes_on(tmp_path: Path) -> None:
+    async with a_command(tmp_path, GROUP, "--broker", "memory") as command:
+        command.say("payments one\norders\norders two\n")
+        await command.did("two")
+        _, told = await command.end(signal.SIGTERM)
+        assert "There is no topic payments; write TOPIC BODY" in told
+        assert "has no body; write TOPIC BODY" in told
+
+
+async def test_where_nobody_writes_any_more_it_just_goes_on(tmp_path: Path) -> None:
+    async with a_command(tmp_path) as command:
+        command.say("orders the last")
+        assert command.process.stdin
+        command.process.stdin.close()
+        await command.did("the last")
+        await command.ready()
+        assert (await command.end())[0] == 0
+
+
+async def test_a_message_that_failed_comes_again_by_the_retry_queue(tmp_path: Path) -> None:
+    async def once(event: Event) -> int:
+        return 500 if event.attempt == 1 else 204
+
+    async with a_command(tmp_path) as command:
+        command.app.answer = once
+        command.say("orders first\n")
+        await command.did("first")
+        assert [it.attempt for it in command.app.heard] == [1, 2]
+
+
+async def test_who_does_not_want_to_wait_for_the_app_ends_it_a_second_time(tmp_path: Path) -> None:
+    async def never(_: Event) -> int:
+        await asyncio.Event().wait()
+        return 204
+
+    async with a_command(tmp_path) as command:
+        command.app.answer = never
+        command.say("orders first\n")
+
+        async def state(wanted: str) -> bool:
+            return wanted in await asyncio.to_thread(report, command.port)
+
+        await soon(lambda: state('"inflight":1'))
+        command.process.send_signal(signal.SIGINT)
+        await soon(lambda: state('"state":"draining"'))
+        code, told = await command.end()
+        assert code == 130
+        assert "Traceback" not in told
+
+
+def report(port: int) -> str:
+    """Return what it answers, the head too; nothing while it does not answer."""
+    with suppress(ConnectionError), closing(socket.create_connection(("127.0.0.1", port))) as asking:
+        asking.sendall(b"GET /v1/report HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: asking.recv(65536), b"")).decode()
+    return ""
+
+
+@pytest.mark.parametrize("model", ["Clustering", "Broadcasting"])
+async def test_the_member_has_every_queue(tmp_path: Path, model: str) -> None:
+    async with a_command(tmp_path, GROUP + f"  messageModel: {model}\n") as command:
+        await command.ready()
+        wanted = {"orders": {"memory": "0-3"}, "bills": {"memory": "0-3"}}
+        if model == "Clustering":
+            wanted["%RETRY%shop"] = {"memory": "0"}
+
+        async def so() -> bool:
+            text = (await asyncio.to_thread(report, command.port)).partition("\r\n\r\n")[2]
+            return bool(text and json.loads(text)["held"] == wanted)
+
+        await soon(so)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "arguments", "told"),
+    [
+        ("{", [], "group.yaml is no YAML, line 1; give a file with a ConsumerGroup"),
+        ("", [], "group.yaml holds 0 ConsumerGroups; give it exactly one"),
+        (GROUP.replace("topic: orders", "topic: 'no topic'"), [], "spec.subscriptions[0].topic"),
+        (GROUP.replace("{name: shop}", "{}"), [], "group.yaml has no metadata.name; give it one"),
+        (GROUP, ["--policy", "steady"], "holds 0 RebalancePolicies named steady, which --policy asks for"),
+        (GROUP, ["--broker", "nowhere"], "--broker nowhere is neither memory nor the address of a name server"),
+        (GROUP, ["--port", "0"], "Invalid value for '--port'"),
+    ],
+)
+async def test_a_mistake_is_one_sentence(tmp_path: Path, manifest: str, arguments: list[str], told: str) -> None:
+    async with a_command(tmp_path, manifest, *arguments) as command:
+        _, errors = await command.process.communicate()
+        assert command.process.returncode == 2
+        assert told in errors.decode()
+        assert "Traceback" not in errors.decode()
+
+
+async def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    process = await start("--group", str(tmp_path / "none.yaml"))
+    _, errors = await process.communicate()
+    assert (process.returncode, errors.decode()) == (
+        2,
+        f"rota: {tmp_path}/none.yaml cannot be read: No such file or directory\n",
+    )
+
+
+async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with a_command(tmp_path, GROUP, "--port", str(port)) as command:
+            _, errors = await command.process.communicate()
+            assert command.process.returncode == 2
+            last = errors.decode().splitlines()[-1]
+            assert last == f"rota: Nothing can be answered at 127.0.0.1, port {port}: Address already in use"
+            assert "Traceback" not in errors.decode()
+
+
+async def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    async with a_command(tmp_path) as command:
+        await command.ready()
+        assert len([*temporary.iterdir()]) == 1
+        await command.end()
+        assert [*temporary.iterdir()] == []
+
+
+async def test_a_real_broker_is_found_by_its_name_server_and_topics_that_come_later_are_worked_too(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    topics = [f"{name}-{secrets.token_hex(3)}" for name in ("orders", "bills")]
+    rocketmq.create_topic(topics[0], 2)
+    manifest = GROUP.replace("topic: orders", f"topic: {topics[0]}").replace("topic: bills", f"topic: {topics[1]}")
+    manifest = manifest.replace("shop", f"shop-{secrets.token_hex(3)}") + "  startFrom: {position: Earliest}\n"
+    cluster = Cluster(Site([rocketmq.name_server]))
+    async with a_command(tmp_path, manifest, "--broker", rocketmq.name_server) as command:
+        for queue in await cluster.queues(topics[0]):
+            await cluster.send(topics[0], f"order {queue.id}".encode(), queue=queue)
+        await command.did("order 0", "order 1")
+        rocketmq.create_topic(topics[1], 1)
+        await soon(lambda: sent(cluster, topics[1], b"bill"))
+        await command.did("order 0", "order 1", "bill")
+        code, told = await command.end()
+        assert code == 0
+        assert f"There is no topic {topics[1]} yet" in told
+    await cluster.close()
+
+
+async def sent(cluster: Cluster, topic: str, body: bytes) -> bool:
+    """Send, once the name server knows the topic."""
+    try:
+        await cluster.send(topic, body)
+    except BrokerError:
+        return False
+    return True

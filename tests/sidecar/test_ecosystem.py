@@ -1,0 +1,51 @@
+"""A sidecar as RocketMQ's own admin tool sees it: a consumer like any other."""
+
+import asyncio
+from pathlib import Path
+
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import a_fleet
+
+
+async def test_the_admin_tool_sees_sidecars_as_consumers_like_any_other(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+
+        async def admin(command: str, *arguments: str) -> str:
+            return await asyncio.to_thread(rocketmq.mqadmin, command, "-g", fleet.group, *arguments)
+
+        one, other = await fleet.add("a"), await fleet.add("b")
+        ids = {one.client_id, other.client_id}
+        await fleet.give(a=[*fleet.queues[:3], fleet.retry], b=fleet.queues[3:])
+        await fleet.send(40)
+        await fleet.all_done()
+        await fleet.all_committed()
+
+        printed = await admin("consumerConnection")
+        rows = {line.split()[0]: line.split() for line in printed.splitlines() if "@" in line}
+        assert rows.keys() == ids
+        assert {row[2] for row in rows.values()} == {"PYTHON"}
+        assert f"{fleet.topic} " in printed
+        for told in ("CONSUME_PASSIVELY", "CLUSTERING"):
+            assert told in printed
+
+        async def shown() -> bool:
+            printed = await admin("consumerProgress", "-s", "true")
+            lines = [line.split() for line in printed.splitlines() if line.startswith(f"{fleet.topic} ")]
+            who = {int(line[2]): line[5] for line in lines}
+            owners = {queue.id: pod.address for queue in fleet.queues for pod in [fleet.pods[fleet.owners[queue]]]}
+            return who == owners and "Consume Diff Total: 0" in printed
+
+        await soon(shown, 60)
+        printed = await admin("consumerStatus")
+        assert all(it in printed for it in ids)
+        assert "Same subscription in the same group of consumer" in printed
+        printed = await admin("consumerStatus", "-i", one.client_id)
+        rows = {line.split()[2]: line.split() for line in printed.splitlines() if line.startswith(f"{fleet.topic} ")}
+        assert rows.keys() >= {str(queue.id) for queue in fleet.queues[:3]}, printed
+        assert "PROP_CONSUMER_START_TIMESTAMP" in printed
+
+        assert await one.terminate() == 0
+        printed = await admin("consumerConnection")
+        assert [line.split()[0] for line in printed.splitlines() if "@" in line] == [other.client_id]
+        await fleet.check()

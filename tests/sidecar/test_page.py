@@ -1,0 +1,216 @@
+"""What a sidecar answers on the pod's address."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rota.brokers.memory import BROKER, NAME_SERVER, Memory
+from rota.documents import read_report
+from rota.model import Queue
+from rota.sidecar import health
+from rota.sidecar.page import Page
+from sidecar.in_memory import TOPIC, UID, Event, a_member
+
+FIRST = Queue(TOPIC, BROKER, 0)
+
+
+async def test_the_report_is_what_the_operator_reads(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        queues = await member.queues()
+        await member.obeys(queues)
+        status, text = await member.ask("/v1/report")
+        assert status == 200
+        report = read_report(text)
+        assert (report.member, report.uid, report.generation, report.state) == ("a", UID, 1, "serving")
+        assert report.working == frozenset(queues)
+        await member.send("1", queue=2)
+        await member.did("1")
+        found = await member.until(lambda it: it.queues[2].pulled == 1 and not it.inflight)
+        assert [(it.topic, it.broker, it.id) for it in found.queues] == queues
+        assert found.troubles == {}
+
+
+async def test_who_knows_the_report_waits_until_it_has_another_revision(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        known = (await member.obeys([FIRST])).revision
+        asking = asyncio.create_task(member.ask(f"/v1/report?after={known}&wait=30s"))
+        _, at_once = await member.ask(f"/v1/report?after={known}&wait=0s")
+        assert json.loads(at_once)["revision"] == known
+        assert not asking.done()
+        member.show([FIRST])
+        report = read_report((await asking)[1])
+        assert (report.generation, report.revision > known) == (2, True)
+
+
+@pytest.mark.parametrize("after", ["", "0", "999999", "999999999999999999"])
+async def test_who_knows_another_report_or_none_is_answered_at_once(tmp_path: Path, after: str) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        async with asyncio.timeout(10):
+            assert (await member.ask(f"/v1/report?after={after}&wait=30s"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["after=x", "after=-1", "after=1.5", "after=%D9%A1", f"after={'9' * 5000}", "after=1&wait=soon", "wait=10"],
+)
+async def test_what_cannot_be_meant_is_a_sentence(tmp_path: Path, query: str) -> None:
+    async with a_member(tmp_path) as member:
+        told = 400, "after is a revision, wait a duration such as 10s\n"
+        assert await member.ask(f"/v1/report?{query}") == told
+
+
+# Drains.
+
+
+async def test_a_drain_answers_when_everything_is_given_back_and_may_be_asked_for_twice(tmp_path: Path) -> None:
+    at_work, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Event) -> int:
+        at_work.set()
+        await goes_on.wait()
+        return 204
+
+    async with a_member(tmp_path) as member:
+        member.app.answer = slow
+        await member.obeys([FIRST])
+        await member.send("1", "2", queue=0)
+        await at_work.wait()
+        asking = [asyncio.create_task(member.ask("/v1/drain")) for _ in range(2)]
+        report = await member.until(lambda it: it.state == "draining")
+        assert (report.held, report.working, report.final) == ({}, frozenset({FIRST}), False)
+        assert not any(it.done() for it in asking)
+        goes_on.set()
+        assert [await it for it in asking] == [(200, "drained\n")] * 2
+        report = await member.report()
+        assert (report.state, report.working, report.inflight) == ("drained", frozenset(), 0)
+        assert member.offset(0) == len(member.app.done)
+        assert await member.ask("/v1/drain") == (200, "drained\n")
+
+
+async def test_a_drain_goes_on_to_its_end_also_if_who_asked_does_not_wait(tmp_path: Path) -> None:
+    goes_on = asyncio.Event()
+
+    async def slow(_: Event) -> int:
+        await goes_on.wait()
+        return 204
+
+    async with a_member(tmp_path) as member:
+        member.app.answer = slow
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+        await member.until(lambda it: it.inflight == 1)
+        asking = asyncio.create_task(member.ask("/v1/drain"))
+        await member.until(lambda it: it.state == "draining")
+        asking.cancel()
+        goes_on.set()
+        await member.until(lambda it: it.state == "drained")
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", "7", '"uid-a"', '{"uid":"uid-b"}', '{"uid":null}', '{"name":"a"}'])
+async def test_a_final_drain_is_for_who_knows_the_uid(tmp_path: Path, body: str) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        assert await member.ask("/v1/drain", "POST", body) == (403, "a final drain names the uid of the pod\n")
+        report = await member.report()
+        assert (report.state, report.working) == ("serving", frozenset({FIRST}))
+
+
+async def test_a_final_drain_is_for_good_also_for_the_next_process_of_the_pod(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        for _ in range(2):
+            assert await member.ask("/v1/drain", "POST", json.dumps({"uid": UID})) == (200, "drained for good\n")
+        member.show([FIRST])
+        report = await member.until(lambda it: it.generation == 2)
+        assert (report.final, report.state, report.working) == (True, "drained", frozenset())
+        await member.end()
+        await member.start()
+        report = await member.until(lambda it: it.generation == 2)
+        assert (report.final, report.state, report.working) == (True, "drained", frozenset())
+        member.show([FIRST])
+        report = await member.until(lambda it: it.generation == 3)
+        assert (report.final, report.working) == (True, frozenset())
+
+
+# Probes.
+
+
+async def test_a_member_is_ready_once_it_has_joined_its_group(tmp_path: Path) -> None:
+    memory = Memory()
+    async with a_member(tmp_path, memory) as member:
+        assert await member.ask("/readyz") == (503, "the member has not joined its group\n")
+        memory.down(NAME_SERVER)
+        member.show([FIRST])
+        report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
+        assert report.generation == 1, "it obeys all the same"
+        assert await member.ask("/readyz") == (503, "the member is not known to the brokers of shop yet\n")
+        assert await member.ask("/healthz") == (200, "lives\n")
+        memory.up(NAME_SERVER)
+        await member.until(lambda it: not it.troubles)
+        assert await member.ask("/readyz") == (200, "ready\n")
+
+
+async def test_a_member_is_not_ready_while_no_broker_of_its_queues_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "UNREACHABLE", 0.2)
+    memory = Memory((BROKER, "other"))
+    await memory.create_topic(TOPIC, "other", 1)
+    async with a_member(tmp_path, memory) as member:
+        await member.obeys([FIRST, Queue(TOPIC, "other", 0)])
+        memory.down(BROKER)
+        report = await member.until(lambda it: it.brokers.get(BROKER) is False)
+        assert report.brokers.get("other", True)
+        assert await member.ready(), "one of the two answers"
+        memory.down("other")
+        await member.until(lambda it: it.brokers == {BROKER: False, "other": False})
+        assert await member.ask("/readyz") == (503, "no answer from memory, other\n")
+        assert await member.ask("/healthz") == (200, "lives\n")
+        for broker in (BROKER, "other"):
+            memory.up(broker)
+        await member.until(lambda it: it.brokers == {BROKER: True, "other": True})
+        assert await member.ready()
+
+
+async def test_a_broker_that_it_does_not_read_from_any_more_is_not_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "UNREACHABLE", 0.2)
+    memory = Memory((BROKER, "other"))
+    await memory.create_topic(TOPIC, "other", 1)
+    async with a_member(tmp_path, memory) as member:
+        other = Queue(TOPIC, "other", 0)
+        await member.send("1", queue=0)
+        await member.obeys([FIRST, other])
+        memory.down("other")
+        await member.until(lambda it: it.brokers.get("other") is False)
+        member.drain_timeout = 0.5
+        member.show([FIRST])
+        await member.until(lambda it: it.brokers == {BROKER: True})
+
+
+async def test_metrics_tell_what_was_done(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        await member.send("1", "2", queue=0)
+        await member.did("1", "2")
+        await member.until(lambda it: it.inflight == 0)
+        _, text = await member.ask("/metrics")
+        told = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert told['rota_sidecar_messages_total{topic="orders",outcome="done"}'] == "2"
+        assert told["rota_sidecar_generation"] == "1"
+        assert told["rota_sidecar_inflight"] == "0"
+        assert told["rota_sidecar_delivery_duration_seconds_count"] == "2"
+        assert told["rota_sidecar_redelivered_total"] == "0"
+
+
+async def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        port = member.url.rpartition(":")[2]
+        with pytest.raises(
+            ValueError, match=rf"^Nothing can be answered at 127\.0\.0\.1, port {port}: Address already"
+        ):
+            await Page(member.sidecar).serve("127.0.0.1", int(port))

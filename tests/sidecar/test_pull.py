@@ -1,0 +1,442 @@
+"""An app that asks for its messages: real HTTP, a sidecar in this process, a cluster in memory."""
+
+import asyncio
+import json
+import socket
+from base64 import b64decode
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientResponse, ClientSession
+
+from ground.instance import Instance
+from ground.poll import soon
+from rota.brokers.memory import BROKER
+from rota.sidecar import assignments, endings, pull, shell
+from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, Member, a_member
+
+BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have offsets committed more often than it would be good for a broker."""
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.05)
+
+
+def bodies(messages: list[Handed]) -> list[str]:
+    return [b64decode(it["bodyBase64"]).decode() for it in messages]
+
+
+# What is handed out.
+
+
+async def test_a_message_comes_with_all_that_is_known_of_it(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path, queues=2) as member:
+        await member.send("ä", queue=1, TAGS="paid", KEYS="k1 k2", colour="red", UNIQ_KEY="U1")
+        [message] = await member.get()
+        told = {"TAGS": "paid", "KEYS": "k1 k2", "colour": "red", "UNIQ_KEY": "U1"}
+        assert message.pop("id")
+        assert bodies([message]) == ["ä"]
+        assert message.pop("bodyBase64")
+        assert message == {
+            "topic": "orders",
+            "broker": BROKER,
+            "queue": 1,
+            "offset": 0,
+            "attempt": 1,
+            "tag": "paid",
+            "keys": "k1 k2",
+            "properties": told,
+        }
+
+
+async def test_queues_take_turns(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path, queues=3) as member:
+        await member.send(*map(str, range(30)), queue=0)
+        await member.send("a", "b", queue=1)
+        await member.send("x", "y", queue=2)
+        await member.fetched(34)
+        answers = [await member.get(2) for _ in range(3)]
+        assert [len(answer) for answer in answers] == [2, 2, 2]
+        assert {it["queue"] for answer in answers for it in answer} == {0, 1, 2}
+
+
+async def test_an_answer_is_filled_from_several_queues(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path, queues=3) as member:
+        for number in range(3):
+            await member.send("a", "b", queue=number)
+        await member.fetched(6)
+        assert Counter(it["queue"] for it in await member.get(5)).total() == 5
+        assert len(await member.get(5)) == 1
+
+
+async def test_large_messages_make_short_answers(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send(*["x" * (1 << 20)] * 12)
+        await member.fetched(12)
+        assert 7 <= len(await member.get(32)) <= 9
+        assert 3 <= len(await member.get(32)) <= 5
+
+
+async def test_who_waits_is_answered_when_something_comes(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        waiting = [asyncio.create_task(member.get(1, "30s")) for _ in range(2)]
+        await member.send("a", "b")
+        assert sorted(bodies([it for answer in await asyncio.gather(*waiting) for it in answer])) == ["a", "b"]
+
+
+async def test_who_waits_in_vain_gets_an_empty_list(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        assert await member.get(wait="0s") == await member.get(wait="50ms") == []
+
+
+async def test_who_went_away_while_waiting_takes_nothing_along(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        waiting = [asyncio.create_task(member.get(wait="30s")) for _ in range(3)]
+        await member.get(wait="50ms")  # they are there by now
+        for it in waiting:
+            it.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await member.send("a")
+        [message] = await member.get_all(1)
+        assert message["attempt"] == 1
+
+
+async def test_who_goes_away_before_the_answer_is_written_gives_it_back(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send(*["x" * (1 << 20)] * 7)
+        await member.fetched(7)
+        reader, writer = await asyncio.open_connection(member.address, pull.PORT, limit=1024)
+        writer.write(b"GET /v1/messages?max=7 HTTP/1.1\r\nhost: it\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert (await member.report()).inflight == 7
+        writer.transport.abort()
+        messages = await member.get_all(7)
+        assert {it["attempt"] for it in messages} == {1}
+        assert await member.ack(*messages) == []
+        await member.committed(0, 7)
+
+
+# What is said of it.
+
+
+async def test_what_is_acknowledged_is_committed_in_any_order(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send("a", "b", "c")
+        a, b, c = await member.get_all(3)
+        assert await member.ack(c, a) == []
+        await member.committed(0, 1)
+        assert await member.ack(b) == []
+        await member.committed(0, 3)
+        assert await member.counted('messages_total{topic="orders",outcome="done"}') == 3
+
+
+async def test_an_id_counts_once(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send("a", "b")
+        a, b = await member.get_all(2)
+        assert await member.ack(a, a) == [a["id"]]
+        assert await member.nack(a) == [a["id"]]
+        assert await member.ack({"id": "never seen"}, b) == ["never seen"]
+
+
+async def test_what_is_refused_comes_again_later_and_is_dead_after_its_last_attempt(
+    instance: Instance, tmp_path: Path
+) -> None:
+    async with a_member(instance, tmp_path, delivery=UNHURRIED | {"retry": {"maxAttempts": 2}}) as member:
+        await member.send("a", UNIQ_KEY="U1")
+        [first] = await member.get_all(1)
+        assert await member.nack(first) == []
+        await member.committed(0, 1)
+        await member.turn(10)
+        [second] = await member.get_all(1)
+        assert (second["attempt"], second["topic"], second["queue"]) == (2, "orders", 0)
+        assert second["id"] != first["id"]
+        assert await member.ack(first) == [first["id"]]
+        assert await member.nack(second) == []
+        [dead] = await member.holds(DEAD)
+        assert dead.body == b"a"
+        assert await member.counted('messages_total{topic="orders",outcome="later"}') == 1
+        assert await member.counted('messages_total{topic="orders",outcome="dead"}') == 1
+        assert await member.counted("redelivered_total") == 1
+
+
+async def test_what_is_neither_acknowledged_nor_refused_in_time_comes_again(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path, delivery=BRISK) as member:
+        await member.send("a", "b", UNIQ_KEY="U1")
+        messages = await member.get_all(2)
+        await member.committed(0, 2)
+        assert await member.ack(*messages) == [it["id"] for it in messages]
+        assert await member.counted('messages_total{topic="orders",outcome="expired"}') == 2
+        member.settings["delivery"] = UNHURRIED
+        await member.obeys(member.everything)
+        await member.turn(10)
+        again = await member.get_all(2)
+        assert [it["attempt"] for it in again] == [2, 2]
+        assert await member.ack(*again) == []
+
+
+async def test_a_shorter_time_out_holds_for_what_is_open_already(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send("a")
+        [message] = await member.get_all(1)
+        member.settings["delivery"] = BRISK
+        await member.obeys(member.everything)
+        await member.committed(0, 1)
+        assert await member.ack(message) == [message["id"]]
+
+
+async def test_what_the_broker_does_not_take_back_is_handed_out_again_here(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.05)
+    async with a_member(instance, tmp_path) as member:
+        await member.send("a")
+        [first] = await member.get_all(1)
+        member.memory.down(BROKER)
+        await member.nack(first)
+        [second] = await member.get_all(1)
+        assert second["attempt"] == 1
+        assert second["id"] != first["id"]
+        member.memory.up(BROKER)
+        assert await member.ack(second) == []
+        await member.committed(0, 1)
+
+
+async def test_broadcasting_knows_no_second_attempt(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path, messageModel="Broadcasting") as member:
+        await member.send("a", "b")
+        a, _ = await member.get_all(2)
+        await member.nack(a)
+        member.settings["delivery"] = BRISK
+        await member.obeys(member.everything)
+        await member.fetched(0)
+        assert DEAD.topic not in member.memory._topics
+        assert await member.memory.log(RETRIES) == []
+
+
+# Drains.
+
+
+async def test_a_drain_waits_for_what_is_open(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        member.drain_timeout = 60.0
+        await member.obeys(member.everything)
+        await member.send("a")
+        [message] = await member.get_all(1)
+        await member.send("b")
+        await member.fetched(2)
+        draining = asyncio.create_task(member.ask("/v1/drain"))
+
+        async def begun() -> bool:
+            return (await member.report()).state == "draining"
+
+        await soon(begun)
+        assert await member.get(wait="50ms") == []
+        assert not draining.done()
+        assert await member.ack(message) == []
+        assert await draining == "drained\n"
+        await member.committed(0, 1)
+
+
+async def test_a_queue_that_is_taken_away_keeps_what_is_open_until_it_is_cut(
+    instance: Instance, tmp_path: Path
+) -> None:
+    async with a_member(instance, tmp_path, queues=2) as member:
+        await member.send("a", queue=0)
+        await member.send("b", queue=1)
+        messages = sorted(await member.get_all(2), key=lambda it: str(it["queue"]))
+        member.drain_timeout = 60.0
+        member.show([])
+
+        async def revoked() -> bool:
+            return not (await member.report()).held
+
+        await soon(revoked)
+        assert await member.ack(messages[0]) == []
+        await member.committed(0, 1)
+        assert (await member.report()).releasing == {"orders": {BROKER: "1"}}
+        member.drain_timeout = 0.01
+        await member.obeys(member.everything)
+        await member.obeys([])  # and now it is cut
+        assert await member.ack(messages[1]) == [messages[1]["id"]]
+        assert await member.counted('messages_total{topic="orders",outcome="cut"}') == 1
+        await member.obeys(member.everything)
+        [again] = await member.get_all(1)
+        assert (bodies([again]), again["attempt"]) == (["b"], 1)
+        assert await member.ack(again) == []
+
+
+async def test_a_queue_that_was_away_while_nobody_asked_is_handed_out_anew(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send("a")
+        await member.fetched(1)
+        await member.obeys([])
+        await member.obeys(member.everything)
+        await member.fetched(1)
+        assert bodies(await member.get(wait="0s")) == ["a"]
+
+
+async def drained(member: Member) -> None:
+    """Have it drain for an app that has one connection, and sends something meanwhile."""
+    await member.get(wait="0s")
+    assert await member.ask("/v1/drain") == "drained\n"
+    await member.send("a")
+
+
+async def test_an_app_is_back_when_it_asks_by_a_new_connection(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "GOES", 0.0)
+    async with a_member(instance, tmp_path) as member, ClientSession() as anew:
+        await drained(member)
+        assert await member.get(wait="500ms") == []
+        assert (await member.report()).state == "drained"
+        assert bodies(await member.get(wait="30s", session=anew)) == ["a"]
+        assert (await member.report()).state == "serving"
+
+
+async def test_an_app_without_lasting_connections_is_not_back_as_long_as_it_may_be_the_old_one(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "GOES", 1000.0)
+    monkeypatch.setattr(pull, "NEVER_GOES", 2000.0)
+    async with a_member(instance, tmp_path) as member, ClientSession() as anew:
+        await drained(member)
+        assert await member.get(wait="500ms", session=anew) == []
+        assert (await member.report()).state == "drained"
+
+
+async def test_an_app_that_never_went_is_served_again(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "NEVER_GOES", 0.3)
+    async with a_member(instance, tmp_path) as member:
+        await drained(member)
+        assert bodies(await member.get_all(1)) == ["a"]
+
+
+# Which queues it has.
+
+
+async def event(stream: ClientResponse) -> tuple[str, dict[str, object]]:
+    """Read the next event."""
+    name = (await stream.content.readline()).decode().removeprefix("event: ").strip()
+    data = json.loads((await stream.content.readline()).removeprefix(b"data: "))
+    assert await stream.content.readline() == b"\n"
+    return name, data
+
+
+async def test_the_app_hears_which_queues_it_has(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path, queues=4) as member:
+        stream = await member.session.get(f"{member.app}/v1/assignments")
+        assert stream.content_type == "text/event-stream"
+        everything = {RETRIES.topic: {BROKER: "0"}, "orders": {BROKER: "0-3"}}
+        assert await event(stream) == ("assigned", {"queues": everything, "generation": 1})
+        await member.obeys([*member.queues[:2], RETRIES])
+        assert await event(stream) == ("revoked", {"queues": {"orders": {BROKER: "2-3"}}, "generation": 2})
+        await member.obeys([*member.queues[:2], RETRIES])  # another generation, the same queues
+        await member.obeys(member.queues[1:4])
+        revoked = {RETRIES.topic: {BROKER: "0"}, "orders": {BROKER: "0"}}
+        assert await event(stream) == ("revoked", {"queues": revoked, "generation": 4})
+        assert await event(stream) == ("assigned", {"queues": {"orders": {BROKER: "2-3"}}, "generation": 4})
+        member.ending.set()
+        assert await event(stream) == ("revoked", {"queues": {"orders": {BROKER: "1-3"}}, "generation": 4})
+        assert await stream.content.read() == b""
+
+
+async def test_a_stream_on_which_nothing_is_told_is_kept_alive(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignments, "KEEP_ALIVE", 0.05)
+    async with a_member(instance, tmp_path) as member:
+        stream = await member.session.get(f"{member.app}/v1/assignments")
+        await event(stream)
+        assert (await stream.content.readline()).startswith(b":")
+        stream.close()
+
+
+# Mistakes, and modes.
+
+
+@pytest.mark.parametrize(
+    "asked", ["max=0", "max=1001", "max=x", "max=-1", "max=", "wait=10", "wait=x", "max=" + "9" * 5000]
+)
+async def test_a_bad_question_is_answered_with_a_sentence(instance: Instance, tmp_path: Path, asked: str) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send("a")
+        async with member.session.get(f"{member.app}/v1/messages?{asked}") as answer:
+            assert answer.status == 400
+            assert await answer.text() == "max is a number from 1 to 1000, wait a duration such as 10s\n"
+        assert len(await member.get_all(1)) == 1
+
+
+@pytest.mark.parametrize("told", ["", "x", "[]", "{}", '{"ids": "a"}', '{"ids": [1]}', "\udcff"])
+@pytest.mark.parametrize("where", ["acks", "nacks"])
+async def test_a_bad_word_is_answered_with_a_sentence(
+    instance: Instance, tmp_path: Path, where: str, told: str
+) -> None:
+    async with a_member(instance, tmp_path) as member:
+        body = told.encode(errors="surrogateescape")
+        async with member.session.post(f"{member.app}/v1/{where}", data=body) as answer:
+            assert answer.status == 400
+            assert (await answer.text()).startswith('The body is to be {"ids": [...]}, with ids of messages: ')
+
+
+async def test_to_ask_whether_one_may_ask_takes_nothing(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path) as member:
+        await member.send("a")
+        await member.fetched(1)
+        async with member.session.head(f"{member.app}/v1/messages") as answer:
+            assert answer.status == 405
+        assert len(await member.get(wait="0s")) == 1
+
+
+async def test_a_mode_is_changed_on_the_way_and_a_port_that_is_taken_is_told(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "OPEN_AGAIN", 0.05)
+    async with a_member(instance, tmp_path, delivery={"mode": "Push", "push": {"port": 1}}) as member:
+        await member.send("a")
+        with socket.create_server((member.address, pull.PORT)):
+            member.settings["delivery"] = UNHURRIED
+            member.show(member.everything)
+
+            async def told() -> str | None:
+                return (await member.report()).troubles.get(pull.NOT_OPEN)
+
+            assert (
+                await soon(told)
+                == f"Nothing can be answered at {member.address}, port {pull.PORT}: Address already in use"
+            )
+        await member.answers()
+        assert (await member.report()).troubles == {}
+        assert bodies(await member.get_all(1)) == ["a"]
+        member.settings["delivery"] = {"mode": "Push", "push": {"port": 1}}
+        member.drain_timeout = 0.01
+        member.show(member.everything)
+
+        async def closed() -> bool:
+            with suppress(OSError):
+                socket.create_connection((member.address, pull.PORT), 1).close()
+                return False
+            return True
+
+        await soon(closed)
+
+
+async def test_an_app_that_is_waited_for_may_come_back_with_another_mode(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "GOES", 0.0)
+    async with a_member(instance, tmp_path, delivery={"mode": "Push", "push": {"port": 1}}) as member:
+        await member.send("a")
+        assert await member.ask("/v1/drain") == "drained\n"
+        member.settings["delivery"] = UNHURRIED
+        member.show(member.everything)
+        await member.answers()
+        async with ClientSession() as anew:
+            assert bodies(await member.get(wait="30s", session=anew)) == ["a"]

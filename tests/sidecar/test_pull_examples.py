@@ -1,0 +1,57 @@
+"""The apps that the page about Pull shows: each is run, and does what it says."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ground.instance import Instance
+from rota.sidecar import pull, shell
+from sidecar.in_process import a_member
+
+DOCS = Path(__file__).parents[2] / "docs"
+APPS = DOCS / "examples" / "apps"
+COMMANDS = {
+    "python": ("python3", "app.py"),
+    "go": ("go", "run", "app.go"),
+    "java": ("java", "App.java"),
+    "javascript": ("node", "app.mjs"),
+}
+
+
+@pytest.mark.parametrize("language", COMMANDS)
+async def test_an_app_works_every_message_and_acknowledges_it(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    program, *arguments = COMMANDS[language]
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.05)
+    async with a_member(instance, tmp_path, queues=2) as member:
+        for number in range(2):
+            await member.send(*(f"{number}/{it} é" for it in range(40)), queue=number)
+        app = await asyncio.create_subprocess_exec(
+            program,
+            *arguments,
+            cwd=APPS / language,
+            env=os.environ | {"ROTA": f"{member.address}:{pull.PORT}"},
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert app.stdout
+        try:
+            lines = {(await app.stdout.readline()).decode() for _ in range(80)}
+            assert lines == {f"orders 1 {number}/{it} é\n" for number in range(2) for it in range(40)}
+            for number in range(2):
+                await member.committed(number, 40)
+        finally:
+            os.killpg(app.pid, 9)  # `go run` has a child
+            await app.communicate()
+        assert await member.counted('messages_total{topic="orders",outcome="done"}') == 80
+
+
+def test_the_page_shows_the_app_as_it_is_run() -> None:
+    assert (APPS / "python" / "app.py").read_text() in (DOCS / "pull.md").read_text()
+    assert sorted(it.name for it in APPS.iterdir()) == sorted(COMMANDS)

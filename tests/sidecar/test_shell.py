@@ -1,0 +1,568 @@
+"""What a member makes of its documents, settings and disk, and where and how it delivers, at a cluster in memory."""
+
+import asyncio
+import errno
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import a_spec
+from ground.poll import soon
+from rota.brokers import Consumer, Membership, Unreachable
+from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.documents import Share
+from rota.model import Queue
+from rota.sidecar import endings, push, shell, sources
+from rota.sidecar.notes import Notes, Offsets
+from rota.spec.resolved import write_settings
+from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Event, Member, a_member, turn
+
+FIRST, SECOND, THIRD, FOURTH = QUEUES = [Queue(TOPIC, BROKER, number) for number in range(4)]
+EARLIEST = {"position": "Earliest"}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr(shell, "KEEP_AGAIN", 0.02)
+    monkeypatch.setattr(shell, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(sources, "JOIN_AGAIN", 0.02)
+    monkeypatch.setattr(push, "IN_PLACE_PAUSE", 0.02)
+
+
+class Gate:
+    """An app that answers once it is let."""
+
+    def __init__(self) -> None:
+        self.opens = asyncio.Event()
+
+    async def __call__(self, _: Event) -> int:
+        await self.opens.wait()
+        return 204
+
+
+def texts(first: int, last: int) -> list[str]:
+    return [str(number) for number in range(first, last)]
+
+
+async def joined(member: Member) -> Membership:
+    """Return what the cluster knows of a member."""
+    await soon(lambda: _is(len(member.memory.members[GROUP]) == 1))
+    return member.memory.members[GROUP][0]
+
+
+async def _is(so: bool) -> bool:  # noqa: FBT001 - all that is asked
+    return so
+
+
+# Documents.
+
+
+async def test_what_is_given_is_delivered_and_what_is_not_is_left_alone(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST, SECOND])
+        for queue in range(4):
+            await member.send(f"{queue}", queue=queue)
+        await member.did("0", "1")
+        await member.obeys(QUEUES)
+        await member.did("0", "1", "2", "3")
+        assert Counter(it.body for it in member.app.heard) == Counter("0123")
+
+
+async def test_a_document_that_is_not_to_be_obeyed_changes_nothing(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        settings = write_settings(GROUP, a_spec(**member.spec()), 30.0, None)
+        member.generation = 9
+        good = member.assignment([SECOND])
+        bad = {
+            "older": member.assignment([SECOND], generation=0),
+            "another text": member.assignment([SECOND], generation=1),
+            "torn": good[:-30],
+            "changed": good.replace('"a":', '"b":'),
+            "of another group": member.assignment([SECOND], group="ns/bills"),
+            "missing": None,
+        }
+        for number, text in enumerate(bad.values()):
+            member.put(settings, text)
+            member.sidecar._look()
+            await member.send(str(number), queue=0)
+            await member.did(*texts(0, number + 1))
+            report = await member.report()
+            assert (report.generation, report.working, report.troubles) == (1, frozenset({FIRST}), {})
+        member.put(None, None)
+        member.sidecar._look()
+        assert (await member.report()).working == {FIRST}
+        member.put(settings, good)
+        await member.until(lambda it: it.generation == 9 and it.working == {SECOND})
+
+
+async def test_a_document_that_names_another_pod_by_its_name_gives_it_nothing(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        await member.obeys([], members={"a": Share("uid-of-before", (FIRST,))})
+        await member.obeys([FIRST])
+        await member.obeys([], members={"b": Share("uid-a", (FIRST,))})
+
+
+async def test_a_member_that_was_shown_nothing_yet_holds_nothing_and_says_so(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        report = await member.report()
+        assert (report.generation, report.state, report.working) == (0, "serving", frozenset())
+        settings = write_settings(GROUP, a_spec(**member.spec()), 30.0, None)
+        member.put(settings, None)
+        await soon(member.ready)
+        assert (await member.report()).generation == 0
+
+
+async def test_a_new_process_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys(QUEUES)
+        await member.send(*texts(0, 40))
+        await member.did(*texts(0, 40))
+        await member.end()
+        assert member.memory.members[GROUP] == []
+        await member.send(*texts(40, 50))
+        await member.start()
+        await member.did(*texts(0, 50))
+        assert len(member.app.heard) == 50
+        assert (await member.report()).generation == 1
+
+
+# Settings.
+
+
+async def test_where_and_how_much_is_delivered_changes_while_it_works(tmp_path: Path) -> None:
+    async with a_member(tmp_path, delivery={"push": {"concurrency": 1}}) as member:
+        other = await member.app.serve()
+        await member.obeys([FIRST])
+        known = await joined(member)
+        await member.send("1", queue=0)
+        await member.did("1")
+        before, after = member.port, int(other.addresses[0][1])
+        member.settings["delivery"] = {"push": {"concurrency": 4, "path": "/orders", "port": after}}
+        await member.obeys([FIRST])
+        member.app.answer = gate = Gate()
+        await member.send(*texts(2, 9), queue=0)
+        await member.until(lambda it: it.inflight > 3)
+        gate.opens.set()
+        await member.did(*texts(1, 9))
+        assert [(it.path, it.port) for it in member.app.heard] == [("/", before)] + [("/orders", after)] * 7
+        assert member.app.most == 4
+        assert await joined(member) is known, "for this nobody leaves"
+        await other.cleanup()
+
+
+async def test_other_subscriptions_are_taken_by_leaving_and_joining_anew_and_nothing_is_lost_or_comes_twice(
+    tmp_path: Path,
+) -> None:
+    async with a_member(tmp_path) as member:
+        await member.memory.create_topic("bills", BROKER, 2)
+        bills = list(await member.memory.queues("bills"))
+        await member.obeys(QUEUES)
+        sent = 0
+        for topics in (["orders", "bills"], ["orders"], ["bills", "orders"]):
+            before = await joined(member)
+            member.settings["subscriptions"] = [{"topic": topic} for topic in topics]
+            member.show([*QUEUES, *(bills if "bills" in topics else [])])
+            while before in member.memory.members[GROUP]:
+                await member.send(str(sent))
+                sent += 1
+                await asyncio.sleep(0)
+            assert set((await joined(member)).topics) == {*topics, RETRIES.topic}
+            await member.until(lambda it: it.state == "serving" and it.generation == member.generation)
+        await member.memory.send("bills", b"bill")
+        await member.did(*texts(0, sent), "bill")
+        assert len(member.app.heard) == sent + 1
+
+
+async def test_whoever_ends_while_it_joins_anew_is_gone_at_the_end(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        member.app.answer = gate = Gate()
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+        await member.until(lambda it: it.inflight == 1)
+        member.settings["subscriptions"] = [{"topic": TOPIC, "expression": "a"}]
+        member.show([FIRST])
+        await member.until(lambda it: it.state == "draining")
+        ending = asyncio.create_task(member.end())
+        await asyncio.sleep(0)
+        gate.opens.set()
+        await ending
+        assert (member.memory.members[GROUP], member.offset(0)) == ([], 1)
+
+
+async def test_a_group_becomes_orderly_and_concurrent_again(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        for ordering, locked in (("Concurrent", False), ("Orderly", True), ("Concurrent", False)):
+            member.settings["ordering"] = ordering
+            member.show([FIRST])
+            locks = [locked]
+            await member.until(lambda it: it.generation == member.generation and it.state == "serving")
+            await soon(lambda: member.so(lambda it: [queue.locked for queue in it.queues] == locks))  # noqa: B023 - now
+            assert bool(member.memory.locks) == locked
+            assert (await joined(member)).orderly == locked
+
+
+async def test_settings_that_cannot_be_read_are_told_and_those_before_stay(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        member.put("{", member.assignment([FIRST], generation=1))
+        report = await member.until(lambda it: "SettingsNotRead" in it.troubles)
+        assert (report.generation, report.working) == (0, frozenset())
+        await member.obeys([FIRST])
+        member.generation += 1
+        member.put('{"schema": 9}', member.assignment([FIRST, SECOND]))
+        report = await member.until(lambda it: "SettingsNotRead" in it.troubles)
+        assert report.troubles["SettingsNotRead"] == (
+            "The settings in group.json cannot be read: its schema is 9, and 1 is read"
+        )
+        await member.until(lambda it: it.working == {FIRST, SECOND})
+        await member.send("1", queue=1)
+        await member.did("1")
+        assert (await member.obeys([FIRST])).troubles == {}
+
+
+async def test_what_is_mounted_and_cannot_be_read_is_told_and_looked_at_again(tmp_path: Path) -> None:
+    mounted = False
+
+    def connect(memory: Memory, membership: Membership) -> Consumer:
+        if not mounted:
+            raise ValueError("The credentials cannot be read; mend the Secret")
+        return MemoryConsumer(memory, membership)
+
+    async with a_member(tmp_path) as member:
+        member.connect = connect
+        await member.send("1", queue=0)
+        member.show([FIRST])
+        report = await member.until(lambda it: bool(it.troubles))
+        assert report.troubles == {"MissingSecret": "The credentials cannot be read; mend the Secret"}
+        assert (report.generation, report.working) == (0, frozenset())
+        mounted = True
+        await member.did("1")
+        mounted = False
+        member.settings["subscriptions"] = [{"topic": TOPIC}, {"topic": "bills"}]
+        member.show([FIRST, SECOND])
+        report = await member.until(lambda it: "MissingSecret" in it.troubles)
+        assert (report.state, report.working) == ("drained", frozenset())
+        mounted = True
+        report = await member.until(lambda it: it.working == {FIRST, SECOND})
+        await member.send("2", queue=1)
+        await member.did("1", "2")
+        assert (await member.report()).troubles == {}
+
+
+# Its disk, and its clock.
+
+
+async def test_while_nothing_can_be_remembered_nothing_is_obeyed_or_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Notes, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with a_member(tmp_path) as member:
+        await member.send("1", queue=0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Notes, "keep", full)
+            member.show([FIRST])
+            report = await member.until(lambda it: "StateNotWritten" in it.troubles)
+            assert (report.generation, report.working, report.queues) == (0, frozenset(), [])
+            assert "generation 1 is not obeyed: [Errno 28] No space left" in report.troubles["StateNotWritten"]
+        await member.until(lambda it: it.generation == 1 and it.working == {FIRST})
+        await member.did("1")
+        with monkeypatch.context() as patched:
+            patched.setattr(Notes, "keep", full)
+            for _ in range(2):
+                member.show([SECOND])
+            report = await member.until(lambda it: "StateNotWritten" in it.troubles)
+            await member.send("2", queue=1)
+            draining = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
+            report = await member.report()
+            assert (report.generation, report.state, report.final, report.working) == (
+                1,
+                "serving",
+                False,
+                frozenset({FIRST}),
+            )
+            assert not draining.done()
+        assert await draining == (200, "drained for good\n")
+        report = await member.report()
+        assert (report.generation, report.final, report.troubles) == (3, True, {})
+        assert member.app.done == ["1"]
+
+
+async def test_a_loop_that_stood_still_reads_its_document_before_it_delivers_or_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST, SECOND])
+        sidecar, before = member.sidecar, member.sidecar.now
+        for ask in (sidecar.may_deliver, sidecar.may_commit):
+            member.show([SECOND])  # from here on nothing is awaited, so that nobody hears of it
+            obeyed = sidecar.generation
+            assert ask(SECOND)
+            assert sidecar.generation == obeyed < member.generation
+            ahead = sidecar.now() - before() + shell.STOOD_STILL + 1
+            monkeypatch.setattr(sidecar, "now", lambda ahead=ahead: before() + ahead)
+            assert ask(SECOND)
+            assert sidecar.generation == member.generation
+            assert not sidecar.may_deliver(FIRST)
+            await member.until(lambda it: it.working == {SECOND})
+
+
+# Broadcasting.
+
+
+async def test_every_member_of_a_broadcasting_group_reads_every_queue_and_remembers_where_it_is(tmp_path: Path) -> None:
+    memory, told = Memory(), {"messageModel": "Broadcasting"}
+    async with a_member(tmp_path, memory, **told) as one, a_member(tmp_path, memory, "b", **told) as other:
+        for member in (one, other):
+            await member.obeys(QUEUES)
+        await one.send(*texts(0, 20))
+        for member in (one, other):
+            await member.did(*texts(0, 20))
+        await one.end()
+        await one.send(*texts(20, 30))
+        await other.did(*texts(0, 30))
+        await one.start()
+        await one.did(*texts(0, 30))
+        assert [len(it.app.heard) for it in (one, other)] == [30, 30]
+        assert memory.offsets[GROUP] == {}
+
+
+async def test_a_message_that_fails_in_a_broadcasting_group_is_dropped_and_counted(tmp_path: Path) -> None:
+    async with a_member(tmp_path, messageModel="Broadcasting") as member:
+        member.app.answer = lambda it: _is_status(500 if it.body == "1" else 204)
+        await member.obeys([FIRST])
+        await member.send("0", "1", "2", queue=0)
+        await member.did("0", "2")
+        await member.until(lambda it: it.inflight == 0)
+        assert 'rota_sidecar_messages_total{topic="orders",outcome="later"} 1' in (await member.ask("/metrics"))[1]
+        await member.end()
+        await member.start()
+        await member.until(lambda it: [it.committed for it in it.queues] == [3])
+        assert len(member.app.heard) == 3
+
+
+async def _is_status(status: int) -> int:
+    return status
+
+
+# Where a queue begins.
+
+
+@pytest.mark.parametrize(
+    ("start", "committed", "old"),
+    [
+        (EARLIEST, None, ["0", "1", "2", "3"]),
+        ({"position": "Latest"}, None, []),
+        ({"position": "Timestamp", "timestamp": "2025-11-21T08:00:15Z"}, None, ["2", "3"]),
+        (EARLIEST, 3, ["3"]),
+        ({"position": "Latest"}, 3, ["3"]),
+        ({"position": "Latest"}, 0, ["0", "1", "2", "3"]),
+        ({"position": "Timestamp", "timestamp": "2025-11-21T08:00:15Z"}, 0, ["0", "1", "2", "3"]),
+    ],
+)
+async def test_a_queue_begins_where_the_group_is_and_where_it_never_was_as_its_settings_say(
+    tmp_path: Path, start: dict[str, Any], committed: int | None, old: list[str]
+) -> None:
+    memory = Memory(clock=(clock := Clock()))
+    async with a_member(tmp_path, memory, startFrom=start) as member:
+        for body in texts(0, 4):
+            await member.send(body, queue=0)
+            await turn(memory, clock, 10.0)
+        if committed is not None:
+            memory.offsets[GROUP][FIRST] = committed
+        await member.obeys([FIRST])
+        await soon(lambda: _is(member.offset(0) is not None))
+        await member.send("new", queue=0)
+        await member.did(*old, "new")
+        await member.end()
+        assert (member.offset(0), len(member.app.heard)) == (5, len(old) + 1)
+
+
+async def test_where_it_begins_is_told_to_the_broker_at_once_so_that_the_next_member_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    async with a_member(tmp_path, startFrom={"position": "Latest"}) as member:
+        await member.send("old", queue=0)
+        await member.obeys([FIRST])
+        await soon(lambda: _is(member.offset(0) == 1))
+        await member.obeys([])
+        await member.send("between", queue=0)
+        await member.obeys([FIRST])
+        await member.did("between")
+
+
+async def test_what_is_to_be_tried_again_is_read_from_its_beginning_wherever_the_group_starts(tmp_path: Path) -> None:
+    memory = Memory(clock=(clock := Clock()))
+    async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:
+        member.app.answer = lambda it: _is_status(500 if it.attempt == 1 else 204)
+        await member.obeys([FIRST])
+        await soon(lambda: _is(member.offset(0) == 0))
+        await member.send("1", queue=0)
+        await member.until(lambda it: it.queues[0].pulled == 1 and not it.inflight)
+        await turn(memory, clock, 60.0)
+        await member.obeys([FIRST, RETRIES])
+        await member.did("1")
+        assert [it.attempt for it in member.app.heard] == [1, 2]
+
+
+@pytest.mark.parametrize("model", ["Clustering", "Broadcasting"])
+async def test_an_error_is_never_taken_for_no_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    asked = 0
+
+    async def silent(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise Unreachable("It does not answer")
+
+    def unreadable(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with a_member(tmp_path, startFrom={"position": "Latest"}, messageModel=model) as member:
+        if model == "Clustering":
+            member.memory.offsets[GROUP][FIRST] = 1
+        else:
+            Offsets(Path(member.who.state), GROUP).keep({FIRST: 1})
+        await member.send(*texts(0, 3), queue=0)
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryConsumer, "committed", silent)
+            patched.setattr(Offsets, "load", unreadable)
+            member.show([FIRST])
+            await member.until(lambda it: it.working == {FIRST} and asked > 0)
+            assert member.sidecar.member.lives[FIRST].state in {"Starting", "Stuck"}
+        await member.did("1", "2")
+
+
+# Orderly.
+
+
+async def test_an_orderly_queue_is_worked_in_order_and_what_fails_is_tried_in_place_and_then_dead(
+    tmp_path: Path,
+) -> None:
+    retry = {"retry": {"maxAttempts": 3}}
+    async with a_member(tmp_path, ordering="Orderly", delivery=retry) as member:
+        member.app.answer = lambda it: _is_status(500 if it.body == "1" else 204)
+        await member.obeys([FIRST])
+        assert (GROUP, FIRST) in member.memory.locks
+        await member.send(*texts(0, 5), queue=0)
+        await member.did("0", "2", "3", "4")
+        told = [("0", 1), ("1", 1), ("1", 2), ("1", 3), ("2", 1), ("3", 1), ("4", 1)]
+        assert [(it.body, it.attempt) for it in member.app.heard] == told
+        assert member.app.most == 1
+        assert [it.body for it in await member.memory.log(DEAD)] == [b"1"]
+        await member.obeys([])
+        assert (member.memory.locks, member.offset(0)) == ({}, 5)
+
+
+async def test_orderly_queues_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async with a_member(tmp_path, ordering="Orderly") as member:
+        member.app.answer = gate = Gate()
+        await member.obeys(QUEUES)
+        for queue in range(4):
+            await member.send(f"{queue}a", f"{queue}b", queue=queue)
+        await member.until(lambda it: it.inflight == 4)
+        assert {it.body for it in member.app.heard} == {"0a", "1a", "2a", "3a"}
+        gate.opens.set()
+        await member.did(*(f"{queue}{letter}" for queue in range(4) for letter in "ab"))
+        for queue in range(4):
+            assert [it.body[1] for it in member.app.heard if it.queue == queue] == ["a", "b"]
+
+
+async def test_an_orderly_queue_that_another_has_locked_waits_for_it(tmp_path: Path) -> None:
+    async with a_member(tmp_path, ordering="Orderly") as member:
+        member.memory.locks[GROUP, FIRST] = "somebody else", member.memory.clock() + 60
+        await member.send("1", queue=0)
+        await member.obeys([FIRST])
+        await soon(lambda: _is(FIRST in member.sidecar.member.stuck))
+        assert [it.locked for it in (await member.report()).queues] == [False]
+        del member.memory.locks[GROUP, FIRST]
+        await member.did("1")
+
+
+# What brokers ask and tell.
+
+
+async def test_a_broker_that_asks_hears_where_the_member_is_and_when_it_was_there(tmp_path: Path) -> None:
+    async with a_member(tmp_path, ordering="Orderly") as member:
+        began = time.time()
+        await member.obeys([FIRST, SECOND])
+        await member.send("1", "2", queue=0)
+        await member.did("1", "2")
+        await member.until(lambda it: it.queues[0].buffered == 0)
+        working = (await joined(member)).queues()
+        assert working.keys() == {FIRST, SECOND}
+        told = working[FIRST]
+        assert (told.first, told.buffered, told.locked) == (2, 0, True)
+        for at in (told.pulled_at, told.delivered_at, told.locked_at):
+            assert began - 1 < at < time.time() + 1
+        assert working[SECOND].delivered_at == 0
+
+
+async def test_where_somebody_sets_the_offset_it_goes_on_at_once(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        await member.send("0", "1", "2", queue=0)
+        await member.did("0", "1", "2")
+        (await joined(member)).on_reset({FIRST: 1, FOURTH: 0})
+        await member.did("0", "1", "1", "2", "2")
+        await soon(lambda: _is(member.offset(0) == 3))
+
+
+# Flow.
+
+
+async def test_an_app_that_is_slow_stops_the_pulls_at_the_limit_of_the_buffer(tmp_path: Path) -> None:
+    settings = {"buffer": {"messagesPerQueue": 40}, "push": {"concurrency": 2}}
+    async with a_member(tmp_path, delivery=settings) as member:
+        member.app.answer = gate = Gate()
+        await member.send(*texts(0, 300), queue=0)
+        await member.send(*texts(300, 310), queue=1)
+        await member.obeys([FIRST])
+        await member.until(lambda it: it.queues[0].buffered >= 40)
+        for _ in range(20):
+            [found] = (await member.report()).queues
+            assert (found.buffered, found.pulled) == (64, 64), "two pulls: the last may go beyond the limit"
+        gate.opens.set()
+        await member.did(*texts(0, 300))
+
+
+async def test_a_limit_of_a_topic_is_shared_by_its_queues_here(tmp_path: Path) -> None:
+    async with a_member(tmp_path, delivery={"buffer": {"messagesPerTopic": 100}}) as member:
+        await member.obeys([FIRST])
+        limits = [member.sidecar.readings[FIRST].limits.messages]
+        await member.obeys(QUEUES)
+        limits.append(member.sidecar.readings[FIRST].limits.messages)
+        member.settings["delivery"] = {"buffer": {"messagesPerTopic": 20}}
+        await member.obeys([FIRST, SECOND])
+        limits.append(member.sidecar.readings[FIRST].limits.messages)
+        assert limits == [100, 25, 10]
+
+
+async def test_a_message_that_its_broker_does_not_take_back_is_tried_again_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise Unreachable("It does not answer")
+
+    async with a_member(tmp_path) as member:
+        member.app.answer = lambda _: _is_status(500 if len(member.app.heard) < 3 else 204)
+        await member.obeys([FIRST])
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryConsumer, "give_back", refuse)
+            await member.send("1", queue=0)
+            await member.did("1")
+        assert [it.attempt for it in member.app.heard] == [1, 1, 1]
+        assert await member.memory.log(RETRIES) == []

@@ -1,0 +1,59 @@
+"""What a sidecar is told by its pod's variables."""
+
+import pytest
+
+from rota.sidecar.environment import Who
+
+NEEDED = {"POD_NAME": "orders-1", "POD_NAMESPACE": "shop", "POD_UID": "0a1b2c3d-4e5f"}
+
+
+def test_a_member_needs_its_name_its_namespace_and_its_uid_and_the_rest_is_as_the_image_has_it() -> None:
+    assert Who.read(NEEDED) == Who(
+        pod="orders-1",
+        namespace="shop",
+        uid="0a1b2c3d-4e5f",
+        address="127.0.0.1",
+        local="127.0.0.1",
+        documents="/etc/rota",
+        state="/var/lib/rota",
+        credentials="",
+        authorities="",
+    )
+
+
+def test_whatever_is_given_is_taken() -> None:
+    given = {
+        "POD_IP": "10.0.0.7",
+        "ROTA_LOCAL": "::1",
+        "ROTA_DOCUMENTS": "/documents",
+        "ROTA_STATE": "/state",
+        "ROTA_CREDENTIALS": "/credentials",
+        "ROTA_CA": "/ca",
+        "HOME": "/",
+    }
+    found = Who.read(NEEDED | given)
+    assert found[3:] == ("10.0.0.7", "::1", "/documents", "/state", "/credentials", "/ca")
+
+
+@pytest.mark.parametrize(
+    "name", ["POD_IP", "ROTA_LOCAL", "ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA"]
+)
+def test_what_is_empty_is_as_if_it_were_not_given(name: str) -> None:
+    assert Who.read(NEEDED | {name: ""}) == Who.read(NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("POD_NAME", "metadata.name"), ("POD_NAMESPACE", "metadata.namespace"), ("POD_UID", "metadata.uid")],
+)
+@pytest.mark.parametrize("empty", [False, True])
+def test_what_is_missing_is_a_sentence(name: str, field: str, empty: bool) -> None:  # noqa: FBT001 - a case
+    given = {key: value for key, value in NEEDED.items() if key != name} | ({name: ""} if empty else {})
+    with pytest.raises(
+        ValueError, match=f"^The variable {name} is not set; give the container the pod's {field} in it$"
+    ):
+        Who.read(given)
+
+
+def test_brokers_know_a_member_by_its_address_its_pod_and_the_beginning_of_its_uid() -> None:
+    assert Who.read(NEEDED | {"POD_IP": "10.0.0.7"}).client_id == "10.0.0.7@orders-1#0a1b2c3d"

@@ -1,0 +1,281 @@
+"""What lies on the emptyDir: whole at any time, never older than what was said, and a pod's own."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rota.model import Queue
+from rota.sidecar.notes import Notes, Offsets, Remembered
+
+A, B = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 11)
+C = Queue("returns", "broker-a", 0)
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file can be written beyond this: the kernel refuses, as it does where the disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def loaded(folder: Path, uid: str = "u1") -> Remembered:
+    return Notes(folder).load(uid)
+
+
+def kept(folder: Path, obeyed: int, *, final: bool = False) -> Notes:
+    notes = Notes(folder)
+    notes.load("u1")
+    notes.keep(obeyed=obeyed, final=final)
+    return notes
+
+
+# What was obeyed
+
+
+def test_a_new_pod_remembers_nothing_and_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert loaded(tmp_path) == loaded(tmp_path / "away") == Remembered(0, final=False)
+    assert caplog.messages == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_kept_is_remembered(tmp_path: Path) -> None:
+    notes = kept(tmp_path / "made" / "at once", 42)
+    assert loaded(tmp_path / "made" / "at once") == Remembered(42, final=False)
+    notes.keep(final=True)
+    assert loaded(tmp_path / "made" / "at once") == Remembered(42, final=True)
+    notes.keep(obeyed=2**63 - 1)
+    assert loaded(tmp_path / "made" / "at once") == Remembered(2**63 - 1, final=True)
+
+
+def test_it_never_goes_back(tmp_path: Path) -> None:
+    kept(tmp_path, 42, final=True)
+    notes = Notes(tmp_path)
+    notes.load("u1")
+    notes.keep(obeyed=41, final=False)
+    notes.keep()
+    assert loaded(tmp_path) == Remembered(42, final=True)
+
+
+def test_what_is_kept_already_is_not_written_again(tmp_path: Path) -> None:
+    notes = kept(tmp_path, 42)
+    with room_for(0):
+        notes.keep(obeyed=42)
+        notes.keep(obeyed=7)
+
+
+def test_notes_are_a_pods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept(tmp_path, 42, final=True)
+    assert loaded(tmp_path, "u2") == Remembered()
+    assert caplog.messages == [f"{tmp_path / 'obeyed.json'} is of pod u1, not of u2, so nothing was obeyed yet"]
+    other = Notes(tmp_path)
+    other.load("u2")
+    other.keep(obeyed=3)
+    assert loaded(tmp_path, "u2") == Remembered(3)
+
+
+def test_notes_are_loaded_before_they_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="load them before"):
+        Notes(tmp_path).keep(obeyed=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\0" * 40,
+        "[" * 100_000,
+        "[]",
+        '{"uid":"u1","obeyed":42,"final":fal',
+        '{"uid":"u1","obeyed":42}',
+        '{"uid":"u1","obeyed":-1,"final":false}',
+        '{"uid":"u1","obeyed":"42","final":false}',
+        '{"uid":"u1","obeyed":true,"final":false}',
+        '{"uid":"u1","obeyed":42,"final":0}',
+        '{"uid":"\ud800","obeyed":42,"final":false}',
+    ],
+)
+def test_what_is_torn_is_as_nothing_told_and_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    (tmp_path / "obeyed.json").write_bytes(text.encode(errors="surrogatepass"))
+    assert loaded(tmp_path) == Remembered()
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path / 'obeyed.json'} cannot be read, so nothing was obeyed yet: ")
+    kept(tmp_path, 43)
+    assert loaded(tmp_path) == Remembered(43)
+
+
+def test_fields_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "obeyed.json").write_text('{"uid":"u1","obeyed":42,"final":true,"more":[1]}')
+    assert loaded(tmp_path) == Remembered(42, final=True)
+
+
+def test_what_is_unreadable_is_as_nothing_and_cannot_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "obeyed.json").mkdir()
+    assert loaded(tmp_path) == Remembered()
+    assert "Is a directory" in caplog.messages[0]
+    with pytest.raises(IsADirectoryError):
+        kept(tmp_path, 42)
+    assert [path.name for path in tmp_path.iterdir()] == ["obeyed.json"]
+
+
+def test_on_a_full_disk_the_one_before_stays_and_keeping_can_be_tried_again(tmp_path: Path) -> None:
+    notes = kept(tmp_path, 42)
+    size = (tmp_path / "obeyed.json").stat().st_size
+    for room in range(size):
+        with room_for(room), pytest.raises(OSError, match="File too large"):
+            notes.keep(obeyed=43)  # as long as the one before
+        assert loaded(tmp_path) == Remembered(42)
+        assert [path.name for path in tmp_path.iterdir()] == ["obeyed.json"]
+    notes.keep(obeyed=43)
+    assert loaded(tmp_path) == Remembered(43)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
+def test_no_space_left_is_an_error_too(tmp_path: Path) -> None:
+    notes = kept(tmp_path, 42)
+    (tmp_path / "obeyed.json.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        notes.keep(obeyed=43)
+    assert loaded(tmp_path) == Remembered(42)
+    notes.keep(obeyed=43)
+    assert loaded(tmp_path) == Remembered(43)
+
+
+def test_what_a_writer_left_half_done_is_in_nobodys_way(tmp_path: Path) -> None:
+    kept(tmp_path, 42)
+    (tmp_path / "obeyed.json.new").write_text('{"uid":"u1","obeyed":43,"fin' + " " * 1000)
+    kept(tmp_path, 44)
+    assert loaded(tmp_path) == Remembered(44)
+    assert [path.name for path in tmp_path.iterdir()] == ["obeyed.json"]
+
+
+KEEPING = """
+import itertools, sys
+from pathlib import Path
+from rota.sidecar.notes import Notes
+notes = Notes(Path(sys.argv[1]))
+for generation in itertools.count(notes.load("u1").obeyed + 1):
+    notes.keep(obeyed=generation)
+    print(generation, flush=True)
+"""
+
+
+def test_whoever_is_killed_has_kept_what_it_said(tmp_path: Path) -> None:
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", KEEPING, tmp_path], stdout=subprocess.PIPE, text=True) as keeping:
+            assert keeping.stdout
+            said = [keeping.stdout.readline() for _ in range(20)]
+            keeping.kill()
+            last = int([*said, *keeping.stdout][-1])
+        assert loaded(tmp_path).obeyed in {last, last + 1}
+
+
+# Local offsets
+
+
+def test_offsets_are_kept_by_group_and_topic(tmp_path: Path) -> None:
+    Offsets(tmp_path, "shop").keep({A: 7, B: 8, C: 9})
+    Offsets(tmp_path, "other").keep({A: 1})
+    again = Offsets(tmp_path, "shop")
+    assert again.load("orders") == {A: 7, B: 8}
+    assert again.load("returns") == {C: 9}
+    assert again.load("unheard-of") == {}
+    assert Offsets(tmp_path, "other").load("orders") == {A: 1}
+    text = (tmp_path / "shop" / "orders.json").read_text()
+    offsets = {"broker-a": {"0": 7}, "broker-b": {"11": 8}}
+    assert json.loads(text) == {"group": "shop", "topic": "orders", "offsets": offsets}
+
+
+def test_the_longest_names_and_the_oddest_letters_have_their_files(tmp_path: Path) -> None:
+    group, topic = "g" * 255, "%RETRY%|" + "t" * 119
+    Offsets(tmp_path, group).keep({Queue(topic, "b", 0): 5})
+    assert Offsets(tmp_path, group).load(topic) == {Queue(topic, "b", 0): 5}
+
+
+def test_queues_that_are_not_named_stay_and_offsets_may_go_back(tmp_path: Path) -> None:
+    Offsets(tmp_path, "shop").keep({A: 7, B: 8})
+    Offsets(tmp_path, "shop").keep({A: 2})  # without having loaded it
+    assert Offsets(tmp_path, "shop").load("orders") == {A: 2, B: 8}
+
+
+def test_what_was_loaded_is_the_callers(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path, "shop")
+    offsets.keep({A: 7})
+    offsets.load("orders")[A] = 100
+    offsets.keep({A: 100})
+    assert Offsets(tmp_path, "shop").load("orders") == {A: 100}
+
+
+def test_equal_offsets_are_not_written_again(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path, "shop")
+    offsets.keep({A: 7})
+    with room_for(0):
+        offsets.keep({A: 7})
+        offsets.keep({})
+
+
+WHOLE = '{"group":"shop","topic":"orders","offsets":{"broker-a":{"0":7}}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        WHOLE[:-1],
+        WHOLE.replace("shop", "other"),
+        WHOLE.replace("orders", "returns"),
+        WHOLE.replace("7", "-7"),
+        WHOLE.replace('"0"', '"zero"'),
+        WHOLE.replace('{"0":7}', "7"),
+    ],
+)
+def test_torn_offsets_are_set_aside_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    path = tmp_path / "shop" / "orders.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    offsets = Offsets(tmp_path, "shop")
+    assert offsets.load("orders") == {}
+    (message,) = caplog.messages
+    assert message.startswith(f"The offsets of orders cannot be read, and are set aside as {path}.torn: ")
+    assert [it.name for it in path.parent.iterdir()] == ["orders.json.torn"]
+    assert Path(f"{path}.torn").read_text() == text
+    offsets.keep({B: 8})
+    assert Offsets(tmp_path, "shop").load("orders") == {B: 8}
+
+
+def test_whole_offsets_are_read(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "orders.json").write_text(WHOLE)
+    assert Offsets(tmp_path, "shop").load("orders") == {A: 7}
+
+
+def test_unreadable_offsets_are_an_error_for_nothing_is_guessed(tmp_path: Path) -> None:
+    (tmp_path / "shop" / "orders.json").mkdir(parents=True)
+    offsets = Offsets(tmp_path, "shop")
+    with pytest.raises(IsADirectoryError):
+        offsets.load("orders")
+    with pytest.raises(IsADirectoryError):
+        offsets.keep({A: 7, C: 9})
+    assert Offsets(tmp_path, "shop").load("returns") == {C: 9}
+
+
+def test_on_a_full_disk_the_offsets_before_stay(tmp_path: Path) -> None:
+    offsets = Offsets(tmp_path, "shop")
+    offsets.keep({A: 7, C: 9})
+    with room_for(10), pytest.raises(OSError, match="File too large"):
+        offsets.keep({A: 8, C: 10})
+    assert Offsets(tmp_path, "shop").load("orders") == {A: 7}
+    assert sorted(it.name for it in (tmp_path / "shop").iterdir()) == ["orders.json", "returns.json"]
+    offsets.keep({A: 8, C: 10})
+    assert Offsets(tmp_path, "shop").load("returns") == {C: 10}

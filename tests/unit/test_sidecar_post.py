@@ -1,0 +1,418 @@
+"""POST over connections that are kept, against servers that say just what a test wants, byte by byte."""
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from rota.sidecar.post import LONGEST_HEAD, Away, Broken, Post
+
+NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
+EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+SILENCE = b""
+CLOSES = None
+
+Said = bytes | None
+Say = Callable[["Heard"], "Said | Iterator[Said]"]
+
+
+@dataclass
+class Heard:
+    """A request, by which connection it came, and how many there were on it before."""
+
+    head: str
+    body: bytes
+    connection: int
+    before: int
+
+
+@dataclass
+class Server:
+    """What a test looks at."""
+
+    say: Say
+    port: int = 0
+    host: str = "127.0.0.1"
+    heard: list[Heard] = field(default_factory=list)
+    connections: int = 0
+    ended: list[int] = field(default_factory=list)  # connections that the other side closed
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer every request; None closes, several answers go out one by one."""
+        self.connections += 1
+        self.writers.append(writer)
+        number, before = self.connections, 0
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = re.search(r"\r\ncontent-length: (\d+)\r\n", head)
+                assert length
+                heard = Heard(head, await reader.readexactly(int(length[1])), number, before)
+                self.heard.append(heard)
+                before += 1
+                said = self.say(heard)
+                for piece in [said] if said is None or isinstance(said, bytes) else said:
+                    if piece is None:
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.ended.append(number)
+        finally:
+            writer.close()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not true():  # noqa: ASYNC110 - what is waited for is a server's, not an event of ours
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def a_server(say: Said | Say, host: str = "127.0.0.1") -> AsyncIterator[tuple[Server, Post]]:
+    """Start one that says this to everybody, or what a function says, and a Post to it."""
+    found = Server((lambda _: say) if say is None or isinstance(say, bytes) else say, host=host)
+    server = await asyncio.start_server(found.talk, host, 0)
+    found.port = server.sockets[0].getsockname()[1]
+    post = Post(host, found.port)
+    try:
+        yield found, post
+    finally:
+        post.close()
+        server.close()
+        for writer in found.writers:
+            writer.close()
+
+
+async def ask(post: Post, body: bytes = b"hello", seconds: float = 10.0, path: str = "/") -> int:
+    return await post.post(path, b"ce-id: 1\r\n", body, seconds)
+
+
+# What is sent.
+
+
+async def test_a_request_is_what_a_server_expects() -> None:
+    async with a_server(NO_CONTENT) as (server, post):
+        assert await ask(post, b"hello", path="/orders?x=1") == 204
+        told = f"POST /orders?x=1 HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\nce-id: 1\r\ncontent-length: 5\r\n\r\n"
+        assert (server.heard[0].head, server.heard[0].body) == (told, b"hello")
+
+
+@pytest.mark.parametrize("body", [b"", bytes(5_000_000)], ids=["empty", "5 MB"])
+async def test_any_body_arrives_whole(body: bytes) -> None:
+    async with a_server(NO_CONTENT) as (server, post):
+        assert await ask(post, body) == 204
+        assert server.heard[0].body == body
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [("/a b", "/a%20b"), ("/a\r\nx: y", "/a%0D%0Ax:%20y"), ("/ü", "/%C3%BC"), ("/a%20b?c=%25&d#e", "/a%20b?c=%25&d#e")],
+)
+async def test_a_path_cannot_break_the_request(path: str, line: str) -> None:
+    async with a_server(NO_CONTENT) as (server, post):
+        await ask(post, path=path)
+        assert server.heard[0].head.split("\r\n")[0] == f"POST {line} HTTP/1.1"
+
+
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    assert Post("::1", 8080)._host == b"host: [::1]:8080\r\n"
+    assert Post("localhost", 8080)._host == b"host: localhost:8080\r\n"
+
+
+# What comes back.
+
+
+CHUNKED = b"HTTP/1.1 503 No\r\ntransfer-encoding: chunked\r\n\r\n"
+ANSWERS = {
+    "length": (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", 200),
+    "no reason": (b"HTTP/1.1 201 \r\ncontent-length:0\r\n\r\n", 201),
+    "no blank": (b"HTTP/1.1 422\r\ncontent-length:  2  \r\nx:\r\n\r\nno", 422),
+    "no body": (NO_CONTENT, 204),
+    "no body whatever it says": (b"HTTP/1.1 304 No\r\ntransfer-encoding: chunked\r\n\r\n", 304),
+    "chunks": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nabc\r\n0a\r\n0\r\n\r\n34567\r\n0\r\n\r\n",
+        200,
+    ),
+    "extensions and trailers": (
+        CHUNKED + b"3;a=b\r\nabc\r\nF ; c\r\n0\r\n\r\n5678901234\r\n000;x\r\nx-sum: 1\r\nx-more: 2\r\n\r\n",
+        503,
+    ),
+    "no chunk": (b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 200),
+    "chunks whatever the length": (
+        b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+        200,
+    ),
+    "provisional": (
+        b"HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 103 Hints\r\nlink: a\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx",
+        200,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_ends_where_it_ends_and_the_connection_is_used_again(name: str) -> None:
+    said, status = ANSWERS[name]
+    async with a_server(said) as (server, post):
+        assert [await ask(post) for _ in range(3)] == [status] * 3
+        assert [it.before for it in server.heard] == [0, 1, 2]
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_is_put_together_wherever_it_is_split(name: str) -> None:
+    said, status = ANSWERS[name]
+
+    def split(heard: Heard) -> Iterator[bytes]:
+        yield said[: heard.before]
+        yield said[heard.before :]
+
+    async with a_server(split) as (server, post):
+        for _ in said:
+            assert await ask(post) == status
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_may_come_byte_by_byte(name: str) -> None:
+    said, status = ANSWERS[name]
+    async with a_server(lambda _: (bytes([it]) for it in said)) as (server, post):
+        assert [await ask(post), await ask(post)] == [status] * 2
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 202 OK\r\ncontent-length: 2\r\nConnection: Close\r\n\r\nok",
+        b"HTTP/1.1 202 OK\r\ntransfer-encoding: chunked\r\nconnection: upgrade, close\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"HTTP/1.0 202 OK\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 202 OK\r\ncontent-length: 2\r\n\r\nok, and more",
+    ],
+    ids=["length", "chunks", "HTTP/1.0", "more than was asked"],
+)
+async def test_a_connection_that_is_to_end_with_its_answer_is_closed_and_the_next_one_is_new(said: bytes) -> None:
+    async with a_server(said) as (server, post):
+        assert [await ask(post), await ask(post)] == [202, 202]
+        assert [(it.connection, it.before) for it in server.heard] == [(1, 0), (2, 0)]
+        await server.until(lambda: server.ended == [1, 2])
+
+
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 202 OK\r\n\r\n", b"HTTP/1.0 202 OK\r\n\r\nsome", b"HTTP/1.1 202 OK\r\n\r\nsome"]
+)
+async def test_a_body_without_a_length_ends_with_its_connection(said: bytes) -> None:
+    async with a_server(lambda _: iter([said, b"more", CLOSES])) as (server, post):
+        assert [await ask(post), await ask(post)] == [202, 202]
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"",
+    ],
+    ids=["body", "chunks", "the last line", "head", "provisional only", "nothing"],
+)
+async def test_an_answer_that_is_cut_off_is_none(said: bytes) -> None:
+    async with a_server(lambda _: iter([said, CLOSES])) as (server, post):
+        with pytest.raises(Broken, match="closed the connection without an answer"):
+            await ask(post)
+        assert server.connections == 1
+
+
+GARBAGE = {
+    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+    "HTTP/2": b"HTTP/2 200 OK\r\n\r\n",
+    "no status": b"HTTP/1.1 OK\r\n\r\n",
+    "a low status": b"HTTP/1.1 099 OK\r\n\r\n",
+    "a long status": b"HTTP/1.1 2000 OK\r\n\r\n",
+    "a signed status": b"HTTP/1.1 +20 OK\r\n\r\n",
+    "an empty line": b"\r\n\r\n",
+    "a word for a length": b"HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\nhello",
+    "a length below nothing": b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\nhello",
+    "two lengths": b"HTTP/1.1 200 OK\r\ncontent-length: 5, 6\r\n\r\nhello",
+    "an endless length": b"HTTP/1.1 200 OK\r\ncontent-length: " + b"9" * 5000 + b"\r\n\r\nhello",
+    "a word for a chunk": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nhello\r\n",
+    "a chunk below nothing": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
+    "a chunk in Python": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0x1_0\r\n",
+    "a chunk whose line never ends": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0;" + bytes(LONGEST_HEAD),
+    "a head that never ends": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (LONGEST_HEAD // 6),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+async def test_garbage_is_no_answer_and_ends_the_connection(name: str) -> None:
+    async with a_server(lambda heard: GARBAGE[name] if heard.connection == 1 else NO_CONTENT) as (server, post):
+        with pytest.raises(Broken, match="no HTTP"):
+            await ask(post)
+        await server.until(lambda: server.ended == [1])
+        assert await ask(post) == 204
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_any_bytes_are_no_answer(seed: int) -> None:
+    chance = Random(f"{seed}/post")
+    async with a_server(lambda _: iter([chance.randbytes(chance.randint(1, 200)), CLOSES])) as (_, post):
+        for _ in range(3):
+            with pytest.raises(Broken):
+                await ask(post)
+
+
+async def test_what_nobody_asked_for_ends_the_connection() -> None:
+    async with a_server(NO_CONTENT) as (server, post):
+        await ask(post)
+        server.writers[0].write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+        await server.until(lambda: server.ended == [1])
+        assert await ask(post) == 204
+        assert server.connections == 2
+
+
+# Connections.
+
+
+async def test_who_posts_at_once_has_a_connection_each_and_all_are_used_again() -> None:
+    async with a_server(NO_CONTENT) as (server, post):
+        for _ in range(3):
+            await asyncio.gather(*(ask(post) for _ in range(7)))
+        assert (server.connections, len(server.heard)) == (7, 21)
+
+
+async def test_an_idle_connection_that_was_closed_meanwhile_is_not_used() -> None:
+    async with a_server(NO_CONTENT) as (server, post):
+        await ask(post)
+        server.writers[0].close()
+        await server.until(lambda: all(it.closed for it in post._idle))
+        assert await ask(post) == 204
+        assert server.connections == 2
+
+
+async def test_a_connection_that_ends_as_it_is_used_again_did_not_hear_us_and_a_new_one_is_taken() -> None:
+    def say(heard: Heard) -> Said:
+        return CLOSES if heard.before else EMPTY
+
+    async with a_server(say) as (server, post):
+        await asyncio.gather(*(ask(post) for _ in range(3)))
+        assert await ask(post, b"again") == 200
+        assert [it.connection for it in server.heard if it.body == b"again"] == [3, 2, 1, 4]
+
+
+async def test_a_connection_that_is_used_again_and_says_anything_has_heard_us() -> None:
+    def say(heard: Heard) -> Said | Iterator[Said]:
+        return iter([b"HTTP/1.1 100 Continue\r\n\r\n", CLOSES]) if heard.before else EMPTY
+
+    async with a_server(say) as (server, post):
+        await ask(post)
+        with pytest.raises(Broken):
+            await ask(post)
+        assert len(server.heard) == 2
+
+
+async def test_a_new_connection_that_breaks_is_not_tried_again() -> None:
+    async with a_server(CLOSES) as (server, post):
+        with pytest.raises(Broken):
+            await ask(post)
+        assert len(server.heard) == 1
+
+
+async def test_where_nobody_listens_the_app_is_away() -> None:
+    async with a_server(NO_CONTENT) as (_, post):
+        await ask(post)
+        port = post.port
+    with pytest.raises(Away, match=rf"^Nobody listens at 127\.0\.0\.1, port {port}: "):
+        await ask(Post("127.0.0.1", port))
+
+
+async def test_where_nobody_takes_a_connection_in_time_the_app_is_away_for_nothing_was_sent() -> None:
+    with closing(socket.socket()) as deaf, closing(socket.socket()) as first, closing(socket.socket()) as second:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for filling in (first, second):  # who comes after them is kept waiting for ever
+            filling.setblocking(False)  # noqa: FBT003 - its name
+            filling.connect_ex(deaf.getsockname())
+        with pytest.raises(Away, match="Nobody takes a connection"):
+            await ask(Post(*deaf.getsockname()), seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    "said", [SILENCE, b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"]
+)
+async def test_who_does_not_answer_in_time_loses_the_connection_and_the_next_one_is_new(said: bytes) -> None:
+    async with a_server(lambda heard: NO_CONTENT if heard.connection == 2 else said) as (server, post):
+        with pytest.raises(TimeoutError):
+            await ask(post, seconds=0.05)
+        await server.until(lambda: server.ended == [1])
+        assert await ask(post) == 204
+        assert server.connections == 2
+
+
+async def test_who_does_not_even_read_loses_the_connection_with_all_that_waits_to_be_sent() -> None:
+    given_up, read, ended = asyncio.Event(), [0], asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await given_up.wait()
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                read[0] += len(data)
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
+    post = Post(*server.sockets[0].getsockname())
+    with pytest.raises(TimeoutError):
+        await ask(post, bytes(50_000_000), seconds=0.05)
+    given_up.set()
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert read[0] < 50_000_000
+    server.close()
+
+
+async def test_who_waits_no_more_leaves_no_connection_behind() -> None:
+    async with a_server(lambda heard: NO_CONTENT if heard.connection == 2 else SILENCE) as (server, post):
+        asking = asyncio.create_task(ask(post))
+        await server.until(lambda: bool(server.heard))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await server.until(lambda: server.ended == [1])
+        assert await ask(post) == 204
+
+
+async def test_an_answer_may_come_before_all_was_sent() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        while await reader.read(65536):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    post = Post(*server.sockets[0].getsockname())
+    assert await ask(post, bytes(20_000_000)) == 413
+    server.close()
+
+
+async def test_closed_it_keeps_no_connection_not_even_one_that_is_in_use() -> None:
+    async with a_server(lambda heard: SILENCE if heard.body == b"held" else NO_CONTENT) as (server, post):
+        asking = asyncio.create_task(ask(post, b"held"))
+        await server.until(lambda: bool(server.heard))
+        await ask(post)
+        post.close()
+        await server.until(lambda: server.ended == [2])
+        server.writers[0].write(NO_CONTENT)
+        assert await asking == 204
+        await server.until(lambda: server.ended == [2, 1])
