@@ -1,0 +1,191 @@
+"""What a real sidecar makes of the documents that it is shown, and of a disk that takes nothing more."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from rota.documents import PLAIN, Share, read_assignment, write_assignment
+from sidecar.fleet import Fleet, a_fleet
+
+
+async def test_documents_that_are_torn_old_changed_or_gone_change_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        old = fleet.files()
+        fleet.show()
+        before = await fleet.obeys("a")
+        good = fleet.files()
+        whole = str(good[PLAIN])
+        nothing = write_assignment(replace(read_assignment(whole), members={}))
+        bad = {
+            "it is no JSON object": whole[: len(whole) // 2],
+            "its sum does not match": whole.replace(f'"generation":{fleet.generation}', '"generation":99'),
+            "has generation 1, but 2 is obeyed": old[PLAIN],
+            "has another text than the generation 2": nothing[PLAIN],
+        }
+        for told, text in bad.items():
+            pod.show({**good, PLAIN: text})
+            await fleet.logged("a", told)
+            await still_works(fleet, before.held)
+        pod.show({name: text for name, text in good.items() if name != PLAIN})
+        await fleet.logged("a", "There is no assignment; generation 2 stays in force")
+        await still_works(fleet, before.held)
+        pod.show({**good, "group.json": "{"})
+        await still_works(fleet, before.held)
+        assert "SettingsNotRead" in (await fleet.obeys("a")).troubles
+        shutil.rmtree(pod.documents)
+        await still_works(fleet, before.held)
+        pod.documents.mkdir()
+        fleet.show()
+        await fleet.obeys("a")
+        await still_works(fleet, before.held)
+        assert (await fleet.obeys("a")).troubles == {}
+        await fleet.check()
+
+
+async def still_works(fleet: Fleet, held: object) -> None:
+    await fleet.send(8)
+    await fleet.all_done()
+    report = await fleet.hear("a")
+    assert report
+    assert report.held == held
+
+
+async def test_a_document_that_gives_the_queues_to_another_pod_of_its_name_means_nothing_to_hold(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(40)
+        await fleet.all_done()
+        for members in ({pod.name: Share("another", tuple(fleet.queues))}, {}):
+            fleet.generation += 1
+            document = replace(read_assignment(fleet.files()[PLAIN]), members=members)
+            pod.show({**fleet.files(), **write_assignment(document)})
+
+            async def empty() -> bool:
+                report = await fleet.obeys("a")
+                return (report.held, report.releasing, report.state) == ({}, {}, "serving")
+
+            await soon(empty)
+            fleet.show()
+            assert (await fleet.obeys("a")).working == {*fleet.queues, fleet.retry}
+        await fleet.send(40)
+        await fleet.all_done()
+        assert len(fleet.delivered()) == 80
+        await fleet.check()
+
+
+async def test_a_restarted_sidecar_takes_nothing_up_by_an_older_document(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        await fleet.give(a=fleet.queues)
+        old = fleet.files()
+        await fleet.revoke(fleet.queues)
+        await fleet.released("a", fleet.queues)
+        fleet.kill("a", "sidecar")
+        pod.show(old)
+        pod.start_sidecar()
+        report = await pod.heard(fleet.session)
+        assert report.generation == 2
+        await fleet.logged("a", "has generation 1, but 2 is obeyed")
+        await fleet.send(8)
+        assert (await fleet.obeys("a")).held == {}
+        pod.show(fleet.files())
+        fleet.releasing.clear()
+        await fleet.give(a=fleet.queues)
+        await fleet.all_done()
+        await fleet.check()
+
+
+async def test_a_generation_that_cannot_be_put_on_the_disk_is_not_obeyed_until_it_can(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    first, second = 2, 3
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        pod.kill_sidecar()
+        with a_small_disk(pod.state):
+            pod.start_sidecar()
+            await pod.heard(fleet.session)
+            await fleet.give(a=fleet.queues[:first])
+            await fleet.send(8, fleet.queues[:first])
+            await fleet.all_done()
+            (pod.state / "filler").write_bytes(b"x" * os.statvfs(pod.state).f_bavail * os.statvfs(pod.state).f_bsize)
+            for queue in fleet.queues[first:]:
+                fleet.owners[queue] = "a"
+            fleet.show()
+            for again in range(2):
+                await soon_in_trouble(fleet)
+                report = await fleet.hear("a")
+                assert report
+                assert report.generation == 1, "it claims nothing that it would not know after a restart"
+                if not again:
+                    await fleet.send(8, fleet.queues[:first])
+                    await fleet.all_done()
+                    await fleet.send(8, fleet.queues[first:])
+                    fleet.kill("a", "sidecar")
+                    pod.start_sidecar()
+                    await pod.heard(fleet.session)
+            assert {it.queue for it in fleet.delivered()} <= {*fleet.queues[:first]}
+            (pod.state / "filler").unlink()
+            report = await fleet.obeys("a")
+            assert report.generation == second - 1
+            await fleet.all_done()
+            assert (await fleet.obeys("a")).troubles == {}
+            assert json.loads((pod.state / "obeyed.json").read_text())["obeyed"] == report.generation
+            assert await pod.terminate() == 0
+        await fleet.check()
+
+
+async def test_a_sidecar_ends_when_it_is_asked_to_also_with_a_full_disk(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        pod.kill_sidecar()
+        with a_small_disk(pod.state):
+            pod.start_sidecar()
+            await pod.heard(fleet.session)
+            await fleet.give(a=fleet.queues)
+            await fleet.send(40)
+            await fleet.all_done()
+            (pod.state / "filler").write_bytes(b"x" * os.statvfs(pod.state).f_bavail * os.statvfs(pod.state).f_bsize)
+            fleet.show()
+            await soon_in_trouble(fleet)
+            await fleet.send(40)
+            await fleet.all_done()
+            assert await pod.terminate() == 0
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def soon_in_trouble(fleet: Fleet) -> None:
+    async def told() -> bool:
+        report = await fleet.hear("a")
+        return bool(report and "StateNotWritten" in report.troubles)
+
+    await soon(told)
+
+
+@contextmanager
+def a_small_disk(folder: Path) -> Iterator[None]:
+    """Put a disk of 64 KiB there; what lay there comes back afterwards."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "rota", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only who may mount can have a disk that is full")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -1,0 +1,167 @@
+"""Real sidecars, apps, brokers and name servers that are killed, frozen, moved and gone."""
+
+import asyncio
+import signal
+import socket
+from collections import Counter
+from pathlib import Path
+
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import Fleet, a_fleet
+
+STOPPED_SECONDS = 41  # longer than a loop may stand still, a trust in locks lasts and a lost member is waited for
+
+
+async def a_busy_pair(fleet: Fleet) -> None:
+    """Start two pods with two queues each, whose apps take a moment for everything."""
+    for name, queues in (("a", [*fleet.queues[:2], fleet.retry]), ("b", fleet.queues[2:])):
+        pod = await fleet.add(name)
+        pod.rules({"seconds": 0.05})
+        await fleet.give(**{name: queues})
+
+
+async def test_a_sidecar_that_is_killed_and_restarted_repeats_only_what_was_not_committed(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        await a_busy_pair(fleet)
+        async with fleet.traffic():
+            for _ in range(2):
+                await fleet.more(100)
+                await fleet.sample()
+                fleet.kill("a", "sidecar")
+                fleet.pods["a"].start_sidecar()
+                await fleet.pods["a"].heard(fleet.session)
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_an_app_that_is_killed_has_repeated_only_what_it_had_not_answered(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        await a_busy_pair(fleet)
+        async with fleet.traffic():
+            for _ in range(2):
+                await fleet.more(100)
+                fleet.kill("a", "app")
+                await asyncio.sleep(1)
+                fleet.pods["a"].start_app()
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_an_app_that_dies_of_a_message_gets_it_again_by_the_retry_topic(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"numbers": [7], "attempts": [1], "act": "die"})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(40)
+        assert pod.app
+        await asyncio.to_thread(pod.app.wait, 60)
+        fleet.note("app", "a")
+        pod.start_app()
+        await fleet.all_done()
+        assert [it.attempt for it in fleet.delivered() if it.number == 7] == [1, 2]
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_pod_that_ends_at_once_leaves_its_queues_to_another_one(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        await a_busy_pair(fleet)
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.delivered()) > 200)
+            await fleet.sample()
+            fleet.end("a")
+            for queue in [queue for queue, name in fleet.owners.items() if name == "a"]:
+                del fleet.owners[queue]
+            await fleet.give(b=[*fleet.queues[:2], fleet.retry])
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_sidecar_that_stood_still_while_its_queues_were_given_away_reads_its_document_first(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        await a_busy_pair(fleet)
+        pod = fleet.pods["a"]
+        async with fleet.traffic(pause=0.3):
+            await fleet.until(lambda: len(fleet.delivered()) > 50)
+            await fleet.sample()
+            pod.signal_sidecar(signal.SIGSTOP)
+            await fleet.force("a", "b", [*fleet.queues[:2], fleet.retry])
+            await asyncio.sleep(STOPPED_SECONDS)
+            await fleet.sample()
+            stood = len(pod.deliveries(fleet.group, orderly=False))
+            pod.signal_sidecar(signal.SIGCONT)
+            await fleet.forgiven("a")
+            await fleet.released("a", fleet.queues[:2])
+        await fleet.all_done()
+        assert len(pod.deliveries(fleet.group, orderly=False)) == stood, "it delivered nothing any more"
+        assert "it reads its document again" in pod.log.read_text()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_broker_that_is_killed_and_comes_back_elsewhere_is_found_and_told_what_it_forgot(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        await a_busy_pair(fleet)
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.delivered()) > 100)
+            hurried.kill_broker(0)
+            await soon(lambda: unreachable(fleet))
+            await asyncio.to_thread(hurried.start_broker, 0, a_free_port(hurried.address))
+            await fleet.more(100)
+        await fleet.all_done()
+        fleet.commits.clear()  # a broker that is killed forgets what it was told last
+        await fleet.all_committed()
+        hurried.kill_broker(0)  # and nobody has anything new to tell it
+        await asyncio.to_thread(hurried.start_broker, 0)
+        fleet.commits.clear()
+        await fleet.all_committed()
+        await fleet.hand_over(a=fleet.queues[2:], b=fleet.queues[:2])
+        late = await fleet.send(40)
+        await fleet.all_done(late)
+        assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
+        ids = {it.id for it in await fleet.cluster.clients(fleet.group, "broker-0")}
+        assert ids == {pod.client_id for pod in fleet.pods.values()}
+        await fleet.check()
+
+
+async def unreachable(fleet: Fleet) -> bool:
+    report = await fleet.hear("a")
+    return bool(report and report.brokers.get("broker-0") is False)
+
+
+async def test_without_a_name_server_consumption_goes_on(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        await a_busy_pair(fleet)
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.delivered()) > 50)
+            hurried.stop_name_server()
+            try:
+                await fleet.more(100)
+                await fleet.hand_over(a=fleet.queues[2:], b=fleet.queues[:2])
+                await fleet.more(100)
+            finally:
+                await asyncio.to_thread(hurried.start_name_server)
+        await fleet.all_done()
+        await asyncio.to_thread(hurried.up)
+        await fleet.all_committed()
+        await fleet.check()
+
+
+def a_free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

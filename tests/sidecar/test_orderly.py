@@ -1,0 +1,150 @@
+"""Orderly groups at a real broker: one message after another, under a lock, whoever comes, goes or stands still.
+
+Sidecar and broker are in a hurry: all that has to do with locks takes a tenth of its time.
+"""
+
+import asyncio
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import Fleet, a_fleet
+
+HURRIED = """
+from rota.sidecar import machine, shell
+for name in ("TRUST", "RENEWAL", "ASK_AGAIN", "KEPT", "HOLD", "LONGEST_PAUSE"):
+    setattr(machine, name, getattr(machine, name) / 10)
+shell.STOOD_STILL /= 10
+import sys
+from rota.sidecar.__main__ import main
+sys.exit(main())
+"""
+STOPPED_SECONDS = 10  # longer than the broker keeps a lock
+ORDERLY: dict[str, Any] = {"ordering": "Orderly", "push": {"timeout": "2s"}}
+
+
+async def an_orderly_pair(fleet: Fleet) -> None:
+    fleet.program = ("-c", HURRIED)
+    for name, queues in (("a", fleet.queues[:2]), ("b", fleet.queues[2:])):
+        pod = await fleet.add(name)
+        pod.rules({"seconds": 0.01})
+        await fleet.give(**{name: queues})
+
+
+async def test_order_is_kept_through_handovers_under_load(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        await an_orderly_pair(fleet)
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.done()) > 100)
+            report = await fleet.obeys("a")
+            assert [it.locked for it in report.queues] == [True, True]
+            for _ in range(2):
+                await fleet.hand_over(b=fleet.queues[:2])
+                await fleet.hand_over(a=fleet.queues)
+                await fleet.hand_over(b=fleet.queues[2:])
+        await fleet.all_done()
+        assert {it.attempt for it in fleet.delivered()} == {1}
+        assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_what_fails_is_tried_in_place_and_all_behind_it_waits(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        await an_orderly_pair(fleet)
+        for pod in fleet.pods.values():
+            pod.rules({"numbers": [8, 9, 10], "attempts": [1, 2], "status": 500})
+        await fleet.send(40)
+        await fleet.all_done()
+        attempts = [it.attempt for it in fleet.delivered() if it.number == 8]
+        assert attempts == [1, 2, 3]
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_queue_is_given_up_while_its_message_is_tried_in_place(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        await an_orderly_pair(fleet)
+        stuck = fleet.queues[0]
+        fleet.pods["a"].rules({"queues": [stuck.id], "status": 500})
+        await fleet.send(40)
+        await fleet.until(lambda: [it for it in fleet.delivered() if it.queue == stuck and it.attempt == 2])
+        await fleet.hand_over(b=[stuck])
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_pod_that_is_gone_has_its_locks_given_back_in_its_name(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        await an_orderly_pair(fleet)
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.done()) > 100)
+            await fleet.sample()
+            fleet.end("a")
+            await fleet.cluster.unlock(fleet.group, fleet.pods["a"].client_id, fleet.queues[:2])
+            for queue in fleet.queues[:2]:
+                del fleet.owners[queue]
+            await fleet.give(b=fleet.queues[:2])
+            delivered = len(fleet.pods["b"].deliveries(fleet.group, orderly=True))
+            await fleet.until(
+                lambda: len(fleet.pods["b"].deliveries(fleet.group, orderly=True)) > delivered + 100, seconds=60
+            )
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_sidecar_that_is_killed_and_restarted_goes_on_in_order(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        await an_orderly_pair(fleet)
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.done()) > 100)
+            await fleet.sample()
+            fleet.kill("a", "sidecar")
+            fleet.pods["a"].start_sidecar(fleet.program)
+            await fleet.more(100)
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_no_two_members_work_a_queue_though_one_stands_still_and_is_overruled(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        await an_orderly_pair(fleet)
+        one, other = fleet.pods["a"], fleet.pods["b"]
+        async with fleet.traffic(pause=0.1):
+            await fleet.until(lambda: len(fleet.done()) > 100)
+            await fleet.sample()
+            one.signal_sidecar(signal.SIGSTOP)
+            await fleet.force("a", "b", fleet.queues[:2])
+            await asyncio.sleep(STOPPED_SECONDS)
+            stood = len(one.deliveries(fleet.group, orderly=True))
+            one.signal_sidecar(signal.SIGCONT)
+            await fleet.forgiven("a")
+            taken = {*fleet.queues[:2]}
+            await fleet.until(lambda: taken <= {it.queue for it in other.deliveries(fleet.group, orderly=True)})
+        await fleet.all_done()
+        assert len(one.deliveries(fleet.group, orderly=True)) == stood
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_order_is_kept_when_the_broker_restarts_and_has_forgotten_its_locks(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        await an_orderly_pair(fleet)
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.done()) > 100)
+            hurried.kill_broker(0)
+            await asyncio.to_thread(hurried.start_broker, 0)
+            await fleet.more(100)
+        await fleet.all_done()
+        fleet.commits.clear()
+        await fleet.all_committed()
+        await fleet.check()

@@ -1,0 +1,211 @@
+"""Real sidecars at a real broker, delivering to real apps: what they do while all is well."""
+
+import asyncio
+import signal
+from collections import Counter
+from pathlib import Path
+
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import a_fleet
+
+
+async def test_everything_is_delivered_once_and_a_second_run_delivers_nothing_again(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(400)
+        await fleet.all_done()
+        assert await pod.terminate() == 0
+        assert await fleet.cluster.clients(fleet.group, "broker-0") == ()
+        pod.start_sidecar()
+        await fleet.obeys("a")
+        late = await fleet.send(40)
+        await fleet.all_done()
+        assert Counter(it.number for it in fleet.delivered()) == Counter(range(440))
+        assert {it.number for it in fleet.delivered()[400:]} == {*late}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_twice(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        for name in ("a", "b"):
+            pod = await fleet.add(name)
+            pod.rules({"seconds": 0.05})
+        first, second = fleet.queues[:2], fleet.queues[2:]
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.done()) > 50)
+            for _ in range(2):
+                await fleet.hand_over(b=first)
+                await fleet.hand_over(a=first[:1], b=second)
+                await fleet.hand_over(a=[first[1], *second])
+        await fleet.all_done()
+        counted = Counter(it.number for it in fleet.delivered())
+        assert {*counted.values()} == {1}
+        assert {it.member for it in fleet.delivered()} == {pod.name for pod in fleet.pods.values()}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_sidecar_that_is_asked_to_end_with_a_thousand_messages_at_its_app_ends_well(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path, push={"concurrency": 1000}) as fleet:
+        pod, heir = await fleet.add("a"), await fleet.add("b")
+        pod.rules({"act": "hold"})
+        await fleet.send(1500)
+        await fleet.give(a=fleet.queues)
+
+        async def many() -> bool:
+            report = await fleet.hear("a")
+            return bool(report and report.inflight > 900)  # something is always left for another queue
+
+        await soon(many)
+        pod.signal_sidecar(signal.SIGTERM)
+        await fleet.obeys("a", "draining")
+        pod.rules()
+        assert await pod.terminate() == 0
+        assert await fleet.cluster.clients(fleet.group, "broker-0") != (), "the other one is still there"
+        assert pod.client_id not in {it.id for it in await fleet.cluster.clients(fleet.group, "broker-0")}
+        at_its_end = len(fleet.done())
+        assert at_its_end > 900
+        assert sum((await fleet.sample()).values()) == at_its_end, "all that was done is committed"
+        fleet.note("ended", "a")
+        fleet.ended.add("a")
+        fleet.owners.clear()
+        await fleet.give(b=fleet.queues)
+        heir.rules()
+        await fleet.all_done()
+        assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_an_app_that_drains_before_it_restarts_finds_its_queues_again(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"seconds": 0.1})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        async with fleet.traffic():
+            await fleet.until(lambda: len(fleet.done()) > 20)
+            before = await fleet.obeys("a")
+            assert await pod.get(fleet.session, "/v1/drain") == "drained\n"
+            report = await fleet.obeys("a", "drained")
+            assert (report.held, report.releasing, report.inflight, report.final) == ({}, {}, 0, False)
+            assert await pod.get(fleet.session, "/v1/drain") == "drained\n", "it can be asked again"
+            fleet.kill("a", "app")
+            delivered = len(fleet.delivered())
+            pod.start_app()
+            report = await fleet.obeys("a", "serving")
+            await fleet.until(lambda: len(fleet.delivered()) > delivered)
+            assert (await fleet.obeys("a")).held == before.held
+        await fleet.all_done()
+        assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_who_was_drained_for_good_takes_nothing_again_not_even_after_a_restart(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod, _ = await fleet.add("a"), await fleet.add("b")
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(100)
+        await fleet.all_done()
+        assert await pod.drain_for_good(fleet.session, fleet.pods["b"].uid) == 403
+        assert (await fleet.obeys("a")).state == "serving"
+        assert await pod.drain_for_good(fleet.session, pod.uid) == 200
+        assert (await fleet.obeys("a")).drained
+        pod.kill_sidecar()
+        pod.start_sidecar()
+        await pod.heard(fleet.session)
+        await fleet.send(100)
+        assert (await fleet.obeys("a")).drained
+        fleet.show()  # the document gives it its queues still
+        assert (await fleet.obeys("a")).drained
+        assert len(fleet.delivered()) == 100
+        await fleet.hand_over(b=fleet.queues)
+        await fleet.all_done()
+        assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
+        assert await pod.terminate() == 0
+        await fleet.check()
+
+
+async def test_an_app_that_does_not_listen_yet_costs_no_attempt(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a", app=False)
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(100)
+
+        async def tried() -> bool:
+            return 'outcome="away"} ' in await pod.get(fleet.session, "/metrics")
+
+        await soon(tried)
+        await fleet.hand_over(a=[])
+        pod.start_app()
+        await fleet.all_done()
+        assert Counter((it.number, it.attempt) for it in fleet.delivered()) == Counter((it, 1) for it in range(100))
+        assert 'outcome="done"} 100' in await pod.get(fleet.session, "/metrics")
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_path_that_is_not_found_is_told_and_empties_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"status": 404})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(100)
+
+        async def told() -> str:
+            return (await fleet.obeys("a")).troubles.get("AppPathNotFound", "")
+
+        assert "404 to POST /" in await soon(told)
+        await fleet.until(lambda: len(fleet.delivered()) > 17)
+        assert set((await fleet.sample()).values()) == {0}
+        pod.rules()
+        await fleet.all_done()
+        assert {it.attempt for it in fleet.delivered()} == {1}
+        assert (await fleet.obeys("a")).troubles == {}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_offsets_that_somebody_sets_are_obeyed(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(100)
+        await fleet.all_done()
+        await fleet.all_committed()
+        fleet.note("reset", "a", fleet.queues)
+        await fleet.cluster.reset(fleet.group, fleet.topic, "broker-0", seconds=0)
+        await fleet.send(
+            4
+        )  # a broker tells it when it is asked the next time, and a question that it holds is the last
+        await fleet.until(lambda: Counter(it.number for it in fleet.delivered()).total() > 200)
+        assert {*range(100)} <= {
+            number for number, times in Counter(it.number for it in fleet.delivered()).items() if times == 2
+        }
+        await fleet.all_committed()
+        await fleet.check()
+        pod.rules({"seconds": 1})
+        await fleet.send(400)
+        await fleet.until(lambda: len(fleet.delivered()) > 210)
+        fleet.note("reset", "a", fleet.queues)
+        printed = await asyncio.to_thread(
+            rocketmq.mqadmin, "resetOffsetByTime", "-g", fleet.group, "-t", fleet.topic, "-s", "now"
+        )
+        assert printed.count("broker-0") >= len(fleet.queues), printed
+        pod.rules()
+        late = await fleet.send(20)
+        await fleet.all_done(late)
+        assert len(fleet.delivered()) < 500, "it did not go through all that lay before the new offset"
+        await fleet.all_committed()

@@ -1,0 +1,108 @@
+"""What becomes of messages that an app does not take, at a real broker whose retries come soon."""
+
+import signal
+from pathlib import Path
+
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import a_fleet
+
+WRONG, DEAD = {"status": 500}, {"status": 422}
+
+
+async def test_what_fails_comes_back_by_the_retry_topic_with_its_attempts_counted(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, delivery={"retry": {"maxAttempts": 4}}) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"numbers": [3], **WRONG}, {"numbers": [5, 6], "attempts": [1, 2], **WRONG})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(20)
+        await fleet.all_done({*range(20)} - {3})
+
+        async def dead() -> set[int]:
+            return await fleet.dead_letters()
+
+        assert await soon(dead) == {3}
+        attempts = {number: [it.attempt for it in fleet.delivered() if it.number == number] for number in range(20)}
+        assert attempts == {it: [1] for it in range(20)} | {3: [1, 2, 3, 4], 5: [1, 2, 3], 6: [1, 2, 3]}
+        assert len({it.id for it in fleet.delivered()}) == 20, "a message keeps its id, however often it is tried"
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_one_message_of_a_batch_goes_to_the_dead_letters_and_the_others_are_worked(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, push={"maxBatch": 8}) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"numbers": [13], **DEAD})
+        await fleet.send(64)
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.all_done({*range(64)} - {13})
+
+        async def dead() -> set[int]:
+            return await fleet.dead_letters()
+
+        assert await soon(dead) == {13}
+        assert max(it.together for it in fleet.delivered()) == 8
+        assert {it.attempt for it in fleet.delivered()} == {1}
+        guilty = [it for it in fleet.delivered() if it.number == 13]
+        assert [(it.together > 1, it.status) for it in guilty] == [(True, 422), (False, 422)]
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_an_app_that_hangs_on_one_queue_keeps_no_other_queue_waiting(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, push={"timeout": "10s"}) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"queues": [1], "attempts": [1], "act": "hang"})
+        await fleet.send(400)
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.all_done([it.number for it in fleet.sent if it.queue.id != 1])
+        assert not fleet.done() & {it.number for it in fleet.sent if it.queue.id == 1}, "none timed out yet"
+        pod.rules()
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_queue_is_given_up_while_its_messages_fail_and_wait_to_be_tried_again(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        one, other = await fleet.add("a"), await fleet.add("b")
+        for pod in (one, other):
+            pod.rules({"attempts": [1, 2], **WRONG})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        async with fleet.traffic(pause=0.05):
+            await fleet.until(lambda: len(fleet.delivered()) > 40)
+            await fleet.hand_over(b=[*fleet.queues[:2], fleet.retry])
+            await fleet.until(lambda: len(other.deliveries(fleet.group, orderly=False)) > 40)
+            await fleet.hand_over(a=[*fleet.queues[:2], fleet.retry])
+        await fleet.all_done()
+        seen = [(it.number, it.attempt) for it in fleet.delivered()]
+        assert len(seen) == len(set(seen)), "no attempt is made twice"
+        assert {attempt for _, attempt in seen} == {1, 2, 3}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_drain_is_cut_when_its_time_is_over_and_what_hung_is_tried_elsewhere(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        fleet.drain_timeout = 2.0
+        pod, _ = await fleet.add("a"), await fleet.add("b")
+        pod.rules({"numbers": [4, 5], "act": "hang"})
+        await fleet.give(a=fleet.queues)
+        await fleet.send(40)
+        await fleet.all_done({*range(40)} - {4, 5})
+        await fleet.hand_over(b=fleet.queues)
+        await fleet.all_done()
+        again = {it.number for it in fleet.delivered() if it.member == fleet.pods["b"].name}
+        assert {4, 5} <= again, "from the first that hung on"
+        fleet.pods["b"].signal_sidecar(signal.SIGTERM)
+        assert await fleet.pods["b"].terminate() == 0
+        committed = await fleet.sample()
+        assert sum(committed.values()) == 40
