@@ -52,11 +52,13 @@ def rows() -> Iterator[Row]:
 def _throughput(rocketmq: RocketMQ) -> Iterator[Row]:
     batch = [_consumed(rocketmq, f"batch-{number}", maxBatch=32) for number in range(PASSES)]
     single = [_consumed(rocketmq, f"single-{number}", messages=MESSAGES // 4) for number in range(PASSES)]
+    asked = [_consumed(rocketmq, f"asked-{number}", mode="Pull") for number in range(PASSES)]
     java = [_java(rocketmq, f"java-{number}") for number in range(PASSES)]
     theirs = Sample([it.seconds for it in java])
     for what, found, target in (
         ("pushed to an app, 32 at a time", batch, "≥ 10,000/s"),
         ("pushed to an app, one at a time", single, "≥ 3,000/s"),
+        ("asked for by an app, 32 at a time", asked, "≥ 15,000/s"),
     ):
         ours = Sample([it.seconds for it in found])
         told = f"{MILLION / ours.median:,.0f} / {MILLION / theirs.median:,.0f} messages a second"
@@ -66,7 +68,7 @@ def _throughput(rocketmq: RocketMQ) -> Iterator[Row]:
             Sample([it.work for it in found]),
             Sample([it.work for it in java]),
         )
-    loaded = f"{max(it.loaded for it in [*batch, *single])} MB; Java {max(it.loaded for it in java)} MB"
+    loaded = f"{max(it.loaded for it in [*batch, *single, *asked])} MB; Java {max(it.loaded for it in java)} MB"
     what = f"resident memory, idle with {QUEUES} queues: {_idle(rocketmq)} MB; at most in the runs above: {loaded}"
     yield Row(what, Sample([0.0]), target="≤ 60 MB; ≤ 200 MB")
 
@@ -185,13 +187,13 @@ class Member:
         self.address = self.instance.address(100 + Member._count)
         self.folder = self.instance.folder / self.name
         self._log = self.folder / "deliveries"
-        start = more.pop("startFrom", {"position": "Earliest"})
+        start, mode = more.pop("startFrom", {"position": "Earliest"}), more.pop("mode", "Push")
         spec = {
             "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
             "subscriptions": [{"topic": topic}],
             "group": group,
             "startFrom": start,
-            "delivery": {"push": more},
+            "delivery": {"mode": mode, "push": more},
         }
         for folder in ("documents", "state"):
             (self.folder / folder).mkdir(parents=True)
@@ -199,7 +201,6 @@ class Member:
         (self.folder / "documents/group.json").write_text(settings)
         root = Path(__file__).parent.parent
         app = [sys.executable, "-m", "bench.app", self.address, "8080", *([str(self._log)] if log else [])]
-        self.instance.start(f"{self.name}-app", app, cwd=root)
         told = {
             "POD_NAME": self.name,
             "POD_NAMESPACE": "bench",
@@ -211,6 +212,9 @@ class Member:
         }
         self.process = self.instance.start(self.name, [sys.executable, "-m", "rota.sidecar"], env=told)
         self.instance.wait(self.name, lambda: bool(self.get("healthz")), 30, "the sidecar")
+        if mode == "Pull":
+            app = [sys.executable, "-m", "bench.asker", self.address]
+        self.instance.start(f"{self.name}-app", app, cwd=root)
 
     def give(self, generation: int, queues: list[Queue]) -> None:
         """Write a document that gives it these."""

@@ -1,19 +1,25 @@
 """From the chart and the Dockerfile to groups that are looked after: installed as people install it, on a real node."""
 
 import json
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chart.charts import CHART, STRICT, Helm, Refused
+from ground import peers
 from ground.node import RealNode
 from ground.poll import eventually
+from ground.rocketmq import RocketMQ
 
 pytestmark = pytest.mark.node
 
 SECONDS = 120
+QUEUES, MESSAGES = 8, 1000
 WAIT = ("--wait", f"--timeout={SECONDS}s")
 HOME, SHOP = "rota-system", "shop"  # where the operator is, and where groups are
 EVENTS = f"--field-selector=involvedObject.name={SHOP}"
@@ -33,6 +39,18 @@ GROUP = {
         "template": {"spec": {"containers": [{"name": "app", "image": "app"}]}},
     },
 }
+# What an app of the tests does: it notes what it gets where all pods of the node note it.
+APP = """
+import os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+log = os.open("/deliveries/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+class App(BaseHTTPRequestHandler):
+    def do_POST(self):
+        os.write(log, self.rfile.read(int(self.headers["content-length"])) + b"\\n")
+        self.send_response(204)
+        self.end_headers()
+HTTPServer(("127.0.0.1", 8080), App).serve_forever()
+"""
 VERSIONS = {"Secret": "v1", "ConsumerGroup": "rota.dev/v1alpha1", "RebalancePolicy": "rota.dev/v1alpha1"}
 
 
@@ -93,12 +111,14 @@ class Installed:
 def installed(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """Install the chart as its README says, with an image of the Dockerfile, and make a group."""
     image, _, tag = real_node.build("operator").partition(":")
+    sidecar, _, of_sidecar = real_node.build("sidecar").partition(":")
     it = Installed(real_node, Helm(tmp_path_factory.mktemp("helm")))
     for name in (HOME, SHOP):
         real_node.kubectl("create", "namespace", name)
     real_node.kubectl("label", "namespace", HOME, *(f"{label}={value}" for label, value in STRICT.items()))
     values = {
         "image": {"repository": image, "tag": tag, "pullPolicy": "Never"},
+        "sidecar": {"image": {"repository": sidecar, "tag": of_sidecar}},
         "networkPolicy": {"enabled": True, "memberNamespaces": [SHOP]},  # taken; this node's network enforces none
     }
     items = [{"apiVersion": VERSIONS[str(one["kind"])], **one} for one in (POLICY, SECRET, GROUP)]
@@ -137,6 +157,99 @@ def test_a_group_is_told_how_it_fares_with_the_rights_that_the_chart_gives(insta
     eventually(lambda: installed.shop("get", "deploy", SHOP, "--ignore-not-found"), SECONDS)
     eventually(lambda: installed.shop("get", "events", EVENTS, "-o", "name"), SECONDS)
     assert "forbidden" not in installed.log()
+
+
+class Consumers:
+    """A group at work: its broker, and what its pods have noted."""
+
+    name = "orders"
+
+    def __init__(self, installed: Installed, folder: Path) -> None:
+        node = installed.node
+        self._installed, self._folder = installed, folder
+        self._broker = RocketMQ(node.instance, address=node.address, prefix=node.prefix)
+        folder.mkdir(mode=0o777)
+        folder.chmod(0o777)
+
+    def up(self) -> None:
+        """Start the broker, and make the group with two pods."""
+        self._broker.up()
+        self._broker.create_topic(self.name, QUEUES)
+        app: dict[str, Any] = {"name": "app", "image": "rota.local/sidecar:test", "command": ["python", "-c", APP]}
+        app |= {"volumeMounts": [{"name": "deliveries", "mountPath": "/deliveries"}]}
+        spec = {
+            "broker": {"rocketmq": {"nameServers": [self._broker.name_server]}},
+            "subscriptions": [{"topic": self.name}],
+            "startFrom": {"position": "Earliest"},
+            "policyRef": {"name": "steady"},
+            "replicas": 2,
+            "template": {
+                "spec": {
+                    "containers": [app],
+                    "volumes": [{"name": "deliveries", "hostPath": {"path": str(self._folder)}}],
+                }
+            },
+        }
+        group = {"apiVersion": VERSIONS["ConsumerGroup"], "kind": "ConsumerGroup", "metadata": {"name": self.name}}
+        self._installed.shop("apply", "-f-", feed=json.dumps(group | {"spec": spec}))
+
+    def down(self) -> None:
+        self._installed.shop("delete", "cg", self.name, "--ignore-not-found")
+        eventually(lambda: not self._pods(), SECONDS)
+        self._broker.down()
+
+    def works(self, members: int) -> None:
+        """Wait until so many pods work, and nothing goes on."""
+        eventually(lambda: self._settled(members), 2 * SECONDS)
+
+    def send(self) -> None:
+        """Begin to send numbered messages."""
+        self._producer = peers.producer(self._broker, self.name, MESSAGES, rate=20)
+
+    def came(self) -> Counter[int]:
+        """Return how often each message came, once all have been sent and have come."""
+        eventually(lambda: self._producer.done, SECONDS)
+        eventually(lambda: len(self._noted()) >= MESSAGES, SECONDS)
+        time.sleep(1)  # one that comes twice may come a moment later
+        return self._noted()
+
+    def _noted(self) -> Counter[int]:
+        log = self._folder / "log"
+        return Counter(int(line.split()[0]) for line in log.read_text().splitlines()) if log.exists() else Counter()
+
+    def _pods(self) -> list[str]:
+        return self._installed.shop("get", "pods", "-l", f"rota.dev/group={self.name}", "-o", "name").split()
+
+    def _settled(self, members: int) -> bool:
+        status = json.loads(self._installed.shop("get", "cg", self.name, "-o", "json")).get("status") or {}
+        conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
+        calm = (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
+        return calm and status.get("members") == members == len(self._pods())
+
+
+@pytest.fixture
+def consumers(installed: Installed, tmp_path: Path) -> Iterator[Consumers]:
+    made = Consumers(installed, tmp_path / "deliveries")
+    try:
+        made.up()
+        yield made
+    finally:
+        print(installed.shop("describe", "cg,pods", "-l", "rota.dev/group=orders", check=False))
+        made.down()
+
+
+def test_a_fleet_consumes_grows_and_is_replaced_and_nothing_is_lost_or_comes_twice(
+    installed: Installed, consumers: Consumers
+) -> None:
+    consumers.works(2)
+    consumers.send()
+    installed.shop("scale", "cg/orders", "--replicas=3")
+    consumers.works(3)
+    restart = {"spec": {"template": {"metadata": {"annotations": {"restarted": "now"}}}}}
+    installed.shop("patch", "cg", "orders", "--type=merge", "-p", json.dumps(restart))
+    installed.shop("rollout", "status", "deploy/orders", f"--timeout={SECONDS}s")
+    consumers.works(3)
+    assert consumers.came() == dict.fromkeys(range(MESSAGES), 1)
 
 
 def test_the_other_operator_leads_when_the_leaders_pod_is_deleted(installed: Installed) -> None:

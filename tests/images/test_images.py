@@ -130,7 +130,7 @@ def test_images_run_on_a_read_only_root_without_a_shell(real_node: RealNode, ima
     made = {
         "help": {"image": images["operator"].name, "args": ["--help"]},
         "operator": alone(images["operator"], "numpy", "kopf", "rota.kube.run"),
-        "sidecar": alone(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", "rota.sidecar.member"),
+        "sidecar": alone(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", "rota.sidecar.run"),
     }
     hidden = [{"name": "nothing", "mountPath": path} for path in SHELLS]
     rest = {"securityContext": SAFE, "volumeMounts": hidden}

@@ -79,6 +79,7 @@ class Gatherer:
         if not group.looked:
             if not group.record.version:  # it may have been seen before its group
                 await self._ask_for_record(group)
+            await self._ask_for_unseen(group)  # who has ended is not to be waited for
             await self._in_turn(group)
             group.looked = True
         if group.outdated or not group.record.ours:

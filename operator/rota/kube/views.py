@@ -72,6 +72,8 @@ class Views:
         if interest is None:
             self._interests.pop(key, None)
             self._online.pop(key, None)
+        elif self._interests.get(key) == interest:
+            return
         else:
             self._interests[key] = interest
         wanted = {topic for it in self._interests.values() for topic in _topics(it)}

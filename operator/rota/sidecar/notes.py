@@ -16,6 +16,8 @@ import msgspec
 from rota.documents import Whole, unnested
 from rota.model import Queue
 
+_LARGEST = 4096  # bytes of a note, a block of most disks
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +47,15 @@ class Notes:
         """Return what this pod's member kept; what cannot be read, or is another pod's, is as nothing, and is told."""
         self._uid, self._kept = uid, self._read(uid)
         return self._kept
+
+    def need_room(self) -> None:
+        """Raise the OSError that `keep` would most likely raise; so that nothing is decided that cannot be noted."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        tried = self._path.with_name(f"{self._path.name}.tried")
+        try:
+            tried.write_bytes(bytes(_LARGEST))
+        finally:
+            tried.unlink(missing_ok=True)
 
     def keep(self, *, obeyed: int | None = None, final: bool = False) -> None:
         """Put it on the disk before this returns; neither ever goes back.

@@ -230,22 +230,17 @@ class Push:
 
     async def _until(self, *, listens: bool) -> None:
         while True:
-            if await self._listens(until_it_ends=not listens) is listens:
+            if await self._listens() is listens:
                 return
             await asyncio.sleep(LOOK_AGAIN)
 
-    async def _listens(self, *, until_it_ends: bool) -> bool:
-        """Whether the app takes a connection; it is held until the app closes it."""
+    async def _listens(self) -> bool:
+        """Whether the app takes a connection; it is not held, for an app may serve one at a time."""
         try:
-            reader, writer = await asyncio.open_connection(self._name, self._shell.settings.delivery.push.port)
+            _, writer = await asyncio.open_connection(self._name, self._shell.settings.delivery.push.port)
         except OSError:
             return False
-        try:
-            if until_it_ends:
-                with suppress(OSError):
-                    await reader.read(1)
-        finally:
-            writer.close()
+        writer.close()
         return True
 
     def queues_changed(self) -> None:

@@ -36,6 +36,8 @@ KEEP_AGAIN = 1.0  # before the disk is tried again
 # Why a member drains; it takes its queues up again when no reason is left.
 APP, SETTINGS, END = "the app ends", "its settings are others", "it ends"
 
+NOT_WRITTEN = "StateNotWritten"
+
 _log = logging.getLogger(__name__)
 
 
@@ -90,16 +92,20 @@ class Sidecar:
 
     async def run(self, ending: asyncio.Event) -> None:
         """Work until told to end, then drain and leave."""
-        for work in (self._follow(), self._beat(), self._commit()):
-            self.start(work)
-        await ending.wait()
+        parts = [asyncio.create_task(it) for it in (self._follow(), self._beat(), self._commit())]
+        told = asyncio.create_task(ending.wait())
+        await asyncio.wait([told, *parts], return_when=asyncio.FIRST_COMPLETED)
         self._ends = True
         await self.drain(END)
+        self._tasks.update(parts, [told])
         for task in list(self._tasks):  # before it leaves: one of them may be about to join anew
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._leave()
         await self._app.close()
+        for part in parts:
+            if not part.cancelled():
+                raise RuntimeError("A part of the sidecar has failed, so it ends") from part.exception()
 
     def start(self, work: Coroutine[None, None, object]) -> None:
         """Do something beside all else; what goes wrong there is told."""
@@ -150,6 +156,8 @@ class Sidecar:
         settings = self._settings(files.settings)
         if self._sources.now is None and not (settings and self._joined(settings)):
             return  # nothing can be worked, so nothing is obeyed
+        if not self._has_room():
+            return
         self.member.orderly = self.settings.orderly
         step = self.member.read(files.assignment, self.now())
         if step.why and step.why != self._why:
@@ -172,18 +180,31 @@ class Sidecar:
 
     def _joined(self, settings: Settings) -> bool:
         """Join for the first time, or anew; False if that cannot be, because of what is mounted."""
-        if self._looking:
-            self._looking.cancel()
-            self._looking = None
         try:
             self._sources.take(settings)
         except ValueError as error:
-            self.health.trouble("MissingSecret", str(error))
-            self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
+            self._look_again("MissingSecret", str(error))
             return False
         self.health.trouble("MissingSecret", "")
         self._drains.discard(SETTINGS)
         return True
+
+    def _has_room(self) -> bool:
+        """Whether what may come of a document can be noted; who stood still goes on with what is obeyed."""
+        try:
+            self._notes.need_room()
+        except OSError as error:
+            self.member.read(None, self.now())
+            self._look_again(NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}")
+            return False
+        self.health.trouble(NOT_WRITTEN, "")
+        return True
+
+    def _look_again(self, reason: str, told: str) -> None:
+        self.health.trouble(reason, told)
+        if self._looking:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
 
     def _settings(self, text: bytes | None) -> Settings | None:
         try:
@@ -219,10 +240,10 @@ class Sidecar:
             try:
                 if step.remember is not None or step.remember_final:
                     self._notes.keep(obeyed=step.remember, final=step.remember_final)
-                    self.health.trouble("StateNotWritten", "")
+                    self.health.trouble(NOT_WRITTEN, "")
             except OSError as error:
                 told = f"The member's state cannot be written, so generation {step.remember} is not obeyed: {error}"
-                self.health.trouble("StateNotWritten", told)
+                self.health.trouble(NOT_WRITTEN, told)
                 if not self._ends:
                     self._keeping = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
                     return
