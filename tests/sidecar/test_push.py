@@ -56,7 +56,7 @@ async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_tw
 async def test_a_sidecar_that_is_asked_to_end_with_a_thousand_messages_at_its_app_ends_well(
     rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(rocketmq, tmp_path, push={"concurrency": 1000}) as fleet:
+    async with a_fleet(rocketmq, tmp_path, push={"concurrency": 1400}) as fleet:
         pod, heir = await fleet.add("a"), await fleet.add("b")
         pod.rules({"act": "hold"})
         await fleet.send(1500)
@@ -64,7 +64,7 @@ async def test_a_sidecar_that_is_asked_to_end_with_a_thousand_messages_at_its_ap
 
         async def many() -> bool:
             report = await fleet.hear("a")
-            return bool(report and report.inflight > 900)  # something is always left for another queue
+            return bool(report and report.inflight > 1000)  # the last quarter is for other queues
 
         await soon(many)
         pod.signal_sidecar(signal.SIGTERM)
@@ -74,7 +74,7 @@ async def test_a_sidecar_that_is_asked_to_end_with_a_thousand_messages_at_its_ap
         assert await fleet.cluster.clients(fleet.group, "broker-0") != (), "the other one is still there"
         assert pod.client_id not in {it.id for it in await fleet.cluster.clients(fleet.group, "broker-0")}
         at_its_end = len(fleet.done())
-        assert at_its_end > 900
+        assert at_its_end > 1000
         assert sum((await fleet.sample()).values()) == at_its_end, "all that was done is committed"
         fleet.note("ended", "a")
         fleet.ended.add("a")

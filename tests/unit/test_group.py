@@ -25,10 +25,9 @@ RECORD = ConfigMap(
 def test_a_record_that_comes_before_its_group_is_not_taken_for_somebody_elses() -> None:
     group = Group("shop", "orders")
     group.keep(RECORD)
-    assert not group.record.ours
+    assert group.record.version == "", "whose it is cannot be told"
     group.wants(BODY, None)
     assert not group.looked
-    group.keep(RECORD)  # as it is read now
     assert group.record.ours
     assert group.record.document is not None
     assert group.record.document.generation == 7
@@ -40,6 +39,21 @@ def test_a_record_of_the_group_that_had_the_name_before_is_not_this_ones() -> No
     group.keep(RECORD)
     group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
     group.keep(RECORD)
+    assert not group.record.ours
+
+
+def test_a_record_that_comes_before_its_group_and_goes_again_is_forgotten() -> None:
+    group = Group("shop", "orders")
+    group.keep(RECORD)
+    group.keep(None)
+    group.wants(BODY, None)
+    assert group.record.version == ""
+
+
+def test_a_record_that_comes_before_the_group_of_another_uid_is_not_its_own() -> None:
+    group = Group("shop", "orders")
+    group.keep(RECORD)
+    group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
     assert not group.record.ours
 
 

@@ -5,7 +5,15 @@ import asyncio
 from rota.kube.gather import Turns
 from rota.kube.group import Group
 
-A, B, C, D = (Group("shop", name) for name in "abcd")
+
+class Resting(Group):
+    """A group at rest, unless said."""
+
+    at_rest = True
+
+
+A, B, C, D = (Resting("shop", name) for name in "abcd")
+WAITS = Group("shop", "waits")
 
 
 async def steps() -> None:
@@ -67,6 +75,14 @@ async def test_who_is_in_a_hurry_goes_first() -> None:
     await some.go(A)
     assert some.there == ["a", "d"]
     await some.give_up(B, C, D)
+
+
+async def test_who_is_not_at_rest_goes_before_those_who_are() -> None:
+    some = Some(Turns(1))
+    await some.come(A, B, WAITS, C)
+    await some.go(A)
+    assert some.there == ["a", "waits"]
+    await some.give_up(B, C, WAITS)
 
 
 async def test_who_gives_up_takes_nobodys_turn() -> None:

@@ -133,8 +133,7 @@ class Brain:
             self._rest(task)
             self._places.forget(body.metadata.key)
             task.group.body = None
-            if not (task.group.pods or task.group.strangers):
-                del self._tasks[body.metadata.key]
+            self._forget_nobodys(body.metadata.key)
 
     def policy_seen(self, body: Custom) -> None:
         """Take a policy's newest text."""
@@ -178,10 +177,8 @@ class Brain:
         for key in self._concerned(pod):
             task = self._task(key)
             task.group.miss(pod)
-            if task.group.body is None and not (task.group.pods or task.group.strangers):
-                del self._tasks[key]  # a group that was never there, or is not any more
-            else:
-                self._hurry(key)
+            self._hurry(key)
+            self._forget_nobodys(key)
         self._labels.pop(pod.metadata.uid, None)
 
     def _concerned(self, pod: Pod) -> list[Key]:
@@ -194,12 +191,13 @@ class Brain:
 
     def record_seen(self, found: ConfigMap) -> None:
         """Take a record's newest text; our own comes back here too."""
-        task = self._tasks.get(found.metadata.group)
-        if task and found.metadata.name == record_of(task.group.name):
-            before = task.group.record
-            task.group.keep(found)
-            if task.group.record is not before:
-                self.wake(found.metadata.group)
+        key = found.metadata.group
+        if found.metadata.name == record_of(key[1]):
+            group = self._task(key).group  # which may be seen later
+            before = group.record
+            group.keep(found)
+            if group.record is not before:
+                self.wake(key)
 
     def record_gone(self, found: ConfigMap) -> None:
         """Know that a record is no more."""
@@ -209,6 +207,7 @@ class Brain:
         if found.metadata.version >= task.group.record.number:  # else it was made anew meanwhile
             task.group.keep(None)
             self.wake(found.metadata.group)
+            self._forget_nobodys(found.metadata.group)
 
     def deployment_seen(self, found: Deployment) -> None:
         """Take a fleet of ours as it is; what somebody changed by hand is changed back."""
@@ -219,6 +218,12 @@ class Brain:
         """Know that a fleet of ours is no more."""
         self._fleets.gone(found)
         self.wake(found.metadata.group)
+
+    def _forget_nobodys(self, key: Key) -> None:
+        """Forget what is known of a group that was never there, or is not any more."""
+        group = self._tasks[key].group
+        if group.body is None and not (group.pods or group.strangers):
+            del self._tasks[key]
 
     def _task(self, key: Key) -> _Task:
         if key not in self._tasks:

@@ -21,7 +21,7 @@ LOOK_SECONDS = 1.0  # a group whose brokers or members do not answer holds up no
 
 
 class Turns:
-    """Room for so many at once; the others wait, first come, first served, but for who is in a hurry."""
+    """Room for so many at once; the others wait, first come, first served, but for who is not at rest."""
 
     def __init__(self, most: int) -> None:
         """All of it is free."""
@@ -35,6 +35,8 @@ class Turns:
             self._free -= 1
         else:
             turn = self._waiting[group] = asyncio.get_running_loop().create_future()
+            if not group.at_rest:
+                self.hurry(group)
             try:
                 await turn
             except asyncio.CancelledError:

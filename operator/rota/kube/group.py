@@ -71,6 +71,7 @@ class Group:
         self.unsure: tuple[Holder, ...] = ()
         self.awaited: frozenset[str] = frozenset()
         self.outdated = False  # the record is not the one that we know
+        self._early: ConfigMap | None = None  # the record, seen before its group: whose it is cannot be told yet
         self.looked = False  # everything was looked at once since we began to lead
         self.fresh = False  # and again, after the record was found missing or damaged
         self.pace = Pace()
@@ -107,10 +108,13 @@ class Group:
     def wants(self, body: Custom, policy: Custom | None) -> None:
         """Take the group's and its policy's newest texts."""
         if self.body is None or self.body.metadata.uid != body.metadata.uid:
-            self.record = Record()  # whose it is was not known when it was read
+            self.record = Record()  # it was another one's
             self.unsure, self.missed, self.gone, self.fleet = (), set(), set(), ()
             self.begin()
         self.body, self.wish = body, _wish(body, policy)
+        if self._early:
+            self.keep(self._early)
+            self._early = None
 
     def see(self, pod: Pod, now: float) -> None:
         """Take a pod's newest state."""
@@ -171,7 +175,9 @@ class Group:
     def keep(self, found: ConfigMap | None) -> None:
         """Take the record as it is; what is older than what is known is no news."""
         self.outdated = False
-        if found is None:
+        if self.body is None:
+            self._early = found
+        elif found is None:
             self.record, self.fresh = Record(), False
         elif found.metadata.version > self.record.number:
             self.record, self.fresh = self._read(found), False
