@@ -79,9 +79,10 @@ bench: $(READY) ## Measure Rota and its peers on the same work, print ratios
 	@$(BIN)/python -m bench
 
 .PHONY: soak
-soak: $(READY) ## Feed the decoders nonsense, then simulate fleets until Ctrl-C, or RUNS=20000 of them
+soak: $(READY) ## Nonsense for the decoders, half an hour of real fleets with troubles, simulated ones until Ctrl-C
 	@cd tests
 	../$(BIN)/python -m fuzz --first $(or $(FIRST),2000) --seconds $(or $(FUZZ),60)
+	../$(BIN)/python -m sidecar --first $(or $(FIRST),0) --seconds $(or $(FLEETS),1800)
 	../$(BIN)/python -m simulation --first $(or $(FIRST),1000) $(if $(RUNS),--runs $(RUNS))
 
 .PHONY: mutants

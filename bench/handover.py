@@ -15,14 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from bench.measure import Row, Sample
 from ground import peers
-from ground.api import Api, ApiError, Object
+from ground.api import Api, Object
 from ground.controlplane import ControlPlane
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
+from ground.ours import at_rest, define, made
 from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
 
@@ -81,31 +80,14 @@ async def _ours(instance: Instance, plane: ControlPlane, node: LocalNode, rocket
 
 @asynccontextmanager
 async def _operator(instance: Instance, plane: ControlPlane, api: Api) -> AsyncIterator[None]:
-    for path in sorted((ROOT / "crds").glob("*.yaml")):
-        plane.kubectl("apply", "--server-side", "-f", str(path))
-    for path in sorted((ROOT / "crds").glob("*.yaml")):
-        name = yaml.safe_load(path.read_text())["metadata"]["name"]
-        plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=60s")
+    await define(api)
     argv = [sys.executable, "-m", "rota.cli", "operator", "--address", instance.address(200)]
     instance.start("operator", argv, env={"KUBECONFIG": str(plane.kubeconfig)})
-    await soon(lambda: _there(api, f"{WHERE}/rebalancepolicies"))
-    await api.create(f"{WHERE}/rebalancepolicies", _made("RebalancePolicy", "sticky", strategy="Sticky"))
+    await api.create(f"{WHERE}/rebalancepolicies", made("RebalancePolicy", "sticky", strategy="Sticky"))
     try:
         yield
     finally:
         instance.stop("operator")
-
-
-async def _there(api: Api, path: str) -> bool:
-    try:
-        await api.get(path)
-    except ApiError:
-        return False
-    return True
-
-
-def _made(kind: str, name: str, **spec: Any) -> Object:
-    return {"apiVersion": "rota.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 class Fleet:
@@ -162,7 +144,7 @@ class Fleet:
             "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
         }
         where = {"nodeSelector": self._node.selector, "tolerations": self._node.tolerations}
-        body = _made(
+        body = made(
             "ConsumerGroup",
             group,
             broker={"rocketmq": {"nameServers": [self._rocketmq.name_server]}},
@@ -183,10 +165,8 @@ class Fleet:
         """Wait until so many members work, and nothing goes on."""
 
         async def settled() -> bool:
-            status = (await self._api.get(f"{WHERE}/consumergroups/{group}")).get("status") or {}
-            conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
-            calm = (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
-            return calm and status.get("members") == members and await self._pods_are(group, members)
+            found = await self._api.get(f"{WHERE}/consumergroups/{group}")
+            return at_rest(found, members) and await self._pods_are(group, members)
 
         await soon(settled, 120)
 

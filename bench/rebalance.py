@@ -12,19 +12,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import yaml
-
 from bench.measure import Row, Sample
 from ground import peers
-from ground.api import Api, ApiError, Object
+from ground.api import Api, Object
 from ground.controlplane import Cluster, ControlPlane
 from ground.instance import Instance, temporary
+from ground.ours import VERSION, define, made
 from ground.peers import Peer
 from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
 from kube.members import Fleet, One, a_node
 
-CRDS = Path(__file__).parents[1] / "crds"
 NAMESPACE, GROUP, TOPIC, THEIRS = "default", "orders", "orders", "theirs"
 QUEUES, MEMBERS, TIMES = 12, 3, 20
 DEBOUNCE = 0.5  # by default; it is not what is measured
@@ -72,35 +70,12 @@ async def _ours(instance: Instance, cluster: Cluster, rocketmq: RocketMQ) -> dic
 
 
 async def _prepare(api: Api, rocketmq: RocketMQ) -> None:
-    for path in sorted(CRDS.glob("*.yaml")):
-        body = yaml.safe_load(path.read_text())
-        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
-        await api.patch(where, body, "apply")
+    await define(api)
+    where = f"/apis/{VERSION}/namespaces/{NAMESPACE}"
     broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
-    group = {
-        "apiVersion": "rota.dev/v1alpha1",
-        "kind": "ConsumerGroup",
-        "metadata": {"name": GROUP},
-        "spec": {"broker": broker, "subscriptions": [{"topic": TOPIC}], "policyRef": {"name": "sticky"}},
-    }
-    policy = {
-        "apiVersion": "rota.dev/v1alpha1",
-        "kind": "RebalancePolicy",
-        "metadata": {"name": "sticky"},
-        "spec": {"strategy": "Sticky"},
-    }
-    for kind, body in (("rebalancepolicies", policy), ("consumergroups", group)):
-
-        async def taken(kind: str = kind, body: Object = body) -> bool:
-            try:
-                await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{NAMESPACE}/{kind}", body)
-            except ApiError as error:  # just after its definition, a kind is not there yet
-                if error.status not in {404, 429, 503}:
-                    raise
-                return False
-            return True
-
-        await soon(taken)
+    wanted: Object = {"broker": broker, "subscriptions": [{"topic": TOPIC}], "policyRef": {"name": "sticky"}}
+    await api.create(f"{where}/rebalancepolicies", made("RebalancePolicy", "sticky", strategy="Sticky"))
+    await api.create(f"{where}/consumergroups", made("ConsumerGroup", GROUP, **wanted))
 
     async def account() -> bool:  # pods need it
         return bool(await api.list(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"))

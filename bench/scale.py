@@ -12,11 +12,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-
-import yaml
 
 from bench.crowd import Crowd
 from bench.measure import Row, Sample
@@ -24,6 +22,7 @@ from ground.api import Api, ApiError
 from ground.controlplane import ControlPlane
 from ground.instance import Instance, temporary
 from ground.kwok import Kwok
+from ground.ours import define
 from ground.poll import answers, eventually, soon
 from ground.report import say
 from ground.rocketmq import RocketMQ
@@ -31,12 +30,13 @@ from kube.members import a_pod
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 
-CRDS = Path(__file__).parents[1] / "crds"
 GROUPS, MEMBERS, QUEUES = int(os.environ.get("SCALE", "1000")), 10, 100
 NODES = 10
 AT_ONCE = 16
 QUIET = 60.0  # seconds for which nothing may be written
 CHANGED = min(100, GROUPS // 4)
+FOLLOWED = 3  # times
+OPERATORS = ("first", "second", *(f"standby-{number}" for number in range(2 * FOLLOWED)))
 POKES = 16  # that a member's end makes where the strategy is Averagely
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -72,10 +72,7 @@ class _Scale:
             return found
 
     async def _prepare(self) -> None:
-        for path in sorted(CRDS.glob("*.yaml")):
-            body = yaml.safe_load(path.read_text())
-            where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
-            await self.api.patch(where, body, "apply")
+        await define(self.api)
         say(f"making {GROUPS} topics of {QUEUES} queues.")
         broker = self.rocketmq.brokers[0].name
         client = Cluster(Site((self.rocketmq.name_server,)))
@@ -117,7 +114,7 @@ class _Scale:
             await self._quiet()
         before = await self._writes()
         async with self._operator("second") as second:
-            took = await _seconds(self._until(lambda: "groups are known" in self._path("second").read_text(), 300))
+            took = await _seconds(self._until(partial(self._knows_all, "second"), 300))
             await asyncio.sleep(QUIET)
             told = f"then {await self._written(before)} writes in {QUIET:g} s, {_resident(second.pid)} MiB resident"
             yield Row(
@@ -138,17 +135,23 @@ class _Scale:
             yield Row(
                 f"{POKES * CHANGED:,} pokes alone, by somebody who does nothing else", Sample([await self._pokes()])
             )
-            async with self._operator("third") as third:
-                await self._standing_by("third")
-                second.kill()
-                yield Row(
-                    "the leader is killed, until a change is worked", Sample([await self._over(0)]), target="≤ 17 s"
-                )
-                async with self._operator("fourth"):
-                    await self._standing_by("fourth")
-                    third.send_signal(signal.SIGTERM)
-                    what = "the leader is ended, until a change is worked"
-                    yield Row(what, Sample([await self._over(1)]), target="≤ 3 s")
+            found = await self._follow(second)
+            for how, target in (("killed", "≤ 17 s"), ("ended", "≤ 3 s")):
+                yield Row(f"the leader is {how}, until a change is worked", Sample(found[how]), target=target)
+
+    async def _follow(self, leader: asyncio.subprocess.Process) -> dict[str, list[float]]:
+        """Return the seconds until a change is worked that is made as the leader is killed, or ends."""
+        found: dict[str, list[float]] = {"killed": [], "ended": []}
+        async with AsyncExitStack() as operators:
+            for number, how in enumerate([*found] * FOLLOWED):
+                name = OPERATORS[2 + number]
+                standby = await operators.enter_async_context(self._operator(name))
+                await self._standing_by(name)
+                leader.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
+                found[how].append(await self._over(self.groups[GROUPS // 2 + number]))
+                await self._until(partial(self._knows_all, name), 300)
+                leader = standby
+        return found
 
     @asynccontextmanager
     async def _operator(self, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -164,7 +167,10 @@ class _Scale:
             await process.wait()
 
     def _address(self, name: str) -> str:
-        return self.instance.address(90 + len(name))
+        return self.instance.address(90 + OPERATORS.index(name))
+
+    def _knows_all(self, name: str) -> bool:
+        return "groups are known" in self._path(name).read_text()
 
     def _path(self, name: str) -> Path:
         return self.instance.folder / f"{name}.log"
@@ -243,11 +249,11 @@ class _Scale:
         await _all(partial(self.api.patch, group, wish) for group in groups)
         await self._quiet()
 
-    async def _over(self, number: int) -> float:
+    async def _over(self, group: str) -> float:
         """Return the seconds until a change that is made now is worked."""
-        group, began = self.groups[GROUPS // 2], time.monotonic()
+        began = time.monotonic()
         await self._end(group)
-        await self._until(lambda: self._whole(group, MEMBERS - 1 - number), 60)
+        await self._until(lambda: self._whole(group, MEMBERS - 1), 60)
         return time.monotonic() - began
 
     async def _end(self, group: str) -> None:

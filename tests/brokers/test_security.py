@@ -1,7 +1,7 @@
 """A real broker that asks who is there, and speaks TLS."""
 
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -36,7 +36,7 @@ def guarded() -> Iterator[RocketMQ]:
 
 @pytest.fixture
 async def cluster(guarded: RocketMQ) -> AsyncIterator[Cluster]:
-    opened = Cluster(Site([guarded.name_server], credentials=RIGHT))
+    opened = Cluster(Site([guarded.name_server], credentials=lambda: RIGHT))
     await opened.create_topic(TOPIC, BROKER, 2)
     yield opened
     await opened.close()
@@ -44,10 +44,12 @@ async def cluster(guarded: RocketMQ) -> AsyncIterator[Cluster]:
 
 @pytest.mark.parametrize(
     ("credentials", "told"),
-    [(None, "username cannot be null"), (Credentials("rota", "wrong"), "check signature failed")],
+    [(None, "username cannot be null"), (lambda: Credentials("rota", "wrong"), "check signature failed")],
     ids=["nobody", "a wrong secret"],
 )
-async def test_who_is_not_let_in_is_told_why(guarded: RocketMQ, credentials: Credentials | None, told: str) -> None:
+async def test_who_is_not_let_in_is_told_why(
+    guarded: RocketMQ, credentials: Callable[[], Credentials] | None, told: str
+) -> None:
     stranger = Cluster(Site([guarded.name_server], credentials=credentials))
     with pytest.raises(Refused, match=told) as refused:
         await stranger.clients("shop", BROKER)
@@ -64,18 +66,18 @@ async def test_signed_requests_with_and_without_a_body_are_let_in(cluster: Clust
 async def test_all_of_it_works_by_tls(guarded: RocketMQ, cluster: Cluster) -> None:
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    secret = Cluster(Site([guarded.name_server], tls=trusting, credentials=RIGHT))
+    secret = Cluster(Site([guarded.name_server], tls=trusting, credentials=lambda: RIGHT))
     assert await secret.queues(TOPIC) == await cluster.queues(TOPIC)
     await secret.send(TOPIC, b"hidden")
     await secret.close()
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_not_taken(guarded: RocketMQ) -> None:
-    careful = Cluster(Site([guarded.name_server], tls=ssl.create_default_context(), credentials=RIGHT))
+    careful = Cluster(Site([guarded.name_server], tls=ssl.create_default_context(), credentials=lambda: RIGHT))
     with pytest.raises(Unreachable, match="certificate"):
         await careful.queues(TOPIC)
     await careful.close()
 
 
 def test_the_secret_stays_out_of_logs() -> None:
-    assert RIGHT.secret_key not in f"{RIGHT!r} {Site(['a:1'], credentials=RIGHT)!r}"
+    assert RIGHT.secret_key not in f"{RIGHT!r} {Site(['a:1'], credentials=lambda: RIGHT)!r}"

@@ -13,6 +13,7 @@ import pytest
 from chart.charts import CHART, STRICT, Helm, Refused
 from ground import peers
 from ground.node import RealNode
+from ground.ours import at_rest, conditions
 from ground.poll import eventually
 from ground.rocketmq import RocketMQ
 
@@ -84,9 +85,8 @@ class Installed:
 
     def conditions(self) -> dict[str, tuple[str, str]]:
         """Return status and reason of the group's conditions, by type."""
-        found = self.shop("get", "cg", SHOP, "-o", "json", check=False)
-        status = json.loads(found or "{}").get("status") or {}
-        return {one["type"]: (one["status"], one["reason"]) for one in status.get("conditions") or []}
+        found = json.loads(self.shop("get", "cg", SHOP, "-o", "json", check=False) or "{}")
+        return {kind: (one["status"], one["reason"]) for kind, one in conditions(found).items()}
 
     def log(self) -> str:
         """Return what all operators that there are have logged."""
@@ -221,10 +221,8 @@ class Consumers:
         return self._installed.shop("get", "pods", "-l", f"rota.dev/group={self.name}", "-o", "name").split()
 
     def _settled(self, members: int) -> bool:
-        status = json.loads(self._installed.shop("get", "cg", self.name, "-o", "json")).get("status") or {}
-        conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
-        calm = (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
-        return calm and status.get("members") == members == len(self._pods())
+        group = json.loads(self._installed.shop("get", "cg", self.name, "-o", "json"))
+        return at_rest(group, members) and members == len(self._pods())
 
 
 @pytest.fixture

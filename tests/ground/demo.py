@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from ground import peers
 from ground.clusters import cluster_of
 from ground.controlplane import Cluster
 from ground.instance import temporary
 from ground.local import LocalNode
+from ground.ours import at_rest
 from ground.peers import Peer
 from ground.poll import eventually
 from ground.report import plainly, say
@@ -80,11 +80,8 @@ def fleet(cluster: Cluster, members: int, title: str) -> None:
 
 def _at_rest(cluster: Cluster, members: int) -> bool:
     group = json.loads(cluster.kubectl("get", "cg", GROUP, "-o", "json"))
-    status: dict[str, Any] = group.get("status") or {}
-    conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
-    calm = (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
     pods = cluster.kubectl("get", "pods", "-l", f"rota.dev/group={GROUP}", "-o", "name").split()
-    return calm and status.get("members") == members == len(pods)
+    return at_rest(group, members) and members == len(pods)
 
 
 def end(cluster: Cluster, broker: RocketMQ, producer: Peer) -> None:

@@ -104,7 +104,7 @@ def _write(pair: Pair, key: PrivateKey, certificate: x509.Certificate) -> None:
 
 def _write_key(path: Path, key: PrivateKey) -> None:
     text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     fresh = path.with_suffix(".fresh")
     fresh.touch(mode=0o600)

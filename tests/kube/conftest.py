@@ -2,52 +2,30 @@
 
 from collections.abc import AsyncIterator, Callable
 from itertools import count
-from pathlib import Path
 
 import pytest
-import yaml
 
-from ground.api import Api, ApiError, Object
+from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.instance import Instance
+from ground.ours import define
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import Fleet, a_node
 from kube.world import GROUP, World, a_group
 from rota.brokers.memory import BROKER, Memory
 
-CRDS = Path(__file__).parents[2] / "crds"
-
 
 @pytest.fixture(scope="session")
 async def crds(api: Api, control_plane: Cluster) -> dict[str, Object]:
     """Apply the CRDs, wait until the API server takes objects of their kinds, and return them by kind."""
-    made = {}
-    for path in sorted(CRDS.glob("*.yaml")):
-        body = yaml.safe_load(path.read_text())
-        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
-        await api.patch(where, body, "apply")
+    made = await define(api)
+    for definition in made.values():
 
-        async def established(where: str = where) -> bool:
-            conditions = (await api.get(where)).get("status", {}).get("conditions") or []
-            return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
-
-        async def served(names: Object = body["spec"]["names"]) -> bool:
-            try:  # for a moment after that its paths are unknown, then busy
-                await api.get(f"/apis/rota.dev/v1alpha1/{names['plural']}")
-            except ApiError as error:
-                if error.status not in {404, 429, 503}:
-                    raise
-                return False
-            return True
-
-        async def explained(names: Object = body["spec"]["names"]) -> str:
+        async def explained(names: Object = definition["spec"]["names"]) -> str:
             return control_plane.kubectl("explain", names["shortNames"][0], check=False)  # it knows it last
 
-        await soon(established)
-        await soon(served)
         await soon(explained)
-        made[body["spec"]["names"]["kind"]] = await api.get(where)
     return made
 
 

@@ -233,7 +233,7 @@ async def test_a_secret_that_comes_or_changes_is_noticed(world: World) -> None:
 
     async def lets_in(secret: str) -> bool:
         last = world.operator.sites[-1].credentials
-        return last is not None and last.secret_key == secret
+        return last is not None and last().secret_key == secret
 
     await soon(lambda: lets_in("two"), 60)
     await world.api.patch(f"{secrets}/acl", {"stringData": {"secretKey": "three"}})

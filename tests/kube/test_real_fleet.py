@@ -14,6 +14,7 @@ import pytest
 from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.local import LocalNode
+from ground.ours import at_rest
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from kube.test_operator import an_operator
@@ -81,11 +82,9 @@ class Shop:
         """Wait until so many members work all queues, and nothing goes on."""
 
         async def settled() -> bool:
-            status = (await self.api.get(self.path)).get("status") or {}
-            conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
-            told = (status.get("members"), status.get("unownedQueues"))
-            calm = (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
-            return calm and told == (members, 0) and len(await self.pods()) == members
+            group = await self.api.get(self.path)
+            whole = at_rest(group, members) and not group["status"]["unownedQueues"]
+            return whole and len(await self.pods()) == members
 
         await self.soon(settled, 120)
 

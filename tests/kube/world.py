@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from ground import ours
 from ground.api import Api, ApiError, Object
 from ground.poll import soon
 from kube.brains import Operator
@@ -54,13 +55,13 @@ class World:
     async def settled(self) -> bool:
         """Whether people are told that nothing goes on, about the members that there are."""
         status = await self.status()
-        conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
-        return conditions.get("Progressing") == "False" and status.get("members") == len(self.fleet.members)
+        going_on = ours.conditions({"status": status}).get("Progressing", {}).get("status")
+        return going_on == "False" and status.get("members") == len(self.fleet.members)
 
     async def at_rest(self) -> bool:
         """Whether it is settled, and nothing is left that time alone will change in a moment."""
-        ours = [done.plan.again for done in self.operator.done if done.group.name == self.fleet.group]
-        return bool(ours) and ours[-1] > 1 and await self.settled()
+        again = [done.plan.again for done in self.operator.done if done.group.name == self.fleet.group]
+        return bool(again) and again[-1] > 1 and await self.settled()
 
     async def counts(self, members: int, pods: int | None = None) -> None:
         """Wait until people are told of so many members, and of so many pods."""
@@ -107,7 +108,7 @@ class World:
 
     async def conditions(self) -> dict[str, Object]:
         """Return all conditions by type."""
-        return {one["type"]: one for one in (await self.status()).get("conditions") or []}
+        return ours.conditions({"status": await self.status()})
 
     async def events(self) -> list[Object]:
         """Return the Events about the group."""

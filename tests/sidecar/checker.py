@@ -18,6 +18,7 @@ from rota.model import Queue
 
 DEAD, NOT_FOUND = 422, 404
 SKEW = 0.5  # two requests that are sent side by side may be heard in another order
+KEPT = 15.0  # what was committed longer ago is on the broker's disk: it writes that every 5 s, and is told as often
 
 
 class Sent(NamedTuple):
@@ -59,7 +60,8 @@ class Fact(NamedTuple):
     """What was decided about the fleet, done to it, or heard of it.
 
     given, released: a member's queues · forced: taken from a member that is not heard · settled: it is heard again ·
-    heard: a report's generation · sidecar, app: killed · ended: the whole pod · reset: a queue's offset was set
+    heard: a report's generation · sidecar, app: killed · ended: the whole pod · reset: a queue's offset was set ·
+    broker: killed, whatever it was told last is forgotten
     """
 
     at: float
@@ -172,7 +174,7 @@ class _Judge:
         deaths: dict[Fact, int] = defaultdict(int)
         for number, found in self.by_number.items():
             for earlier, later in pairwise(found):
-                if self._may_be_again(earlier, later):
+                if self._may_be_again(earlier, later) or self._copied(found, later):
                     continue
                 death = self._death(earlier, later)
                 if death is None:
@@ -191,6 +193,7 @@ class _Judge:
             any(self._in_dispute(earlier.queue, it) for it in (earlier, later))
             or self._between("reset", earlier.queue, earlier.begin, later.begin)
             or self._crashed(earlier, later)
+            or self._forgotten(earlier, later)
         )
 
     def _crashed(self, earlier: Delivery, later: Delivery) -> bool:
@@ -199,6 +202,23 @@ class _Judge:
             known = [it.offset for it in self.story.commits if it.queue == earlier.queue and it.at < fact.at]
             if earlier.offset >= max(known, default=0):
                 return True
+        return False
+
+    def _forgotten(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether the broker was killed before it had kept what it was told, and another member asked it."""
+        end = earlier.begin if earlier.end is None else earlier.end
+        killed = [fact.at for fact in self.facts if fact.kind == "broker" and end <= fact.at <= later.begin]
+        return earlier.member != later.member and bool(killed) and killed[0] - end < KEPT
+
+    def _copied(self, found: list[Delivery], later: Delivery) -> bool:
+        """Whether it was sent to the retry topic by one who died, or at a broker that died, before that was known."""
+        for it in found:
+            if it.done or it.dead or it.attempt >= later.attempt:
+                continue
+            for fact in self.facts:
+                died = fact.kind == "broker" or (fact.kind in {"sidecar", "ended"} and fact.member == it.member)
+                if died and it.begin <= fact.at <= later.begin:
+                    return True
         return False
 
     def _death(self, earlier: Delivery, later: Delivery) -> Fact | None:

@@ -6,7 +6,7 @@ Everything is noted for the checker. A grant is noted before it is written, a re
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 from builders import a_spec
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import BrokerError, Ends, Progress
+from rota.brokers import BrokerError, Ends, Progress, Unknown
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.documents import Assignment, FullReport, Release, Share, write_assignment
@@ -32,9 +32,10 @@ PATIENCE = 60.0
 class Fleet:
     """One group and its pods; `a_fleet` makes one."""
 
-    def __init__(self, rocketmq: RocketMQ, cluster: Cluster, session: ClientSession, folder: Path) -> None:
+    def __init__(self, rocketmq: RocketMQ, site: Site, session: ClientSession, folder: Path) -> None:
         """Make nothing yet."""
-        self.rocketmq, self.cluster, self.session, self.folder = rocketmq, cluster, session, folder
+        self.rocketmq, self.site, self.session, self.folder = rocketmq, site, session, folder
+        self.cluster = Cluster(site)
         self.topic, self.group = (f"{it}-{secrets.token_hex(3)}" for it in ("orders", "shop"))
         self.retry = Queue(RETRY + self.group, BROKER, 0)
         self.queues: list[Queue] = []
@@ -47,11 +48,22 @@ class Fleet:
         self.settings: dict[str, Any] = {}
         self.drain_timeout = 30.0
         self.program: Sequence[str] = SIDECAR
+        self.variables: dict[str, str] = {}  # more of them, for sidecars that are started from now on
         self.facts: list[Fact] = []
         self.sent: list[Sent] = []
         self.commits: list[Commit] = []
         self.dead: set[int] = set()
         self._numbers = count()
+
+    async def known(self, many: int) -> None:
+        """Wait until the topic's queues can be asked for."""
+
+        async def so() -> bool:
+            with suppress(Unknown):
+                self.queues = [*await self.cluster.queues(self.topic)]
+            return len(self.queues) == many
+
+        await soon(so, PATIENCE)
 
     # Pods.
 
@@ -60,7 +72,7 @@ class Fleet:
         pod = self.pods[name] = Pod(self.rocketmq.instance, f"{self.group}-{name}", self.folder / name)
         if app:
             pod.start_app()
-        pod.start_sidecar(self.program)
+        pod.start_sidecar(self.program, **self.variables)
         await pod.heard(self.session)
         return pod
 
@@ -75,6 +87,12 @@ class Fleet:
         self.kill(name, "sidecar", "app")
         self.note("ended", name)
         self.ended.add(name)
+
+    def kill_broker(self, number: int = 0) -> None:
+        """Kill a broker, which forgets what it was told last."""
+        self.rocketmq.kill_broker(number)
+        self.facts.append(Fact(now(), "broker"))
+        self.commits.clear()
 
     def note(self, kind: str, name: str, queues: Iterable[Queue] = (), generation: int = 0) -> None:
         """Note a fact."""
@@ -91,6 +109,7 @@ class Fleet:
             pod.name: Share(pod.uid, tuple(sorted(queue for queue, owner in self.owners.items() if owner == name)))
             for name, pod in self.pods.items()
         }
+        broadcasting = self.settings.get("messageModel") == "Broadcasting"
         assignment = Assignment(
             group=f"shop/{self.group}",
             generation=self.generation,
@@ -98,6 +117,7 @@ class Fleet:
             members=shares,
             releasing=self.releasing,
             forced=self.forced,
+            everyone=tuple(self.queues) if broadcasting else None,
         )
         return {
             "group.json": write_settings(self.group, spec, self.drain_timeout, None),
@@ -286,13 +306,13 @@ class Fleet:
     async def dead_letters(self) -> set[int]:
         """Return the numbers among the dead letters, of which the checker takes note."""
         # What a broker keeps of them is read as a group of its own would.
-        from rota.brokers import Membership, Unknown  # noqa: PLC0415
+        from rota.brokers import Membership  # noqa: PLC0415
         from rota.brokers.rocketmq.consumer import RocketMQConsumer  # noqa: PLC0415
         from rota.spec import Subscription  # noqa: PLC0415
 
         queue = Queue(f"%DLQ%{self.group}", BROKER, 0)
         wanted = Membership(group="undertaker", client_id="1@1", subscriptions=[Subscription(topic=queue.topic)])
-        reader = RocketMQConsumer(Site([self.rocketmq.name_server]), wanted)
+        reader = RocketMQConsumer(self.site, wanted)
         try:
             offset = await reader.first(queue)
             while (found := await reader.pull(queue, offset, wait=0)).messages:
@@ -328,21 +348,23 @@ class Fleet:
 
 
 @asynccontextmanager
-async def a_fleet(rocketmq: RocketMQ, folder: Path, *, queues: int = 4, **settings: Any) -> AsyncIterator[Fleet]:
+async def a_fleet(
+    rocketmq: RocketMQ, folder: Path, *, queues: int = 4, site: Site | None = None, **settings: Any
+) -> AsyncIterator[Fleet]:
     """Make a topic and a group of its own; what is set of `delivery.push` may be named `push`."""
     push = {"port": APP_PORT, **settings.pop("push", {})}
     delivery = {**settings.pop("delivery", {}), "push": push}
-    cluster = Cluster(Site([rocketmq.name_server]))
     async with ClientSession() as session:
-        fleet = Fleet(rocketmq, cluster, session, folder)
+        fleet = Fleet(rocketmq, site or Site([rocketmq.name_server]), session, folder)
         fleet.settings = {"delivery": delivery, **settings}
         try:
-            await asyncio.to_thread(rocketmq.create_topic, fleet.topic, queues)
-            for broker in await cluster.brokers():
-                await cluster.update_group(fleet.group, broker)
-            fleet.queues = [*await cluster.queues(fleet.topic)]
+            brokers = await fleet.cluster.brokers()
+            for broker in brokers:
+                await fleet.cluster.create_topic(fleet.topic, broker, queues)
+                await fleet.cluster.update_group(fleet.group, broker)
+            await fleet.known(queues * len(brokers))
             yield fleet
         finally:
             for pod in fleet.pods.values():
                 pod.end()
-            await cluster.close()
+            await fleet.cluster.close()

@@ -66,6 +66,15 @@ CLEAN = {
     ),
     "spent attempts": a_story(d(1, 2, status=500), dead=frozenset({0}), commits=[Commit(3, Q, 1)]),
     "reset": a_story(d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "reset")), commits=[Commit(2.5, Q, 1), Commit(3.5, Q, 0)]),
+    "the broker was killed and forgot it": a_story(
+        d(1, 2), d(6, 7, 0, "b"), facts=(*HANDED_OVER, Fact(4, "broker")), commits=[Commit(3, Q, 1)]
+    ),
+    "sent to be tried again by one who died of it": a_story(
+        d(1, 2, status=500),
+        d(4, 5),
+        d(6, 7, queue=OTHER, attempt=2),
+        facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(3, "sidecar")),
+    ),
     "in order": a_story(d(1, 2), d(2, 3, 1, status=500), d(4, 5, 1), d(5, 6, 2), orderly=True),
     "in order over a crash": a_story(
         d(1, 2), d(2, 3, 1), d(6, 7, 1), d(8, 9, 2), facts=(GIVEN, fact(5, "sidecar")), orderly=True
@@ -87,6 +96,22 @@ BROKEN = {
     ),
     "a duplicate after somebody else was killed": (
         a_story(d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "sidecar", "b"))),
+        "delivered twice",
+    ),
+    "a duplicate at one who saw the broker die": (
+        a_story(d(1, 2), d(4, 5), facts=(GIVEN, Fact(3, "broker"))),
+        "delivered twice",
+    ),
+    "a duplicate of what the broker had kept": (
+        a_story(d(1, 2), d(46, 47, 0, "b"), facts=(*HANDED_OVER, Fact(44, "broker"))),
+        "delivered twice",
+    ),
+    "tried again twice": (
+        a_story(
+            d(1, 2, status=500),
+            *(d(at, at + 1, queue=OTHER, offset=at, attempt=2) for at in (4, 6)),
+            facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(0.5, "sidecar")),
+        ),
         "delivered twice",
     ),
     "a dead letter again": (a_story(d(1, 2, status=422), d(3, 4)), "delivered twice"),

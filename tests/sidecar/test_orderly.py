@@ -4,6 +4,7 @@ Sidecar and broker are in a hurry: all that has to do with locks takes a tenth o
 """
 
 import asyncio
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -21,12 +22,21 @@ import sys
 from rota.sidecar.__main__ import main
 sys.exit(main())
 """
+# The same, and the wall clock goes by what a file says: so many seconds wrong.
+MISLED = f"""
+import os, time
+right = time.time
+def wrong():
+    with open(os.environ["WRONG_BY"]) as said:
+        return right() + float(said.read())
+time.time = wrong
+{HURRIED}"""
 STOPPED_SECONDS = 10  # longer than the broker keeps a lock
 ORDERLY: dict[str, Any] = {"ordering": "Orderly", "push": {"timeout": "2s"}}
 
 
-async def an_orderly_pair(fleet: Fleet) -> None:
-    fleet.program = ("-c", HURRIED)
+async def an_orderly_pair(fleet: Fleet, program: str = HURRIED) -> None:
+    fleet.program = ("-c", program)
     for name, queues in (("a", fleet.queues[:2]), ("b", fleet.queues[2:])):
         pod = await fleet.add(name)
         pod.rules({"seconds": 0.01})
@@ -130,6 +140,27 @@ async def test_no_two_members_work_a_queue_though_one_stands_still_and_is_overru
             await fleet.until(lambda: taken <= {it.queue for it in other.deliveries(fleet.group, orderly=True)})
         await fleet.all_done()
         assert len(one.deliveries(fleet.group, orderly=True)) == stood
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_a_clock_that_leaps_changes_nothing(hurried: RocketMQ, tmp_path: Path) -> None:
+    said = tmp_path / "wrong-by"
+    said.write_text("0")
+    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+        fleet.variables = {"WRONG_BY": str(said)}
+        await an_orderly_pair(fleet, MISLED)
+        async with fleet.traffic():
+            for wrong in (3600, -3600, 0):
+                await fleet.more(100)
+                said.write_text(f"{wrong}")
+                await fleet.more(100)
+                await fleet.hand_over(b=fleet.queues[:2])
+                await fleet.hand_over(a=fleet.queues[:2])
+        await fleet.all_done()
+        assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
+        stood = re.findall(r"stood still for (\d+)", fleet.pods["a"].log.read_text())
+        assert all(int(it) < 60 for it in stood), "an hour went by for the clock, and for nothing else"
         await fleet.all_committed()
         await fleet.check()
 

@@ -34,11 +34,18 @@ async def test_what_fails_comes_back_by_the_retry_topic_with_its_attempts_counte
 async def test_one_message_of_a_batch_goes_to_the_dead_letters_and_the_others_are_worked(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, push={"maxBatch": 8}) as fleet:
+    async with a_fleet(hurried, tmp_path, push={"maxBatch": 8, "concurrency": 1}) as fleet:
         pod = await fleet.add("a")
-        pod.rules({"numbers": [13], **DEAD})
-        await fleet.send(64)
+        pod.rules({"act": "hold"})
         await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(64)
+
+        async def fetched() -> bool:
+            report = await fleet.hear("a")
+            return report is not None and sum(it.pulled for it in report.queues) == 64
+
+        await soon(fetched)  # or the one would come alone, where it was the first to be read
+        pod.rules({"numbers": [13], **DEAD})
         await fleet.all_done({*range(64)} - {13})
 
         async def dead() -> set[int]:

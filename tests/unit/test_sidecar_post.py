@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
@@ -356,6 +357,15 @@ async def test_who_does_not_answer_in_time_loses_the_connection_and_the_next_one
         await server.until(lambda: server.ended == [1])
         assert await ask(post) == 204
         assert server.connections == 2
+
+
+async def test_an_answer_that_is_there_when_a_process_that_stood_still_goes_on_counts() -> None:
+    def still(_: Heard) -> bytes:
+        time.sleep(0.2)  # the one loop of both sides: its next look finds an answer, and that the time is up
+        return NO_CONTENT
+
+    async with a_server(still) as (_, post):
+        assert await ask(post, seconds=0.1) == 204
 
 
 async def test_who_does_not_even_read_loses_the_connection_with_all_that_waits_to_be_sent() -> None:

@@ -23,8 +23,9 @@ from rota.cli import given as reading
 from rota.documents import Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
 from rota.sidecar import pull
+from rota.sidecar.access import Access
 from rota.sidecar.environment import Who
-from rota.sidecar.run import site, to_rocketmq, work
+from rota.sidecar.run import to_rocketmq, work
 from rota.sidecar.sources import Connect
 from rota.spec import GroupSpec, StartFrom
 from rota.spec.resolved import write_settings
@@ -128,7 +129,8 @@ async def _memory(group: GroupSpec) -> Place:
 
 
 def _real(who: Who, group: GroupSpec) -> Place:
-    return Place(Cluster(site(who, group.broker.rocketmq)), to_rocketmq(who))
+    access = Access(who)
+    return Place(Cluster(access.site(group.broker.rocketmq)), to_rocketmq(access))
 
 
 class _Documents:

@@ -1,13 +1,13 @@
 """What the operator answers over HTTP: whether it lives, and whether it sees."""
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from rota.kube.follow import Follower
+from rota.listening import listen
 
 PORT = 8080
 DEAF_SECONDS = 180.0  # a watch that is silent for so long hears nothing any more: the server sends bookmarks
@@ -24,16 +24,7 @@ class Page:
         """Answer from now on, until the runner is cleaned up."""
         app = web.Application()
         app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness)])
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, address, port).start()
-        except OSError as error:
-            await runner.cleanup()
-            why = os.strerror(error.errno) if error.errno else error
-            told = f"Nothing can be answered at {address}, port {port}: {why}; give another --address or --port"
-            raise ValueError(told) from None
-        return runner
+        return await listen(app, address, port, "; give another --address or --port")
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()

@@ -6,6 +6,7 @@ import logging
 import ssl
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -230,7 +231,7 @@ class Places:
                 assert reached.tls.ca_secret is not None  # noqa: S101 - the system's own can be read
                 name = reached.tls.ca_secret.name
                 raise Missing(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
-        return _Access(mark, Site(reached.name_servers, tls, credentials))
+        return _Access(mark, Site(reached.name_servers, tls, credentials and partial(Credentials, *credentials)))
 
     async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:

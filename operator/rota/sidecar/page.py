@@ -1,7 +1,6 @@
 """What a sidecar answers on the pod's address: its report, drains, probes and metrics."""
 
 import asyncio
-import os
 import re
 from contextlib import suppress
 from typing import Protocol
@@ -10,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from rota.documents import FullReport
+from rota.listening import listen
 from rota.metrics import CONTENT_TYPE
 from rota.spec import Seconds
 
@@ -61,7 +61,7 @@ class Page:
                 web.get("/readyz", self._readiness),
             ]
         )
-        return await listening(app, address, port)
+        return await listen(app, address, port)
 
     async def _report(self, asked: web.Request) -> web.Response:
         after, wait = asked.query.get("after", ""), duration(asked.query.get("wait", "10s"))
@@ -103,19 +103,6 @@ class Page:
     async def _readiness(self, _: web.Request) -> web.Response:
         why = self._shell.unready()
         return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")
-
-
-async def listening(app: web.Application, address: str, port: int) -> web.AppRunner:
-    """Listen at an address; what is wrong with it is a sentence."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, address, port).start()
-    except OSError as error:
-        await runner.cleanup()
-        why = os.strerror(error.errno) if error.errno else error
-        raise ValueError(f"Nothing can be answered at {address}, port {port}: {why}") from None
-    return runner
 
 
 def duration(text: str) -> float | None:

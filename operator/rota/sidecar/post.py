@@ -55,8 +55,7 @@ class Post:
             if connection.closed:
                 continue
             try:
-                async with asyncio.timeout_at(until):
-                    status = await connection.ask(head + body)
+                status = await connection.ask(head + body, until)
             except _Stale:
                 sent = True
                 continue  # most likely it did not hear us; a new connection is not stale, so this ends
@@ -107,10 +106,16 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio's signature says less than it gives
         self.transport = transport
 
-    async def ask(self, request: bytes) -> int:
-        """Send a request and return its answer's status; who stops waiting leaves a connection that is closed."""
-        self._answer = asyncio.get_running_loop().create_future()
+    async def ask(self, request: bytes, until: float) -> int:
+        """Send a request and return its answer's status; who stops waiting leaves a connection that is closed.
+
+        Time that is up fails the answer, and not who waits for it: a process that stood still finds both the answer
+        and the end of its time, and an answer that is here counts.
+        """
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
         self._status, self._heard = 0, False
+        timer = loop.call_at(until, self._fail, TimeoutError())
         try:
             self.transport.write(request)
             return await self._answer
@@ -118,6 +123,7 @@ class _Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
+            timer.cancel()
             self._answer, self._used = None, True
 
     def close(self) -> None:
@@ -211,9 +217,9 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def _fail(self, error: Exception) -> None:
-        self.close()
         if self._answer and not self._answer.done():
             self._answer.set_exception(error)
+            self.close()
 
 
 def _number(written: re.Pattern[bytes], text: bytes, base: int) -> int:

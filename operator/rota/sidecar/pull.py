@@ -26,13 +26,15 @@ from aiohttp import web
 
 from rota.brokers import Message
 from rota.documents import FullReport
+from rota.listening import listen
 from rota.model import Queue
 from rota.sidecar import endings
+from rota.sidecar.asker import Asker
 from rota.sidecar.assignments import Assignments
 from rota.sidecar.endings import Endings
 from rota.sidecar.health import Health
 from rota.sidecar.measures import Measures
-from rota.sidecar.page import duration, listening
+from rota.sidecar.page import duration
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Shelf, Taken
 from rota.sidecar.window import MEBIBYTE, Delivery
@@ -86,37 +88,6 @@ class Open(NamedTuple):
         return self.message.offset in self.taken.delivery.left
 
 
-class Asker:
-    """A request for messages, and what it gets."""
-
-    def __init__(self, asked: web.Request, most: int) -> None:
-        """Wait for something."""
-        self.asked, self.most = asked, most
-        self.taken: list[Taken] = []
-        self._served = asyncio.Event()
-
-    @property
-    def there(self) -> bool:
-        """Whether anybody still waits."""
-        transport = self.asked.transport
-        return not self._served.is_set() and transport is not None and not transport.is_closing()
-
-    def serve(self, taken: list[Taken]) -> None:
-        """Get something, or learn that there is nothing."""
-        self.taken = taken
-        self._served.set()
-
-    async def wait(self, seconds: float) -> None:
-        """Wait for something to get."""
-        if not self._served.is_set():
-            timer = asyncio.get_running_loop().call_later(seconds, self._served.set)
-            try:
-                await self._served.wait()
-            finally:
-                timer.cancel()
-                self._served.set()
-
-
 class Shell(endings.Shell, Protocol):
     """What is asked, and told, of the member."""
 
@@ -165,7 +136,7 @@ class Pull:
                 ]
             )
             try:
-                self._runner = await listening(app, self._host, self._port)
+                self._runner = await listen(app, self._host, self._port)
             except ValueError as error:
                 self._shell.health.trouble(NOT_OPEN, str(error))
                 await asyncio.sleep(OPEN_AGAIN)

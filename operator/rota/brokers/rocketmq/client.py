@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -30,7 +30,7 @@ class Site:
 
     name_servers: Sequence[str]
     tls: ssl.SSLContext | None = None
-    credentials: Credentials | None = None
+    credentials: Callable[[], Credentials] | None = None  # asked for each request: they may be renewed
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Connections:
         serve: Serve,
         *,
         tls: ssl.SSLContext | None = None,
-        credentials: Credentials | None = None,
+        credentials: Callable[[], Credentials] | None = None,
         opened: Opened = lambda _, __: None,
     ) -> None:
         """Answer what the other sides ask by `serve`; `opened` is told of every connection."""
@@ -102,7 +102,7 @@ class Connections:
         self.keep(())
 
     def _signed(self, request: Frame) -> Frame:
-        return signed(request, self._credentials) if self._credentials else request
+        return signed(request, self._credentials()) if self._credentials else request
 
     async def _open(self, address: str, request: Frame) -> Connection:
         if self._closed:

@@ -1,0 +1,81 @@
+"""What lets a member in at its brokers, as it is mounted. Secrets are renewed, so it is read again and again.
+
+The next request is signed with what lies there then, and the next connection trusts an authority that has come. What
+cannot be read any more leaves what was read before: a Secret that is about to be replaced must not end a consumer.
+"""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import NoReturn
+
+from rota.brokers.rocketmq.acl import Credentials
+from rota.brokers.rocketmq.client import Site
+from rota.sidecar.environment import Who
+from rota.spec import RocketMQ
+
+LOOK_AGAIN = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Access:
+    """The mounted Secrets of one pod."""
+
+    def __init__(self, who: Who) -> None:
+        """Read nothing yet."""
+        self._folder, self._authorities = who.credentials, who.authorities
+        self._credentials: Credentials | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._told = ""
+
+    def site(self, rocketmq: RocketMQ) -> Site:
+        """Return where brokers are, and what lets one in there; what cannot be read is a sentence."""
+        self._credentials = _credentials(self._folder) if self._folder else None
+        self._tls = _trusting(self._authorities) if rocketmq.tls.enabled else None
+        return Site(rocketmq.name_servers, self._tls, self._now if self._folder else None)
+
+    def _now(self) -> Credentials:
+        assert self._credentials  # noqa: S101 - read before it was handed out
+        return self._credentials
+
+    async def renew(self) -> NoReturn:
+        """Read it again, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN)
+            self.look()
+
+    def look(self) -> None:
+        """Read again what was read before."""
+        told = ""
+        try:
+            if self._credentials:
+                self._credentials = _credentials(self._folder)
+            if self._tls and self._authorities:
+                _trusting(self._authorities)  # whether it can be
+                self._tls.load_verify_locations(_authority(self._authorities))
+        except ValueError as error:
+            told = str(error)
+        if told and told != self._told:
+            _log.warning("%s; until then it goes on with what was there before", told)
+        self._told = told
+
+
+def _credentials(folder: str) -> Credentials:
+    try:
+        return Credentials(*(Path(folder, name).read_text().strip() for name in ("accessKey", "secretKey")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"The credentials in {folder} cannot be read: {error}; mend the Secret") from None
+
+
+def _trusting(folder: str) -> ssl.SSLContext:
+    """Return how to be sure who answers: by the group's own authority, or else by those that the image knows."""
+    try:
+        return ssl.create_default_context(cafile=_authority(folder) if folder else None)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise ValueError(f"There is no certificate in {_authority(folder)}: {error}; put one there in PEM") from None
+
+
+def _authority(folder: str) -> str:
+    return str(Path(folder, "ca.crt"))

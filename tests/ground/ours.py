@@ -1,0 +1,54 @@
+"""Rota on the ground: its kinds in an API server, objects of them, and what they say of themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ground.api import Api, ApiError, Object
+from ground.poll import soon
+
+CRDS = Path(__file__).parents[2] / "crds"
+VERSION = "rota.dev/v1alpha1"
+
+_BUSY = {404, 429, 503}  # just after its definition a kind is not there yet
+
+
+async def define(api: Api) -> dict[str, Object]:
+    """Define the kinds, wait until objects of them are taken, and return the definitions by kind."""
+    bodies: list[Object] = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("*.yaml"))]
+    return {body["spec"]["names"]["kind"]: await _defined(api, body) for body in bodies}
+
+
+async def _defined(api: Api, body: Object) -> Object:
+    where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
+    await api.patch(where, body, "apply")
+
+    async def served() -> bool:
+        try:
+            await api.get(f"/apis/{VERSION}/{body['spec']['names']['plural']}")
+        except ApiError as error:
+            if error.status not in _BUSY:
+                raise
+            return False
+        return True
+
+    await soon(served)
+    return await api.get(where)
+
+
+def made(kind: str, name: str, **spec: Any) -> Object:
+    """Return an object of one of the kinds."""
+    return {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def conditions(found: Object) -> dict[str, Object]:
+    """Return an object's conditions by type."""
+    return {one["type"]: one for one in found.get("status", {}).get("conditions") or []}
+
+
+def at_rest(group: Object, members: int) -> bool:
+    """Whether so many members work all there is, and nothing goes on."""
+    told = conditions(group)
+    calm = [told.get(kind, {}).get("status") for kind in ("Ready", "Progressing")] == ["True", "False"]
+    return calm and group["status"].get("members") == members

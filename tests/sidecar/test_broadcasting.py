@@ -1,0 +1,58 @@
+"""Broadcasting at a real broker: everybody gets everything, and each member keeps its own place."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import Fleet, a_fleet
+from sidecar.pods import Pod
+
+
+async def test_each_member_gets_everything_once_and_goes_on_where_it_was(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
+        one, other = await fleet.add("a"), await fleet.add("b")
+        fleet.show()
+        for name in fleet.pods:
+            await fleet.obeys(name)
+        await fleet.send(40)
+        await fleet.until(lambda: [len(taken(fleet, it)) for it in (one, other)] == [40, 40])
+        await fleet.until(lambda: kept(fleet, one) == 40)
+        fleet.kill("a", "sidecar")
+        await fleet.send(20)
+        await fleet.until(lambda: len(taken(fleet, other)) == 60)
+        one.start_sidecar()
+        await fleet.until(lambda: len(taken(fleet, one)) == 60)
+        assert {*taken(fleet, one).values(), *taken(fleet, other).values()} == {1}
+        assert not any((await fleet.sample()).values()), "the broker keeps no offsets of such a group"
+        assert [pod.complaints() for pod in (one, other)] == [[], []]
+
+
+async def test_a_member_that_ends_well_repeats_nothing_and_one_that_is_new_begins_anew(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
+        pod = await fleet.add("a")
+        fleet.show()
+        async with fleet.traffic(pause=0.02):
+            await fleet.until(lambda: len(taken(fleet, pod)) > 100)
+            assert await pod.terminate() == 0
+            pod.start_sidecar()
+            await fleet.until(lambda: len(taken(fleet, pod)) > 200)
+        fresh = await fleet.add("b")
+        fleet.show()
+        sent = {it.number for it in fleet.sent}
+        await fleet.until(lambda: all(taken(fleet, it).keys() == sent for it in (pod, fresh)))
+        assert {*taken(fleet, pod).values(), *taken(fleet, fresh).values()} == {1}
+
+
+def taken(fleet: Fleet, pod: Pod) -> Counter[int]:
+    """Return how often a pod's app was done with each message."""
+    return Counter(it.number for it in pod.deliveries(fleet.group, orderly=False) if it.done)
+
+
+def kept(fleet: Fleet, pod: Pod) -> int:
+    """Return how many messages a member's own offsets have behind them."""
+    path = pod.state / fleet.group / f"{fleet.topic}.json"
+    found = json.loads(path.read_text())["offsets"] if path.exists() else {}
+    return sum(offset for queues in found.values() for offset in queues.values())

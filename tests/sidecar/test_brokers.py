@@ -1,0 +1,56 @@
+"""A topic on two brokers, one of which is killed: the other's queues are worked on, and nothing is lost."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ground.instance import temporary
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import Fleet, a_fleet
+
+LOST = "broker-1"
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RocketMQ]:
+    with temporary("two-brokers") as instance:
+        found = RocketMQ(instance, brokers=2)
+        found.up()
+        yield found
+        found.down()
+
+
+async def test_a_broker_that_is_gone_stops_its_own_queues_only(two: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(two, tmp_path, queues=2) as fleet:
+        left = [queue for queue in fleet.queues if queue.broker != LOST]
+        for name, queues in (("a", fleet.queues[::2]), ("b", fleet.queues[1::2])):
+            await fleet.add(name)
+            await fleet.give(**{name: queues})
+        await fleet.give(a=[fleet.retry])
+        await fleet.send(40)
+        await fleet.all_done()
+        await fleet.all_committed()
+        fleet.kill_broker(1)
+        await soon(lambda: misses(fleet, "a"), 60)
+        sent = await fleet.send(40, left)
+        await fleet.all_done(sent)
+        await fleet.hand_over(b=[queue for queue in left if fleet.owners[queue] == "a"])
+        sent = await fleet.send(40, left)
+        await fleet.all_done(sent)
+        report = await fleet.hear("a")
+        assert report
+        assert report.state == "serving"
+        await asyncio.to_thread(two.start_broker, 1)
+        await fleet.send(40)
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def misses(fleet: Fleet, name: str) -> bool:
+    """Whether a member says that one broker is reached, and the other is not."""
+    report = await fleet.hear(name)
+    return bool(report and report.brokers == {"broker-0": True, LOST: False})

@@ -1,0 +1,81 @@
+"""A sidecar at a broker that asks who is there and speaks TLS; what lets it in is renewed while it runs."""
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brokers.test_security import RIGHT, SETTINGS
+from ground.instance import temporary
+from ground.keys import Authority
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from rota.brokers.rocketmq.client import Site
+from sidecar.fleet import Fleet, a_fleet
+from sidecar.pods import Pod
+
+SECURED = {"credentialsSecret": {"name": "acl"}, "tls": {"enabled": True, "caSecret": {"name": "ca"}}}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("keys"), "authority")
+
+
+@pytest.fixture(scope="module")
+def guarded(authority: Authority) -> Iterator[RocketMQ]:
+    with temporary("secured") as instance:
+        pair = authority.issue("broker", "broker", ips=[instance.address()])
+        files = f"-Dtls.server.certPath={pair.certificate} -Dtls.server.keyPath={pair.key}"
+        options = f"JAVA_TOOL_OPTIONS=-Dtls.test.mode.enable=false {files}"
+        brokers = RocketMQ(instance, settings=SETTINGS, prefix=("env", options))
+        brokers.up()
+        yield brokers
+        brokers.down()
+
+
+async def test_who_is_not_let_in_says_why_and_goes_on_once_the_secrets_are_mended(
+    guarded: RocketMQ, authority: Authority, tmp_path: Path
+) -> None:
+    trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
+    site = Site([guarded.name_server], trusting, lambda: RIGHT)
+    broker = {"rocketmq": {"nameServers": [guarded.name_server], **SECURED}}
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    wrong = Authority(tmp_path / "wrong", "stranger")
+    secrets.joinpath("ca.crt").write_bytes(wrong.own.certificate.read_bytes())
+    secrets.joinpath("accessKey").write_text(RIGHT.access_key)
+    secrets.joinpath("secretKey").write_text("wrong")
+    async with a_fleet(guarded, tmp_path, site=site, broker=broker) as fleet:
+        fleet.variables = {"ROTA_CREDENTIALS": str(secrets), "ROTA_CA": str(secrets)}
+        pod = await fleet.add("a")
+        fleet.owners = dict.fromkeys([*fleet.queues, fleet.retry], "a")
+        fleet.show()
+        await fleet.send(20)
+        assert "certificate verify failed" in await troubled(fleet, pod, "BrokerUnreachable")
+        secrets.joinpath("ca.crt").write_bytes(authority.own.certificate.read_bytes())
+        assert "check signature failed" in await troubled(fleet, pod, "BrokerRefuses")
+        assert not fleet.delivered()
+        secrets.joinpath("secretKey").write_text(RIGHT.secret_key)
+        await fleet.all_done()
+        await fleet.all_committed()
+        report = await fleet.hear("a")
+        assert report
+        assert report.troubles == {}
+        assert RIGHT.secret_key not in pod.log.read_text()
+        await fleet.check()
+
+
+async def troubled(fleet: Fleet, pod: Pod, reason: str) -> str:
+    """Wait until a sidecar says that something of the kind keeps it from working."""
+    told = ""
+
+    async def so() -> bool:
+        nonlocal told
+        report = await pod.report(fleet.session)
+        told = report.troubles.get(reason, "") if report else ""
+        return bool(told)
+
+    await soon(so, 60)
+    return told
