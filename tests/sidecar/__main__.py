@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from random import Random
 from typing import Any
 
 from ground.instance import temporary
+from ground.report import Missing
 from ground.rocketmq import RocketMQ
 from sidecar.conftest import QUICK, SHORT_LOCKS
 from sidecar.fleet import Fleet, a_fleet
@@ -45,6 +47,9 @@ async def _broken(rocketmq: RocketMQ, seed: int) -> str:
         await _lived(rocketmq, folder, random, happened)
     except (AssertionError, TimeoutError) as error:
         return f"{', '.join(happened)}: {error} ({folder})"
+    except Missing as error:
+        return f"{', '.join(happened)}: {error} ({rocketmq.instance.keep_logs()})"
+    shutil.rmtree(folder)
     return ""
 
 

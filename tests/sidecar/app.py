@@ -1,4 +1,6 @@
-"""An app as users write one, that does as it is told: `python app.py ADDRESS PORT LOG RULES`.
+"""An app as users write one, that does as it is told: `python app.py ADDRESS PORT LOG RULES [asks]`.
+
+It is posted to at that port; or, with a last word, asks there for messages, and says yes or no to each.
 
 RULES is a JSON file, read anew whenever it changes: a list of what to do, of which the first that fits holds. What is
 named under `numbers`, `queues`, `attempts` or `topics` are the messages it is about; `status` and `seconds` say what is
@@ -16,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
-from aiohttp import web
+from aiohttp import ClientError, ClientSession, web
 
 Message = dict[str, Any]
 
@@ -28,6 +30,32 @@ class App:
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._path, self._seen, self._rules = rules, 0, list[Message]()
         self._numbers = count()
+
+    async def ask(self, there: str) -> None:
+        """Ask, again and again; who is not there is asked a moment later."""
+        async with ClientSession(there) as session:
+            while True:
+                try:
+                    async with session.get("/v1/messages?max=8&wait=5s") as answer:
+                        handed = (await answer.json())["messages"]
+                    await asyncio.gather(*(self._handed(session, it) for it in handed))
+                except ClientError:
+                    await asyncio.sleep(0.2)
+
+    async def _handed(self, session: ClientSession, handed: Message) -> None:
+        name, body = f"{os.getpid()}/{next(self._numbers)}", base64.b64decode(handed.pop("bodyBase64"))
+        message = {**handed, "generation": 0, "number": int(body.split()[0])}
+        self.note(name=name, begin=time.monotonic(), messages=[message])
+        rule = self._rule([message])
+        if rule.get("act") == "die":
+            os._exit(9)
+        if rule.get("act") == "hang":
+            return
+        await asyncio.sleep(rule.get("seconds", 0))
+        status = rule.get("status", 204)
+        self.note(name=name, end=time.monotonic(), status=status)
+        async with session.post("/v1/acks" if status == 204 else "/v1/nacks", json={"ids": [handed["id"]]}):
+            pass
 
     def note(self, **told: object) -> None:
         """Put a line into the log, whole, at once."""
@@ -86,10 +114,13 @@ def _fits(rule: Message, message: Message) -> bool:
     return all(message[field] in rule.get(name, [message[field]]) for name, field in wanted)
 
 
-def main(address: str, port: str, log: str, rules: str) -> NoReturn:
-    """Serve until killed; its own end is as quick as that of most apps."""
+def main(address: str, port: str, log: str, rules: str, asks: str = "") -> NoReturn:
+    """Serve, or ask, until killed; its own end is as quick as that of most apps."""
+    it = App(Path(log), Path(rules))
+    if asks:
+        asyncio.run(it.ask(f"http://{address}:{port}"))
     app = web.Application()
-    app.add_routes([web.post("/", App(Path(log), Path(rules)).posted)])
+    app.add_routes([web.post("/", it.posted)])
     web.run_app(app, host=address, port=int(port), print=None, access_log=None, shutdown_timeout=0.1)
     sys.exit(0)
 

@@ -277,11 +277,16 @@ class _Judge:
             offsets = [offset for offset, _ in finished]
             latest = -inf  # of all that lie before
             latests = [latest := max(latest, when) for _, when in finished]
-            for it in deliveries:
+            firsts = [*deliveries[:1], *(it for one, it in pairwise(deliveries) if not _one_request(one, it))]
+            for it in firsts:
                 place = bisect_left(offsets, it.offset)
                 if place and latests[place - 1] > it.begin:
                     yield f"{queue} is out of order: one before was not finished when this began: {_told(it)}"
             for one, other in pairwise(deliveries):
+                if _one_request(one, other):
+                    if other.offset < one.offset:
+                        yield f"{queue} is out of order within one request: {_told(one)}, and {_told(other)}"
+                    continue
                 if one.end is not None and other.begin < min(one.end, one.begin + self.story.timeout):
                     yield f"{queue} delivered two messages at a time: {_told(one)}, and {_told(other)}"
 
@@ -334,6 +339,10 @@ def _contested(facts: list[Fact]) -> dict[Queue, list[tuple[float, float]]]:
             for queue in fact.queues:
                 contested[queue].append((fact.at, min((at for at in over if at > fact.at), default=inf)))
     return contested
+
+
+def _one_request(one: Delivery, other: Delivery) -> bool:
+    return other.together > 1 and (one.member, one.begin, one.end) == (other.member, other.begin, other.end)
 
 
 def _told(it: Delivery) -> str:

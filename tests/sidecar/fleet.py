@@ -65,11 +65,16 @@ class Fleet:
 
         await soon(so, PATIENCE)
 
+    @property
+    def asks(self) -> bool:
+        """Whether apps ask for messages."""
+        return bool(self.settings["delivery"].get("mode") == "Pull")
+
     # Pods.
 
     async def add(self, name: str, *, app: bool = True) -> Pod:
         """Start a pod that is given nothing yet."""
-        pod = self.pods[name] = Pod(self.rocketmq.instance, f"{self.group}-{name}", self.folder / name)
+        pod = self.pods[name] = Pod(self.rocketmq.instance, f"{self.group}-{name}", self.folder / name, asks=self.asks)
         if app:
             pod.start_app()
         pod.start_sidecar(self.program, **self.variables)
@@ -253,8 +258,8 @@ class Fleet:
         return sorted(found, key=lambda it: it.begin)
 
     def done(self) -> set[int]:
-        """Return which numbers some app is done with."""
-        return {it.number for it in self.delivered() if it.done}
+        """Return which numbers some app is done with, be it that it never will take them."""
+        return {it.number for it in self.delivered() if it.done or it.dead}
 
     async def until(self, so: Callable[[], object], seconds: float = PATIENCE) -> None:
         """Wait until something is so, looking at it not too often."""
@@ -326,14 +331,16 @@ class Fleet:
 
     def story(self) -> Story:
         """Return all that was noted."""
-        push = self.settings.get("delivery", {}).get("push", {})
+        delivery = self.settings["delivery"]
+        push, pull = delivery["push"], delivery.get("pull", {})
+        patience = pull.get("visibilityTimeout", "30s") if self.asks else push.get("timeout", "30s")
         return Story(
             sent=self.sent,
             delivered=self.delivered(),
             facts=self.facts,
             commits=self.commits,
             orderly=self.settings.get("ordering") == "Orderly",
-            timeout=float(push.get("timeout", "30s")[:-1]),
+            timeout=float(patience[:-1]),
             at_once=push.get("concurrency", 16) * push.get("maxBatch", 1),
             dead=frozenset(self.dead),
         )

@@ -25,7 +25,7 @@ from rota.documents import FullReport
 from rota.model import RETRY, Queue
 from sidecar.checker import Delivery
 
-APP, PORT, APP_PORT = Path(__file__).with_name("app.py"), 9911, 8080
+APP, PORT, APP_PORT, ASK_PORT = Path(__file__).with_name("app.py"), 9911, 8080, 9912
 SIDECAR = ("-m", "rota.sidecar")
 
 _numbers = count(10)  # of addresses: the lower ones are servers'
@@ -34,8 +34,9 @@ _numbers = count(10)  # of addresses: the lower ones are servers'
 class Pod:
     """One pod: two processes, a volume of documents, a disk for the sidecar's state."""
 
-    def __init__(self, instance: Instance, name: str, folder: Path) -> None:
-        """Start nothing yet."""
+    def __init__(self, instance: Instance, name: str, folder: Path, *, asks: bool = False) -> None:
+        """Start nothing yet; the app is posted to, or asks."""
+        self.asks = asks
         self.name, self.uid, self.folder = name, f"{next(_numbers):08x}-0000-4000-8000-000000000000", folder
         self.address = instance.address(int(self.uid[:8], 16))
         self.documents, self.state = folder / "documents", folder / "state"
@@ -56,8 +57,9 @@ class Pod:
 
     def start_app(self) -> None:
         """Start the app, with the rules that it was given."""
-        arguments = (APP, self.address, str(APP_PORT), self._deliveries, self.folder / "rules.json")
-        self.app = self._start("app", *arguments)
+        port = ASK_PORT if self.asks else APP_PORT
+        arguments = (APP, self.address, str(port), self._deliveries, self.folder / "rules.json")
+        self.app = self._start("app", *arguments, *(["asks"] if self.asks else []))
 
     def start_sidecar(self, program: Sequence[str] = SIDECAR, **changed: str) -> None:
         """Start the sidecar's container, for the first time or again."""

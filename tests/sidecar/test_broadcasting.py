@@ -7,6 +7,7 @@ from pathlib import Path
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import Fleet, a_fleet
 from sidecar.pods import Pod
+from sidecar.small_disk import a_small_disk, fill
 
 
 async def test_each_member_gets_everything_once_and_goes_on_where_it_was(hurried: RocketMQ, tmp_path: Path) -> None:
@@ -44,6 +45,33 @@ async def test_a_member_that_ends_well_repeats_nothing_and_one_that_is_new_begin
         sent = {it.number for it in fleet.sent}
         await fleet.until(lambda: all(taken(fleet, it).keys() == sent for it in (pod, fresh)))
         assert {*taken(fleet, pod).values(), *taken(fleet, fresh).values()} == {1}
+
+
+async def test_a_full_disk_keeps_no_message_back_and_what_was_kept_before_stays(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
+        pod = await fleet.add("a")
+        pod.kill_sidecar()
+        with a_small_disk(pod.state):
+            pod.start_sidecar()
+            await pod.heard(fleet.session)
+            fleet.show()
+            await fleet.obeys("a")
+            await fleet.send(40)
+            await fleet.until(lambda: kept(fleet, pod) == 40)
+            fill(pod.state)
+            await fleet.send(20)
+            await fleet.until(lambda: len(taken(fleet, pod)) == 60)
+            await fleet.logged("a", "No space left")
+            assert kept(fleet, pod) == 40
+            fleet.kill("a", "sidecar")
+            pod.start_sidecar()
+            (pod.state / "filler").unlink()
+            await fleet.until(lambda: sum(taken(fleet, pod).values()) == 80)
+            await fleet.until(lambda: kept(fleet, pod) == 60)
+        counts = taken(fleet, pod)
+        assert [counts[number] for number in range(60)] == [1] * 40 + [2] * 20
 
 
 def taken(fleet: Fleet, pod: Pod) -> Counter[int]:

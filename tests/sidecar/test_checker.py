@@ -76,6 +76,9 @@ CLEAN = {
         facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(3, "sidecar")),
     ),
     "in order": a_story(d(1, 2), d(2, 3, 1, status=500), d(4, 5, 1), d(5, 6, 2), orderly=True),
+    "in order, some at a time": a_story(
+        d(1, 2, together=2), d(1, 2, 1, together=2), d(2, 3, 2, together=2), d(2, 3, 3, together=2), orderly=True
+    ),
     "in order over a crash": a_story(
         d(1, 2), d(2, 3, 1), d(6, 7, 1), d(8, 9, 2), facts=(GIVEN, fact(5, "sidecar")), orderly=True
     ),
@@ -145,6 +148,14 @@ BROKEN = {
     ),
     "an offset that goes back": (a_story(d(1, 2), commits=[Commit(3, Q, 1), Commit(4, Q, 0)]), "went back from 1 to 0"),
     "out of order": (a_story(d(1, 2, 1), d(2, 3), orderly=True), "out of order"),
+    "out of order in one request": (
+        a_story(d(1, 2, 1, together=2), d(1, 2, together=2), orderly=True),
+        "out of order within one request",
+    ),
+    "some at a time, and some before": (
+        a_story(d(1, 3, together=2), d(1, 3, 1, together=2), d(2, 4, 2, together=2), orderly=True),
+        "out of order: one before was not finished",
+    ),
     "one skipped": (a_story(d(1, 2, status=500), d(2, 3, 1), d(4, 5), orderly=True), "out of order"),
     "side by side": (a_story(d(1, 3), d(2, 4, 1), orderly=True), "two messages at a time"),
     "a delivery of before": (a_story(d(1, 2, generation=2), d(3, 4, 1, generation=1)), "went back from generation 2"),

@@ -1,20 +1,15 @@
 """What a real sidecar makes of the documents that it is shown, and of a disk that takes nothing more."""
 
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.documents import PLAIN, Share, read_assignment, write_assignment
 from sidecar.fleet import Fleet, a_fleet
+from sidecar.small_disk import a_small_disk, fill
 
 
 async def test_documents_that_are_torn_old_changed_or_gone_change_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
@@ -122,7 +117,7 @@ async def test_a_generation_that_cannot_be_put_on_the_disk_is_not_obeyed_until_i
             await fleet.give(a=fleet.queues[:first])
             await fleet.send(8, fleet.queues[:first])
             await fleet.all_done()
-            (pod.state / "filler").write_bytes(b"x" * os.statvfs(pod.state).f_bavail * os.statvfs(pod.state).f_bsize)
+            fill(pod.state)
             for queue in fleet.queues[first:]:
                 fleet.owners[queue] = "a"
             fleet.show()
@@ -159,7 +154,7 @@ async def test_a_sidecar_ends_when_it_is_asked_to_also_with_a_full_disk(rocketmq
             await fleet.give(a=fleet.queues)
             await fleet.send(40)
             await fleet.all_done()
-            (pod.state / "filler").write_bytes(b"x" * os.statvfs(pod.state).f_bavail * os.statvfs(pod.state).f_bsize)
+            fill(pod.state)
             fleet.show()
             await soon_in_trouble(fleet)
             await fleet.send(40)
@@ -175,17 +170,3 @@ async def soon_in_trouble(fleet: Fleet) -> None:
         return bool(report and "StateNotWritten" in report.troubles)
 
     await soon(told)
-
-
-@contextmanager
-def a_small_disk(folder: Path) -> Iterator[None]:
-    """Put a disk of 64 KiB there; what lay there comes back afterwards."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "rota", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("only who may mount can have a disk that is full")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)

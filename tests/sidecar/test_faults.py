@@ -111,6 +111,24 @@ async def test_a_sidecar_that_stood_still_while_its_queues_were_given_away_reads
         await fleet.check()
 
 
+async def test_an_answer_that_came_in_time_to_a_sidecar_that_stood_still_counts(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, push={"timeout": "2s"}) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"seconds": 1})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(40)
+        await fleet.until(lambda: len(fleet.delivered()) == 16)
+        pod.signal_sidecar(signal.SIGSTOP)
+        await asyncio.sleep(4)  # longer than an answer may take
+        pod.signal_sidecar(signal.SIGCONT)
+        await fleet.all_done()
+        await fleet.all_committed()
+        assert [it.attempt for it in fleet.delivered()] == [1] * 40
+        await fleet.check()
+
+
 async def test_a_broker_that_is_killed_and_comes_back_elsewhere_is_found_and_told_what_it_forgot(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:

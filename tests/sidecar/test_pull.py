@@ -4,15 +4,17 @@ import asyncio
 import json
 import socket
 from base64 import b64decode
-from collections import Counter
+from collections import ChainMap, Counter
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import ClientResponse, ClientSession
 
 from ground.instance import Instance
 from ground.poll import soon
+from rota.brokers import Message
 from rota.brokers.memory import BROKER
 from rota.sidecar import assignments, endings, pull, shell
 from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, Member, a_member
@@ -31,6 +33,16 @@ def bodies(messages: list[Handed]) -> list[str]:
 
 
 # What is handed out.
+
+
+def test_a_message_of_a_batch_and_one_that_is_damaged_are_handed_out_like_any_other() -> None:
+    one = Message(RETRIES, 7, b"x", ChainMap({"A": "1"}, {"B": "2"}), damage="its checksum does not match")
+    told = msgspec.json.decode(msgspec.json.encode(pull.Handed.of("m-1", one, 2)))
+    assert (told["properties"], told["attempt"], told["damage"]) == (
+        {"A": "1", "B": "2"},
+        2,
+        "its checksum does not match",
+    )
 
 
 async def test_a_message_comes_with_all_that_is_known_of_it(instance: Instance, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rota.brokers import Consumer, Membership, Unreachable
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import Share
 from rota.model import Queue
-from rota.sidecar import endings, push, shell, sources
+from rota.sidecar import endings, push, shell, sources, steps
 from rota.sidecar.notes import Notes, Offsets
 from rota.spec.resolved import write_settings
 from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Event, Member, a_member, turn
@@ -29,7 +29,7 @@ EARLIEST = {"position": "Earliest"}
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.1)
-    monkeypatch.setattr(shell, "KEEP_AGAIN", 0.02)
+    monkeypatch.setattr(steps, "KEEP_AGAIN", 0.02)
     monkeypatch.setattr(shell, "LOOK_AGAIN", 0.02)
     monkeypatch.setattr(sources, "JOIN_AGAIN", 0.02)
     monkeypatch.setattr(push, "IN_PLACE_PAUSE", 0.02)

@@ -3,9 +3,12 @@
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any
 
+from ground.poll import soon
+from rota.brokers import BrokerError
 from rota.model import Queue
 from sidecar.fleet import Fleet
 
@@ -108,6 +111,14 @@ async def broker_killed(fleet: Fleet, random: Random) -> None:
     fleet.kill_broker()
     await asyncio.sleep(random.uniform(0, 5))
     await asyncio.to_thread(fleet.rocketmq.start_broker, 0)
+    await soon(partial(_sampled, fleet), 60)
+
+
+async def _sampled(fleet: Fleet) -> bool:
+    try:
+        return bool(await fleet.sample())
+    except BrokerError:
+        return False
 
 
 async def name_server_gone(fleet: Fleet, random: Random) -> None:

@@ -164,3 +164,9 @@ def test_times_are_as_rfc_3339_wants_them() -> None:
 
 def test_a_batch_says_what_it_is() -> None:
     assert cloudevents.BATCH == b"content-type: application/cloudevents-batch+json\r\n"
+
+
+def test_a_body_that_is_not_what_was_sent_is_told_of() -> None:
+    damaged = Message(Q, 7, b"?", {"UNIQ_KEY": "7F01"}, damage="its checksum does not match")
+    assert headers(damaged)["ce-rocketmqdamage"] == "its%20checksum%20does%20not%20match"
+    assert events((damaged, 1))[0]["rocketmqdamage"] == "its checksum does not match"

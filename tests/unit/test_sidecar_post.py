@@ -307,7 +307,9 @@ async def test_a_connection_that_ends_as_it_is_used_again_did_not_hear_us_and_a_
     async with a_server(say) as (server, post):
         await asyncio.gather(*(ask(post) for _ in range(3)))
         assert await ask(post, b"again") == 200
-        assert [it.connection for it in server.heard if it.body == b"again"] == [3, 2, 1, 4]
+        assert [it.connection for it in server.heard if it.body == b"again"] == [3, 4], (
+            "what lies idle may have ended all together"
+        )
 
 
 async def test_a_connection_that_is_used_again_and_says_anything_has_heard_us() -> None:
@@ -357,6 +359,15 @@ async def test_who_does_not_answer_in_time_loses_the_connection_and_the_next_one
         await server.until(lambda: server.ended == [1])
         assert await ask(post) == 204
         assert server.connections == 2
+
+
+async def test_what_kills_who_works_it_is_sent_by_one_kept_connection_and_a_new_one_however_many_there_are() -> None:
+    async with a_server(lambda heard: CLOSES if heard.body == b"poison" else NO_CONTENT) as (server, post):
+        await asyncio.gather(*(ask(post) for _ in range(4)))
+        assert server.connections == 4
+        with pytest.raises(Broken):
+            await ask(post, b"poison")
+        assert [it.body for it in server.heard].count(b"poison") == 2
 
 
 async def test_an_answer_that_is_there_when_a_process_that_stood_still_goes_on_counts() -> None:

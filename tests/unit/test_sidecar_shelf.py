@@ -177,3 +177,15 @@ def test_what_is_withdrawn_has_no_turn() -> None:
 
 def test_an_empty_shelf_gives_nothing() -> None:
     assert a_shelf().take(0.0, one) is None
+
+
+def test_who_asks_whether_a_queue_may_can_have_all_of_them_withdrawn() -> None:
+    def may(_: Queue) -> bool:
+        for queue in (A, B, C):
+            shelf.withdraw(queue)
+        return False
+
+    shelf = Shelf(may)
+    for queue in (A, B, C):
+        shelf.offer(queue, a_window(queue))
+    assert shelf.take(0.0, one) is None

@@ -127,9 +127,8 @@ def test_an_orderly_queue_waits_until_all_that_came_back_may_be_tried() -> None:
     window = a_window(0, 1, 2, orderly=True)
     delivery = taken(window, 2)
     bring_back(window, delivery, 0, until=5.0)
-    assert window.next_look() is None
+    assert window.take(32, 5.0) is None
     bring_back(window, delivery, 1, until=4.0)
-    assert window.next_look() == 5.0
     assert window.take(32, 4.9) is None
     assert offsets_of(window.take(1, 5.0)) == [0]
 
@@ -137,7 +136,6 @@ def test_an_orderly_queue_waits_until_all_that_came_back_may_be_tried() -> None:
 def test_what_nobody_would_have_does_not_hold_up_a_concurrent_queue() -> None:
     window = a_window(0, 1, 2, 3)
     bring_back(window, taken(window, 2), 0, 1, until=5.0)
-    assert window.next_look() == 5.0
     assert offsets_of(window.take(1, 4.9)) == [2]
     assert offsets_of(window.take(1, 5.0)) == [0]
     assert offsets_of(window.take(9, 5.0)) == [1]
@@ -149,9 +147,7 @@ def test_what_may_be_tried_sooner_comes_sooner() -> None:
     delivery = taken(window)
     bring_back(window, delivery, 0, until=7.0)
     bring_back(window, delivery, 1, until=5.0)
-    assert window.next_look() == 5.0
     assert offsets_of(window.take(9, 5.0)) == [1]
-    assert window.next_look() == 7.0
 
 
 def test_what_comes_back_may_have_another_attempt() -> None:
@@ -264,7 +260,7 @@ def test_a_delivery_that_is_cut_is_not_committed() -> None:
     window.stop()
     finish(window, delivery, 0)
     bring_back(window, delivery, 1, 2)
-    assert (window.empty, to_commit(window), window.next_look()) == (True, 1, None)
+    assert (window.empty, to_commit(window)) == (True, 1)
     assert window.take(32, 0.0) is None
     finish(window, delivery)  # the app's answer comes after all
     assert to_commit(window) == 1
@@ -306,7 +302,38 @@ def test_a_reset_forgets_everything_and_commits_where_it_led() -> None:
     bring_back(window, taken(window, 2), 0, 1, until=9.0)
     window.reset(100)
     assert (window.buffered, window.bytes, window.next, to_commit(window)) == (0, 0, 100, 100)
-    assert (window.take(32, 9.0), window.next_look()) == (None, None)
+    assert window.take(32, 9.0) is None
+
+
+def test_it_goes_on_where_the_group_is_that_has_passed_it_and_what_is_open_finishes_nothing() -> None:
+    window = a_window(0, 1, 2)
+    delivery = taken(window, 1)
+    finish(window, delivery)
+    open_still, commit = taken(window, 1), window.to_commit()
+    assert commit
+    assert not window.passed(commit, 1)
+    assert window.passed(commit, 7)
+    finish(window, open_still)
+    assert (window.next, window.committed, to_commit(window), window.empty) == (7, 7, None, True)
+
+
+def test_where_the_group_is_means_nothing_once_somebody_has_set_it() -> None:
+    window = a_window(0, 1, 2)
+    finish(window, taken(window))
+    commit = window.to_commit()
+    assert commit
+    window.reset(1)
+    assert not window.passed(commit, 7)
+    assert window.next == 1
+
+
+def test_attempts_are_forgotten_with_the_message_and_with_a_reset() -> None:
+    window = a_window(0, 1)
+    window.tried |= {0: 3, 1: 2}
+    finish(window, taken(window, 1))
+    assert window.tried == {1: 2}
+    window.reset(0)
+    assert window.tried == {}
 
 
 def test_what_was_finished_before_a_reset_is_unfinished_after_it() -> None:
@@ -372,10 +399,10 @@ def test_a_delivery_from_before_a_reset_is_open_until_it_ends() -> None:
     old = taken(window, now=3.0)
     window.reset(0)
     window.put(0, a_pull(0, 1))
-    assert (window.empty, window.in_flight, window.open_since) == (False, 2, 3.0)
+    assert (window.empty, window.in_flight) == (False, 2)
     assert window.take(1, 4.0) is None
     finish(window, old)
-    assert (window.empty, window.in_flight, window.open_since) == (True, 0, None)
+    assert (window.empty, window.in_flight) == (True, 0)
     assert offsets_of(window.take(1, 4.0)) == [0]
 
 
@@ -439,18 +466,18 @@ def test_it_tells_what_it_has() -> None:
     window = a_window(3, 4, 7, then=9)
 
     def told() -> tuple[Any, ...]:
-        return window.buffered, window.bytes, window.in_flight, window.committable, window.last, window.open_since
+        return window.buffered, window.bytes, window.in_flight, window.committable, window.last
 
-    assert told() == (3, 30, 0, 3, 7, None)
+    assert told() == (3, 30, 0, 3, 7)
     one, other = taken(window, 1, now=1.0), taken(window, 1, now=2.0)
-    assert told() == (3, 30, 2, 3, 7, 1.0)
+    assert told() == (3, 30, 2, 3, 7)
     finish(window, one)
-    assert told() == (2, 20, 1, 4, 7, 2.0)
+    assert told() == (2, 20, 1, 4, 7)
     third = taken(window, 1, now=3.0)
-    assert told() == (2, 20, 2, 4, 7, 2.0)
+    assert told() == (2, 20, 2, 4, 7)
     finish(window, other)
     finish(window, third)
-    assert told() == (0, 0, 0, 9, None, None)
+    assert told() == (0, 0, 0, 9, None)
 
 
 # All of it, against a model without any art
@@ -610,7 +637,6 @@ class Walk:
         assert window.bytes == sum(naive.sizes[offset] for offset in unfinished)
         assert window.in_flight == sum(len(left) for _, left, _ in naive.deliveries)
         assert window.empty == (not naive.deliveries)
-        assert window.open_since == min((delivery.since for delivery, *_ in naive.deliveries), default=None)
         for limits in (Limits(messages=4), Limits(bytes=9), Limits(span=5)):
             assert (window.full(limits) is not None) == naive.full(limits)
 

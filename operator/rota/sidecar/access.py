@@ -53,8 +53,7 @@ class Access:
             if self._credentials:
                 self._credentials = _credentials(self._folder)
             if self._tls and self._authorities:
-                _trusting(self._authorities)  # whether it can be
-                self._tls.load_verify_locations(_authority(self._authorities))
+                _trust(self._tls, self._authorities)
         except ValueError as error:
             told = str(error)
         if told and told != self._told:
@@ -64,18 +63,29 @@ class Access:
 
 def _credentials(folder: str) -> Credentials:
     try:
-        return Credentials(*(Path(folder, name).read_text().strip() for name in ("accessKey", "secretKey")))
+        place = _of_one_time(folder)
+        return Credentials(*((place / name).read_text().strip() for name in ("accessKey", "secretKey")))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"The credentials in {folder} cannot be read: {error}; mend the Secret") from None
 
 
+def _of_one_time(folder: str) -> Path:
+    """Return where files lie that were put there together: the kubelet swaps the link to them."""
+    link = Path(folder, "..data")
+    return link.resolve() if link.is_symlink() else Path(folder)
+
+
 def _trusting(folder: str) -> ssl.SSLContext:
     """Return how to be sure who answers: by the group's own authority, or else by those that the image knows."""
+    if not folder:
+        return ssl.create_default_context()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _trust(tls, folder)
+    return tls
+
+
+def _trust(tls: ssl.SSLContext, folder: str) -> None:
     try:
-        return ssl.create_default_context(cafile=_authority(folder) if folder else None)
+        tls.load_verify_locations(Path(folder, "ca.crt"))
     except (OSError, ValueError) as error:  # an SSLError is an OSError
-        raise ValueError(f"There is no certificate in {_authority(folder)}: {error}; put one there in PEM") from None
-
-
-def _authority(folder: str) -> str:
-    return str(Path(folder, "ca.crt"))
+        raise ValueError(f"There is no certificate in {folder}/ca.crt: {error}; put one there in PEM") from None

@@ -5,6 +5,7 @@ from typing import Protocol
 from rota.brokers import Consumer, Unreachable
 from rota.model import RETRY, Queue
 from rota.spec import StartFrom
+from rota.waiting import to_the_end
 
 _TRIES = 5
 
@@ -25,7 +26,9 @@ async def beginning(queue: Queue, consumer: Consumer, store: Store, wanted: Star
     What cannot be asked is an error, never an answer: "no offset" must be said by who keeps them.
     """
     found = await store.committed(queue)
-    return await _noted(queue, store, await _first(queue, consumer, wanted)) if found is None else found
+    if found is not None:
+        return found
+    return await to_the_end(_noted(queue, store, await _first(queue, consumer, wanted)))
 
 
 async def _first(queue: Queue, consumer: Consumer, wanted: StartFrom) -> int:

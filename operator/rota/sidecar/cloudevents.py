@@ -17,12 +17,13 @@ _TRACES = ("traceparent", "tracestate")  # properties, and headers, of W3C's tra
 # What a header's value may hold as it is: printable ASCII but blank, quote and percent sign.
 _PLAIN = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
 _PRINTABLE = f'{_PLAIN} "%'  # in trace context these mean themselves: nobody decodes it
+_OFTEN = {"specversion", "source", "type", "rocketmqtopic", "rocketmqbroker", "rocketmqtag"}  # the same again and again
 _LONG = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEvents' Integer, which has 32 bits
 
 
 def binary(message: Message, attempt: int, generation: int) -> bytes:
     """Return the headers of one message, each with its end of line; its body is the request's."""
-    lines = [f"ce-{name}: {_value(value)}\r\n" for name, value in _attributes(message, attempt, generation)]
+    lines = [f"ce-{name}: {_value(name, value)}\r\n" for name, value in _attributes(message, attempt, generation)]
     lines += [f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n" for name, value in _traces(message)]
     return "".join([*lines, "content-type: application/octet-stream\r\n"]).encode()
 
@@ -56,6 +57,8 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
         yield "rocketmqtag", message.tag
     if message.keys:
         yield "rocketmqkeys", message.keys
+    if message.damage:
+        yield "rocketmqdamage", message.damage
     yield "rotaattempt", attempt
     yield "rotageneration", generation
 
@@ -66,10 +69,12 @@ def _traces(message: Message) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _value(value: str | int) -> str:
-    return str(value) if isinstance(value, int) else _quoted(value)
+def _value(name: str, value: str | int) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return _quoted(value) if name in _OFTEN else _quoted.__wrapped__(value)
 
 
-@lru_cache(4096)  # topics, brokers and tags come again and again
+@lru_cache(4096)
 def _quoted(value: str) -> str:
     return quote(value, safe=_PLAIN, errors="replace")

@@ -38,27 +38,25 @@ class Endings:
     """Ends messages, and knows how often each was tried."""
 
     def __init__(self, shell: Shell) -> None:
-        """Know of no attempts but those that the broker counts."""
+        """End those of a member."""
         self._shell = shell
-        self._tried: dict[tuple[Queue, int], int] = {}  # in place
 
-    def attempt(self, message: Message) -> int:
-        """Return the number of this attempt, from 1."""
-        return 1 + message.attempt + self._tried.get((message.queue, message.offset), 0)
+    def attempt(self, taken: Taken, message: Message) -> int:
+        """Return the number of this attempt, from 1: the broker counts some, and some we."""
+        return 1 + message.attempt + taken.window.tried.get(message.offset, 0)
 
-    def tried(self, message: Message) -> None:
+    def tried(self, taken: Taken, message: Message) -> None:
         """Count an attempt of which the broker does not hear."""
-        key = message.queue, message.offset
-        self._tried[key] = self._tried.get(key, 0) + 1
+        tried = taken.window.tried
+        tried[message.offset] = tried.get(message.offset, 0) + 1
 
-    def spent(self, message: Message) -> bool:
+    def spent(self, taken: Taken, message: Message) -> bool:
         """Whether this attempt was its last, and dead letters are what comes then."""
         most = self._shell.settings.max_attempts
-        return not self._shell.settings.broadcasting and 0 <= most <= self.attempt(message)
+        return not self._shell.settings.broadcasting and 0 <= most <= self.attempt(taken, message)
 
     def finish(self, taken: Taken, message: Message) -> None:
         """Be done with a message."""
-        self._tried.pop((message.queue, message.offset), None)
         taken.window.done(taken.delivery, message)
 
     def back(self, taken: Taken, messages: Iterable[Message], pause: float = 0.0) -> None:
@@ -75,7 +73,7 @@ class Endings:
 
     async def later(self, taken: Taken, message: Message) -> None:
         """Have it tried again later; after its last attempt it goes to the dead letters."""
-        await self._give_back(taken, message, NEVER if self.spent(message) else LATER)
+        await self._give_back(taken, message, NEVER if self.spent(taken, message) else LATER)
 
     async def dead(self, taken: Taken, message: Message) -> None:
         """Have it kept with the dead letters."""

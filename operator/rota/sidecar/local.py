@@ -4,6 +4,7 @@ import asyncio
 
 from rota.model import Queue
 from rota.sidecar.notes import Offsets
+from rota.waiting import to_the_end
 
 
 class Local:
@@ -24,7 +25,7 @@ class Local:
         """Put it on the disk."""
         async with self._one:
             known = await self._of(queue.topic)
-            await asyncio.to_thread(self._offsets.keep, {queue: offset})
+            await to_the_end(asyncio.to_thread(self._offsets.keep, {queue: offset}))
             known[queue] = offset
 
     async def _of(self, topic: str) -> dict[Queue, int]:

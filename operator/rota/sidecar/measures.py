@@ -20,12 +20,16 @@ class Measures:
         self.pulls = Counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
         self.paused = Counter("rota_sidecar_paused_seconds_total", "Time for which nothing could be delivered at all.")
 
-    def delivered(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
-        """Count a delivery that has ended."""
+    def answered(self, seconds: float) -> None:
+        """Note how long a delivery was at the app."""
         self.delivery.observe(seconds)
-        topic, now = messages[0].topic, time.time()
-        self.messages.add(topic, outcome, by=len(messages))
+
+    def ended(self, messages: Sequence[Message], outcome: str) -> None:
+        """Count messages of one topic by what came of them."""
+        if messages:
+            self.messages.add(messages[0].topic, outcome, by=len(messages))
         if outcome == "done":
+            now = time.time()
             for message in messages:
                 self.end_to_end.observe(max(0.0, now - message.born / 1000))
 

@@ -73,8 +73,8 @@ class Member:
         stuck = [life for life in self.lives.values() if life.state is State.STUCK]
         return {life.queue: life.trouble for life in stuck if life.trouble}
 
-    def read(self, text: str | bytes | None, now: float) -> Step:
-        """Obey the document if it is to be obeyed; without one go on."""
+    def read(self, text: str | bytes | None, now: float, drain_timeout: float | None = None) -> Step:
+        """Obey the document, and what the settings beside it say, if it is to be obeyed; without one go on."""
         self._looked = True
         if text is None:
             return Step(why=f"There is no assignment; generation {self.obeyed} stays in force")
@@ -85,7 +85,10 @@ class Member:
         if document == self._document:
             return Step()
         why = self._objection(document)
-        return Step(why=why) if why else self._obey(document, now)
+        if why:
+            return Step(why=why)
+        self.drain_timeout = self.drain_timeout if drain_timeout is None else drain_timeout
+        return self._obey(document, now)
 
     def _objection(self, document: Assignment) -> str | None:
         if self.group is not None and document.group != self.group:

@@ -9,6 +9,8 @@ import re
 from functools import lru_cache
 from urllib.parse import quote
 
+from rota.waiting import call_after_all
+
 LONGEST_HEAD = 64 * 1024
 _NO_BODY = {204, 304}
 _FIRST, _FINAL = 100, 200  # the lowest status, and the lowest that is no provisional one
@@ -47,7 +49,7 @@ class Post:
         sent = False
         while True:
             try:
-                connection = self._idle.pop() if self._idle else await self._connected(until)
+                connection = self._idle.pop() if self._idle and not sent else await self._connected(until)
             except Away:
                 if sent:  # it may have died of this very request
                     raise Broken("The app closed the connection without an answer, and takes no other") from None
@@ -109,13 +111,12 @@ class _Connection(asyncio.Protocol):
     async def ask(self, request: bytes, until: float) -> int:
         """Send a request and return its answer's status; who stops waiting leaves a connection that is closed.
 
-        Time that is up fails the answer, and not who waits for it: a process that stood still finds both the answer
-        and the end of its time, and an answer that is here counts.
+        Time that is up fails the answer, and not who waits for it: an answer that is here counts, also where the
+        process stood still and finds both.
         """
-        loop = asyncio.get_running_loop()
-        self._answer = loop.create_future()
+        self._answer = asyncio.get_running_loop().create_future()
         self._status, self._heard = 0, False
-        timer = loop.call_at(until, self._fail, TimeoutError())
+        timer = call_after_all(until, self._late, self._answer)
         try:
             self.transport.write(request)
             return await self._answer
@@ -215,6 +216,10 @@ class _Connection(asyncio.Protocol):
             self._answer.set_result(self._status)
         if self.closed or self._read:  # it said so, or said more than it was asked
             self.close()
+
+    def _late(self, answer: asyncio.Future[int]) -> None:
+        if answer is self._answer:
+            self._fail(TimeoutError())
 
     def _fail(self, error: Exception) -> None:
         if self._answer and not self._answer.done():

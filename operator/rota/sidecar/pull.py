@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count, takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 from aiohttp import web
@@ -44,6 +44,7 @@ MOST = 1000  # messages in an answer
 LARGEST = 8 * MEBIBYTE  # an answer's bodies; the last turn may go beyond it
 SIDE_BY_SIDE = 32  # messages on their way back to their brokers, of those that end together
 LEAST_SWEEP = 0.05  # between two looks for what is overdue
+STOOD_STILL = 0.5  # that late a look is only where the whole process was
 OPEN_AGAIN = 2.0  # where the port cannot be listened at
 GOES = 2.0  # an app that has been drained for may ask for so long, before the signal to end reaches it
 NEVER_GOES = 60.0  # one that still asks after this was not ended
@@ -54,7 +55,7 @@ NOT_OPEN = "PullNotAnswered"
 _NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
-class Handed(msgspec.Struct):
+class Handed(msgspec.Struct, omit_defaults=True):
     """A message as the app gets it."""
 
     id: str
@@ -67,6 +68,14 @@ class Handed(msgspec.Struct):
     keys: str
     properties: Mapping[str, str]
     body: bytes = msgspec.field(name="bodyBase64")
+    damage: str = ""  # why the body is not what was sent, if that is so
+
+    @classmethod
+    def of(cls, name: str, it: Message, attempt: int) -> Self:
+        """Return a message under a name of its own."""
+        properties = dict(it.properties)  # of one of a batch they are a view, which cannot be written
+        where, told = (it.topic, it.queue.broker, it.queue.id, it.offset), (it.tag, it.keys, properties, it.body)
+        return cls(name, *where, attempt, *told, it.damage)
 
 
 class Ids(msgspec.Struct):
@@ -224,9 +233,9 @@ class Pull:
             self._heard.add(asked.protocol)
         asker = Asker(asked, int(most))
         self._asking[asker] = None
-        self._fill()
         answer = web.Response(content_type="application/json")
         try:
+            self._fill()
             await asker.wait(wait)
             answer.body = self._hand_out(asker.taken)
             await self._write(answer, asked)
@@ -250,10 +259,9 @@ class Pull:
         now, handed = self._shell.now(), []
         for it in taken:
             for message in it.delivery.messages:
-                name, attempt = next(self._names), self._endings.attempt(message)
+                name, attempt = next(self._names), self._endings.attempt(it, message)
                 self._open[name] = Open(it, message, now)
-                where, told = message.queue, (message.tag, message.keys, message.properties, message.body)
-                handed.append(Handed(name, message.topic, where.broker, where.id, message.offset, attempt, *told))
+                handed.append(Handed.of(name, message, attempt))
         if handed:
             self._sweep_at(now + self._patience)
         if again := sum([it.attempt > 1 for it in handed]):
@@ -292,8 +300,8 @@ class Pull:
     def _later(self, outcome: str, some: Sequence[Open]) -> None:
         """Have messages tried again, at another time; the app need not wait until the broker has them."""
         if some:
-            self._ended([it for it in some if not self._endings.spent(it.message)], outcome)
-            self._ended([it for it in some if self._endings.spent(it.message)], "dead")
+            self._ended([it for it in some if not self._endings.spent(it.taken, it.message)], outcome)
+            self._ended([it for it in some if self._endings.spent(it.taken, it.message)], "dead")
             self._shell.start(self._give_back(some))
 
     async def _give_back(self, some: Sequence[Open]) -> None:
@@ -313,7 +321,8 @@ class Pull:
             together.setdefault((it.taken.delivery, it.message.topic), []).append(it)
         now = self._shell.now()
         for group in together.values():
-            self._shell.measures.delivered([it.message for it in group], outcome, now - group[0].since)
+            self._shell.measures.answered(now - group[0].since)
+            self._shell.measures.ended([it.message for it in group], outcome)
         self._changed(some)
 
     def _changed(self, some: Iterable[Open]) -> None:
@@ -329,8 +338,17 @@ class Pull:
 
     def _sweep_at(self, when: float) -> None:
         if self._sweeper is None and not self._closed:
-            wait = max(LEAST_SWEEP, when - self._shell.now())
-            self._sweeper = asyncio.get_running_loop().call_later(wait, self._sweep)
+            now = self._shell.now()
+            due = max(now + LEAST_SWEEP, when)
+            self._sweeper = asyncio.get_running_loop().call_later(due - now, self._sweep_due, due)
+
+    def _sweep_due(self, due: float) -> None:
+        """Sweep; but a process that stood still first reads what the app said meanwhile."""
+        now = self._shell.now()
+        if now - due < STOOD_STILL:
+            self._sweep()
+        else:
+            self._sweeper = asyncio.get_running_loop().call_later(LEAST_SWEEP, self._sweep_due, now + LEAST_SWEEP)
 
     def _sweep(self) -> None:
         """Have what is overdue tried again, and look again when the next will be."""

@@ -42,13 +42,17 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
-    """What came of a request."""
+    """What came of a request, and of its messages."""
 
     DONE = "done"
     DEAD = "dead"
+    SPLIT = "split"  # it was of several messages, and each goes alone now
     LATER = "later"
     LOST = "lost"
     AWAY = "away"
+
+
+Outcomes = list[tuple[Outcome, list[Message]]]
 
 
 class Shell(endings.Shell, Protocol):
@@ -73,7 +77,7 @@ class Push:
         self._shell, self._name = shell, host
         self._post: Post | None = None
         self._shelf = Shelf(shell.may_deliver)
-        self._open: dict[Queue, set[asyncio.Task[Outcome]]] = {}
+        self._open: dict[Queue, set[asyncio.Task[Outcomes]]] = {}
         self._count = 0
         self._endings = Endings(shell)
         self._in_doubt, self._since, self._pause, self._again = False, 0.0, 0.0, 0.0
@@ -118,26 +122,39 @@ class Push:
 
     # One delivery.
 
-    async def _deliver(self, taken: Taken) -> Outcome:
+    async def _deliver(self, taken: Taken) -> Outcomes:
         answer = await self._ask(taken)
         self._note(answer)
+        outcomes = self._outcomes(answer, taken)
         await self._carry_out(answer, taken)
-        return answer
+        return outcomes
 
-    def _ended(self, taken: Taken, task: asyncio.Task[Outcome]) -> None:
+    def _outcomes(self, answer: Outcome, taken: Taken) -> Outcomes:
+        """Return what an answer makes of its messages."""
+        messages = [*taken.delivery.messages]
+        if answer is Outcome.DEAD and len(messages) > 1:
+            return [(Outcome.SPLIT, messages)]
+        if answer is not Outcome.LATER or (taken.window.orderly and len(messages) > 1):
+            return [(answer, messages)]
+        last = {message.offset for message in messages if self._endings.spent(taken, message)}
+        spent, rest = ([it for it in messages if (it.offset in last) is so] for so in (True, False))
+        return [(Outcome.DEAD, spent), (answer, rest)]
+
+    def _ended(self, taken: Taken, task: asyncio.Task[Outcomes]) -> None:
         """See to what a delivery left, however it ended: it may have been cut, even before it began."""
         self._count -= 1
         self._open[taken.queue].discard(task)
         if not self._open[taken.queue]:
             del self._open[taken.queue]
-        outcome = "cut" if task.cancelled() else "failed" if task.exception() else task.result().value
-        if outcome == "failed":
-            _log.error("A delivery of %s failed", taken.queue, exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error:
+            _log.error("A delivery of %s failed", taken.queue, exc_info=error)
         if taken.delivery.left:
-            pause = NOT_TAKEN_PAUSE if outcome == "failed" else 0.0
-            self._endings.back(taken, taken.delivery.messages, pause)
-        now = self._shell.now()
-        self._shell.measures.delivered(taken.delivery.messages, outcome, now - taken.delivery.since)
+            self._endings.back(taken, taken.delivery.messages, NOT_TAKEN_PAUSE if error else 0.0)
+        now, went_wrong = self._shell.now(), "cut" if task.cancelled() else "failed" if error else ""
+        self._shell.measures.answered(now - taken.delivery.since)
+        for outcome, messages in [(went_wrong, taken.delivery.messages)] if went_wrong else task.result():
+            self._shell.measures.ended(messages, outcome)
         if reading := self._shell.reading(taken.queue):
             reading.delivered_at = now
             reading.changed()
@@ -146,7 +163,7 @@ class Push:
 
     async def _ask(self, taken: Taken) -> Outcome:
         push, generation = self._shell.settings.delivery.push, self._shell.generation
-        with_attempts = [(message, self._endings.attempt(message)) for message in taken.delivery.messages]
+        with_attempts = [(message, self._endings.attempt(taken, message)) for message in taken.delivery.messages]
         if again := sum(attempt > 1 for _, attempt in with_attempts):
             self._shell.measures.redelivered.add(by=again)
         if push.max_batch > 1 or len(with_attempts) > 1:
@@ -211,9 +228,9 @@ class Push:
                 await asyncio.gather(*(self._endings.later(taken, message) for message in messages))
 
     async def _in_place(self, taken: Taken, messages: tuple[Message, ...]) -> None:
-        last = self._endings.spent(messages[0])
+        last = self._endings.spent(taken, messages[0])
         for message in messages:
-            self._endings.tried(message)
+            self._endings.tried(taken, message)
         if last and len(messages) == 1:
             await self._endings.dead(taken, messages[0])
         else:

@@ -16,7 +16,7 @@ from rota.sidecar.beginning import Store, beginning
 from rota.sidecar.health import Health
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.measures import Measures
-from rota.sidecar.window import Limits, Window
+from rota.sidecar.window import Commit, Limits, Window
 from rota.spec.resolved import Settings
 
 PULL_SECONDS = 15.0  # that a broker holds a pull for which there is nothing
@@ -70,6 +70,7 @@ class Reading:
         self.pulled_at = self.delivered_at = 0.0
         self._shell = shell
         self._life = self._stopped = 0
+        self._doubts = False  # somebody else may have worked it: it is about to be released, or its broker was away
         self._late = False  # the drain is over, and what cannot be committed now never will be
         self._changed = asyncio.Event()
         self._turn, self._committing = asyncio.Lock(), asyncio.Lock()
@@ -91,7 +92,7 @@ class Reading:
                 self._pulling = self._start(self._pull())
                 self._shell.offer(self)
             case Act.STOP:
-                self._stopped, self._late = life, False
+                self._stopped, self._late, self._doubts = life, False, True
                 self.window.stop()
                 self._halt()
                 self._start(self._end(life))
@@ -109,6 +110,10 @@ class Reading:
     def reset(self, offset: int) -> None:
         """Go on there: somebody set the group's offset."""
         self.window.reset(offset)
+        self._doubts = False
+        self._pull_anew()
+
+    def _pull_anew(self) -> None:
         if self._pulling:  # it may wait for long where it was
             self._pulling.cancel()
             self._pulling = self._start(self._pull())
@@ -129,15 +134,25 @@ class Reading:
             if not self._shell.may_commit(self.queue):
                 return False
             try:
+                if self._doubts and await self._is_passed(commit):
+                    return True
                 await self.source.store.commit(self.queue, commit.offset)
             except (BrokerError, OSError) as error:
-                self._failed("Committing", error)
+                self._say("Committing", error)  # whether the broker can be reached, pulls tell at once
                 self._shell.measures.commits.add("failed")
                 return False
             self._shell.measures.commits.add("done")
             self.window.answered(commit)
-            self._shell.health.reached(self.queue.broker)
+            self._doubts = False
             return True
+
+    async def _is_passed(self, commit: Commit) -> bool:
+        """Whether others have worked the queue meanwhile, and are further; else what they did would come again."""
+        there = await self.source.store.committed(self.queue)
+        passed = there is not None and self.window.passed(commit, there)
+        if passed:
+            self._pull_anew()
+        return passed
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -169,6 +184,7 @@ class Reading:
                 self._failed("Locking", error)
                 self._answer(Event.FAILED, life)
             else:
+                self._answered()
                 self._answer(Event.LOCKED if self.queue in mine else Event.REFUSED, life, sent)
 
     async def _unlock(self, life: int) -> None:
@@ -191,6 +207,7 @@ class Reading:
                 self._failed("Finding where to begin", error)
                 self._answer(Event.FAILED, life)
                 return
+            self._answered()
             # What was finished here stays so: a broker that was killed has forgotten what it was told last.
             self.window.reset(max(start, self.window.committable), start)
         self._answer(Event.PLACED, life)
@@ -222,36 +239,39 @@ class Reading:
             asked, wait = self.window.next, 0.0 if pause else PULL_SECONDS
             try:
                 found = await self.source.consumer.pull(self.queue, asked, wait=wait)
-            except BrokerError as error:
+            except (BrokerError, ValueError) as error:  # the latter where the settings name no such topic
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
                 if isinstance(error, SwitchedOff):
                     pause = SWITCHED_OFF_PAUSE
-                self._missed(error)
-                if str(error) != told:
-                    self._failed("Pulling", error)
-                    told = str(error)
+                self._shell.measures.pulls.add(_outcome(error))
+                self._failed("Pulling", error, quietly=str(error) == told)
+                told = str(error)
                 await asyncio.sleep(pause)
                 continue
             if pause:  # the broker may have been killed, and have forgotten what it was told last
-                self.window.committed = None
+                self.window.committed, self._doubts = None, True
             pause, told, self.pulled_at = 0.0, "", self._shell.now()
-            self._shell.health.reached(self.queue.broker)
+            self._answered()
             self._shell.measures.pulls.add("moved" if found.moved else "found" if found.messages else "empty")
             self.window.put(asked, found)
             if found.messages:
                 self._shell.offer(self)
 
-    def _missed(self, error: BrokerError) -> None:
-        self._shell.measures.pulls.add(_outcome(error))
+    def _answered(self) -> None:
+        self._shell.health.reached(self.queue.broker)
+
+    def _failed(self, what: str, error: Exception, *, quietly: bool = False) -> None:
         if isinstance(error, Unreachable):
             self._shell.health.missed(self.queue.broker, self._shell.now())
-        elif isinstance(error, Refused):  # it was asked, and answered
-            self._shell.health.reached(self.queue.broker)
+        elif isinstance(error, Refused):  # it was asked, and said no
+            self._answered()
+        if not quietly:
+            self._say(what, error)
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _say(self, what: str, error: Exception) -> None:
         _log.warning("%s failed for %s: %s", what, self.queue, error)
 
 
-def _outcome(error: BrokerError) -> str:
+def _outcome(error: Exception) -> str:
     kinds = ((SwitchedOff, "switched_off"), (Unreachable, "unreachable"), (Unknown, "unknown"))
     return next((name for kind, name in kinds if isinstance(error, kind)), "refused")

@@ -43,6 +43,8 @@ class Shelf:
     def take(self, now: float, most: Callable[[Queue], int], free: float = inf, every: int = 0) -> Taken | None:
         """Begin the next delivery, where so many more of every may be open; a queue that has none is offered again."""
         for _ in range(len(self._ready) if free > 0 else 0):
+            if not self._ready:  # to ask whether it may can take queues away
+                break
             queue, window = self._ready.popitem(last=False)
             if window.open and free <= every // KEPT:
                 self._ready[queue] = window

@@ -1,13 +1,9 @@
-"""The member's shell: reads the documents, carries out what the member decides, and says what it is.
-
-What must be remembered is on the disk before anything else of a step is done or told. While it cannot be put there,
-the step waits, every later one behind it, and the report stays as it was: after a restart nobody would know of it.
-"""
+"""The member's shell: reads the documents, has carried out what the member decides, and says what it is."""
 
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
@@ -17,12 +13,13 @@ from rota.documents import FullReport, Report, Worked
 from rota.model import Queue
 from rota.sidecar.environment import Who
 from rota.sidecar.health import Health
-from rota.sidecar.machine import Event
+from rota.sidecar.machine import Command, Event
 from rota.sidecar.measures import Measures
 from rota.sidecar.member import Member, Step
 from rota.sidecar.notes import Notes
 from rota.sidecar.reading import Reading
 from rota.sidecar.sources import Connect, Sources
+from rota.sidecar.steps import NOT_WRITTEN, Steps
 from rota.sidecar.volume import Files, Volume
 from rota.sidecar.window import Limits
 from rota.spec.resolved import Settings, read_settings
@@ -31,12 +28,9 @@ COMMIT_SECONDS = 5.0
 BEAT_SECONDS = 0.5
 STOOD_STILL = 5.0  # a loop that was away for so long looks at its document before it goes on
 LOOK_AGAIN = 2.0  # where what is mounted cannot be read
-KEEP_AGAIN = 1.0  # before the disk is tried again
 
 # Why a member drains; it takes its queues up again when no reason is left.
 APP, SETTINGS, END = "the app ends", "its settings are others", "it ends"
-
-NOT_WRITTEN = "StateNotWritten"
 
 _log = logging.getLogger(__name__)
 
@@ -75,16 +69,14 @@ class Sidecar:
         remembered = self._notes.load(who.uid)
         self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
         self._sources = Sources(who, connect, self)
-        self._steps: deque[tuple[Step, Report]] = deque()
-        self._told = self._said = self.member.report()  # what is told when it is asked for; what was told as news
+        self._said = self.member.report()  # what was told as news
+        self._steps = Steps(self._notes, self.health, self._said, self._obey, self._tell)
         self._news = asyncio.Event()
         self._clock: asyncio.TimerHandle | None = None
-        self._keeping: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self.now()
         self._drains: set[str] = {END} if remembered.final else set()
         self._why: str | None = None
-        self._ends = self._untold = False  # whether it was told to end; whether what it does then is told to nobody
         self._tasks: set[asyncio.Task[object]] = set()
         self._app = app(self)
 
@@ -95,8 +87,10 @@ class Sidecar:
         parts = [asyncio.create_task(it) for it in (self._follow(), self._beat(), self._commit())]
         told = asyncio.create_task(ending.wait())
         await asyncio.wait([told, *parts], return_when=asyncio.FIRST_COMPLETED)
-        self._ends = True
+        self._steps.end()
         await self.drain(END)
+        if self._looking:
+            self._looking.cancel()
         self._tasks.update(parts, [told])
         for task in list(self._tasks):  # before it leaves: one of them may be about to join anew
             task.cancel()
@@ -159,7 +153,7 @@ class Sidecar:
         if not self._has_room():
             return
         self.member.orderly = self.settings.orderly
-        step = self.member.read(files.assignment, self.now())
+        step = self.member.read(files.assignment, self.now(), settings.drain_timeout if settings else None)
         if step.why and step.why != self._why:
             _log.warning("%s", step.why)
         self._why = step.why
@@ -167,7 +161,6 @@ class Sidecar:
             self._carry(step)
             self._back()
             return
-        self.member.drain_timeout = settings.drain_timeout
         swaps = not self._sources.take(settings)
         self._carry(step)
         if swaps and SETTINGS not in self._drains:
@@ -228,31 +221,10 @@ class Sidecar:
         self._carry(self.member.happened(event, queue, life, self.now(), sent))
 
     def _carry(self, step: Step) -> None:
-        self._steps.append((step, self.member.report()))
-        if self._keeping is None:
-            self._go_on()
+        self._steps.take(step, self.member.report())
 
-    def _go_on(self) -> None:
-        """Carry out steps in their order, each once what it must remember is on the disk."""
-        self._keeping = None
-        while self._steps:
-            step, report = self._steps[0]
-            try:
-                if step.remember is not None or step.remember_final:
-                    self._notes.keep(obeyed=step.remember, final=step.remember_final)
-                    self.health.trouble(NOT_WRITTEN, "")
-            except OSError as error:
-                told = f"The member's state cannot be written, so generation {step.remember} is not obeyed: {error}"
-                self.health.trouble(NOT_WRITTEN, told)
-                if not self._ends:
-                    self._keeping = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
-                    return
-                self._untold = True  # it gives everything up all the same, and says nothing any more
-            self._steps.popleft()
-            for command in step.commands:
-                self._reading(command.queue).obey(command)
-            self._told = self._told if self._untold else report
-        self._tell()
+    def _obey(self, command: Command) -> None:
+        self._reading(command.queue).obey(command)
 
     def _reading(self, queue: Queue) -> Reading:
         if queue not in self.readings:
@@ -262,10 +234,10 @@ class Sidecar:
 
     def _tell(self) -> None:
         """Say what has changed, and see to what follows from it."""
-        if self._steps:
+        if self._steps.waiting:
             return
         report = self.member.report()
-        self._told = self._told if self._untold else report
+        self._steps.tell(report)
         for queue in self.readings.keys() - self.member.lives.keys():
             del self.readings[queue]
         if self._said is not report:
@@ -297,7 +269,7 @@ class Sidecar:
 
     async def drain(self, why: str = APP, *, final: bool = False) -> None:
         """Give everything up, and return when that is done; for an app that ends, until it is back."""
-        begins = why == APP and not self._drains & {APP, END}
+        begins = why == APP and not final and not self._drains & {APP, END}
         self._drains.add(END if final else why)
         self._carry(self.member.drain(final, self.now()))
         await self._drained()
@@ -305,7 +277,7 @@ class Sidecar:
             self.start(self._await_app())
 
     async def _drained(self) -> None:
-        while self._steps or self.member.state != "drained":
+        while self._steps.waiting or self.member.state != "drained":
             await self._news.wait()
 
     async def _await_app(self) -> None:
@@ -364,18 +336,19 @@ class Sidecar:
 
     def report(self) -> FullReport:
         """Return what the member says of itself now."""
-        said = {name: getattr(self._told, name) for name in Report.__struct_fields__}
+        said = {name: getattr(self._steps.told, name) for name in Report.__struct_fields__}
         inflight = sum(reading.window.in_flight for reading in self.readings.values())
         queues = [self._worked(queue, reading) for queue, reading in sorted(self.readings.items())]
         return FullReport(**said, inflight=inflight, queues=queues, troubles=self.health.troubles)
 
     def _worked(self, queue: Queue, reading: Reading) -> Worked:
         window, life = reading.window, self.member.lives.get(queue)
-        return Worked(*queue, window.committed, window.next, window.buffered, bool(life and life.locked is not None))
+        committed, locked = window.committed if window.placed else None, bool(life and life.locked is not None)
+        return Worked(*queue, committed, window.next, window.buffered, locked)
 
     async def news(self, after: int) -> None:
         """Wait until the report has another revision."""
-        while self._told.revision == after:
+        while self._steps.told.revision == after:
             await self._news.wait()
 
     def unready(self) -> str:
@@ -386,7 +359,7 @@ class Sidecar:
         if not source.ready.is_set():
             return f"the member is not known to the brokers of {source.settings.group} yet"
         brokers = {queue.broker for queue in self.readings}
-        if brokers and not any(self._told.brokers.get(broker, True) for broker in brokers):
+        if brokers and not any(self._steps.told.brokers.get(broker, True) for broker in brokers):
             return f"no answer from {', '.join(sorted(brokers))}"
         return ""
 

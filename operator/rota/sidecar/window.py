@@ -68,6 +68,7 @@ class Window:
     bytes: int = field(default=0, init=False)  # of the bodies of what is not finished
     in_flight: int = field(default=0, init=False)  # messages of open deliveries, those from before a reset too
     open: dict[Delivery, None] = field(default_factory=dict, init=False)
+    tried: dict[int, int] = field(default_factory=dict, init=False)  # offsets, and attempts nobody else counts
     _resets: int = field(default=0, init=False)
     _waiting: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
     _again: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # came back; a heap
@@ -79,8 +80,13 @@ class Window:
         """Forget everything but what is open, and begin there."""
         self.next, self.committed, self.bytes, self._not_before = start, committed, 0, AT_ONCE
         self._resets += 1
-        for forgotten in (self._waiting, self._again, self._taken, self._done):
+        for forgotten in (self._waiting, self._again, self._taken, self._done, self.tried):
             forgotten.clear()
+
+    @property
+    def placed(self) -> bool:
+        """Whether it is known where it begins."""
+        return self._resets > 0
 
     def stop(self) -> None:
         """Hand out nothing more, and forget what was not handed out."""
@@ -128,6 +134,7 @@ class Window:
         """Finish a message: it was worked, or the broker has it for later or among the dead letters."""
         if self._ends(delivery, message):
             self.bytes -= len(message.body)
+            self.tried.pop(message.offset, None)
             self._done.add(message.offset)
             while self._taken and self._taken[0] in self._done:
                 self._done.remove(self._taken.popleft())
@@ -149,11 +156,6 @@ class Window:
             del self.open[delivery]
         return delivery.resets == self._resets
 
-    def next_look(self) -> float | None:
-        """Return when `take` may give again what came back, if no end of a delivery must come before."""
-        waits = self._again and not self.stopped and not (self.orderly and self.open)
-        return max(self._again[0][0], self._not_before) if waits else None
-
     def to_commit(self) -> Commit | None:
         """Return what the broker does not have yet; one is answered before the next, lest they overtake each other."""
         return Commit(self.committable, self._resets) if self.committable != self.committed else None
@@ -162,6 +164,13 @@ class Window:
         """Note that the broker has it."""
         if commit.resets == self._resets:
             self.committed = commit.offset
+
+    def passed(self, commit: Commit, there: int) -> bool:
+        """Go on where the group is, if that is further than what was to be committed: others have worked the queue."""
+        if commit.resets != self._resets or there <= commit.offset:
+            return False
+        self.reset(there, there)
+        return True
 
     def full(self, limits: Limits) -> str | None:
         """Say why no more is to be fetched now, if so."""
@@ -178,11 +187,6 @@ class Window:
     def empty(self) -> bool:
         """Whether no delivery is open."""
         return not self.open
-
-    @property
-    def open_since(self) -> float | None:
-        """When the oldest open delivery began."""
-        return min((delivery.since for delivery in self.open), default=None)
 
     @property
     def committable(self) -> int:

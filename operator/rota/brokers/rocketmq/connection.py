@@ -17,6 +17,7 @@ import msgspec
 from rota.brokers import Unreachable
 from rota.brokers.rocketmq.codes import Answer
 from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed, encode
+from rota.waiting import call_after_all
 
 CONNECT_SECONDS = 3.0
 NEXT_ADDRESS_SECONDS = 0.25  # a name may have several addresses, and the first of them be dead
@@ -85,7 +86,8 @@ class Connection(asyncio.Protocol):
         self._send(msgspec.structs.replace(request, opaque=number))
         answer: asyncio.Future[Frame] = loop.create_future()
         self._waiting[number] = answer
-        patience = loop.call_later(seconds, self._give_up, answer, seconds)  # a third of what `asyncio.timeout` costs
+        # A third of what `asyncio.timeout` costs, and an answer that is here counts.
+        patience = call_after_all(loop.time() + seconds, self._give_up, answer, seconds)
         try:
             return await answer
         finally:
@@ -99,6 +101,8 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self, answer: "asyncio.Future[Frame]", seconds: float) -> None:
         """Fail a request that took too long; if nothing comes at all, and for long, then the connection."""
+        if answer.done():
+            return
         _fail(answer, Unreachable(f"{self.address} did not answer within {seconds:g} s"))
         now = asyncio.get_running_loop().time()
         self._silent_since = min(self._silent_since, now - seconds)

@@ -1,0 +1,77 @@
+"""What the member decides, carried out in its order.
+
+What must be remembered is on the disk before anything else of a step is done or told. While it cannot be put there,
+the step waits, every later one behind it, and the report stays as it was: after a restart nobody would know of it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from rota.documents import Report
+from rota.sidecar.health import Health
+from rota.sidecar.machine import Command
+from rota.sidecar.member import Step
+from rota.sidecar.notes import Notes
+
+KEEP_AGAIN = 1.0  # before the disk is tried again
+
+NOT_WRITTEN = "StateNotWritten"
+
+
+class Steps:
+    """Steps that wait for the disk, and what is told of those that do not any more."""
+
+    def __init__(
+        self, notes: Notes, health: Health, told: Report, obey: Callable[[Command], None], done: Callable[[], None]
+    ) -> None:
+        """Have commands obeyed, and say when nothing waits; until a step changes it, this is told."""
+        self._notes, self._health, self._obey, self._done = notes, health, obey, done
+        self._waiting: deque[tuple[Step, Report]] = deque()
+        self._again: asyncio.TimerHandle | None = None
+        self._ends = self._untold = False
+        self.told = told
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the disk holds something up."""
+        return bool(self._waiting)
+
+    def take(self, step: Step, report: Report) -> None:
+        """Carry a step out, and tell this after it."""
+        self._waiting.append((step, report))
+        if self._again is None:
+            self._go_on()
+
+    def tell(self, report: Report) -> None:
+        """Tell this from now on; who ends with something that it could not note says nothing any more."""
+        if not self._untold:
+            self.told = report
+
+    def end(self) -> None:
+        """Wait for no disk any more: everything is given up."""
+        self._ends = True
+
+    def _go_on(self) -> None:
+        self._again = None
+        while self._waiting:
+            step, report = self._waiting[0]
+            try:
+                self._keep(step)
+            except OSError as error:
+                told = f"The member's state cannot be written, so generation {step.remember} is not obeyed: {error}"
+                self._health.trouble(NOT_WRITTEN, told)
+                if not self._ends:
+                    self._again = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
+                    return
+                self._untold = True
+            self._waiting.popleft()
+            for command in step.commands:
+                self._obey(command)
+            self.tell(report)
+        self._done()
+
+    def _keep(self, step: Step) -> None:
+        if step.remember is not None or step.remember_final:
+            self._notes.keep(obeyed=step.remember, final=step.remember_final)
+            self._health.trouble(NOT_WRITTEN, "")

@@ -1,0 +1,91 @@
+"""Apps that ask for messages, at a real broker: the same promises, under the same judge."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import Fleet, a_fleet
+
+ASKING: dict[str, Any] = {"delivery": {"mode": "Pull", "pull": {"visibilityTimeout": "2s"}}}
+
+
+async def a_busy_pair(fleet: Fleet) -> None:
+    for name, queues in (("a", [*fleet.queues[:2], fleet.retry]), ("b", fleet.queues[2:])):
+        pod = await fleet.add(name)
+        pod.rules({"seconds": 0.02})
+        await fleet.give(**{name: queues})
+
+
+async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_twice(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+        await a_busy_pair(fleet)
+        async with fleet.traffic():
+            for _ in range(2):
+                await fleet.more(100)
+                await fleet.hand_over(b=fleet.queues[:2])
+                await fleet.more(100)
+                await fleet.hand_over(a=fleet.queues)
+                await fleet.hand_over(b=fleet.queues[2:])
+        await fleet.all_done()
+        numbers = [it.number for it in fleet.delivered()]
+        assert len(numbers) == len({*numbers})
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_what_is_refused_or_not_answered_comes_again_by_the_retry_topic(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+        pod = await fleet.add("a")
+        refused, silent = {"numbers": [5], "attempts": [1, 2], "status": 500}, {"numbers": [3], "attempts": [1]}
+        pod.rules(refused, {**silent, "act": "hang"})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(20)
+        await fleet.all_done()
+        attempts = {number: [it.attempt for it in fleet.delivered() if it.number == number] for number in range(20)}
+        assert attempts == {it: [1] for it in range(20)} | {3: [1, 2], 5: [1, 2, 3]}
+        await fleet.all_committed()
+        await fleet.check()
+
+
+async def test_an_answer_that_came_in_time_to_a_sidecar_that_stood_still_counts(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"seconds": 1})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(8)
+        await fleet.until(fleet.delivered)
+        pod.signal_sidecar(signal.SIGSTOP)
+        await asyncio.sleep(4)  # longer than an answer may take
+        pod.signal_sidecar(signal.SIGCONT)
+        await fleet.all_done()
+        await fleet.all_committed()
+        assert [it.attempt for it in fleet.delivered()] == [1] * 8
+        await fleet.check()
+
+
+async def test_who_is_killed_has_repeated_only_what_was_not_answered_or_not_committed(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+        await a_busy_pair(fleet)
+        async with fleet.traffic():
+            for what in (["app"], ["sidecar"], ["sidecar", "app"]):
+                await fleet.more(100)
+                await fleet.sample()
+                fleet.kill("a", *what)
+                if "sidecar" in what:
+                    fleet.pods["a"].start_sidecar()
+                    await fleet.pods["a"].heard(fleet.session)
+                if "app" in what:
+                    fleet.pods["a"].start_app()
+        await fleet.all_done()
+        await fleet.all_committed()
+        await fleet.check()

@@ -1,0 +1,111 @@
+"""Where a group begins at a real broker that it never was at, and which of the messages it gets."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ground.instance import temporary
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from sidecar.fleet import Fleet, a_fleet
+
+
+@pytest.fixture(scope="module")
+def filtering() -> Iterator[RocketMQ]:
+    """Start a broker that takes SQL92."""
+    with temporary("filtering") as instance:
+        found = RocketMQ(instance, settings={"enablePropertyFilter": True})
+        found.up()
+        yield found
+        found.down()
+
+
+async def begun(fleet: Fleet) -> None:
+    """Start a member with all queues, and wait until it knows where each begins."""
+    await fleet.add("a")
+    await fleet.give(a=[*fleet.queues, fleet.retry])
+
+    async def known() -> bool:
+        report = await fleet.hear("a")
+        return report is not None and all(it.committed is not None for it in report.queues)
+
+    await soon(known, 60)
+
+
+@pytest.mark.parametrize(
+    ("position", "missed"), [("Latest", 20), ("Earliest", 0), ("Timestamp", 20)], ids=["latest", "earliest", "a time"]
+)
+async def test_a_new_group_begins_where_it_was_told(
+    rocketmq: RocketMQ, tmp_path: Path, position: str, missed: int
+) -> None:
+    async with a_fleet(rocketmq, tmp_path, startFrom={"position": position}) as fleet:
+        before = await fleet.send(20)
+        await asyncio.sleep(1.1)  # a time is told in whole seconds
+        if position == "Timestamp":
+            at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+            fleet.settings["startFrom"] = {"position": position, "timestamp": at}
+            await asyncio.sleep(1.1)
+        after = [] if position == "Latest" else await fleet.send(20)
+        await begun(fleet)
+        fleet.kill("a", "sidecar")  # what was looked up once is not looked up again
+        after += await fleet.send(20)
+        fleet.pods["a"].start_sidecar()
+        wanted = {*before[missed:], *after}
+        await fleet.all_done(wanted)
+        await fleet.all_committed()
+        assert fleet.done() == wanted
+
+
+async def test_only_messages_with_the_tags_are_delivered_and_offsets_pass_the_others(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        subscription = {"topic": fleet.topic, "expression": "AaAa || paid"}
+        fleet.settings["subscriptions"] = [subscription]
+        for number, tag in enumerate(["AaAa", "BBBB", "paid", "open", ""] * 8):  # the first two have one hash in Java
+            await send(fleet, number, {"TAGS": tag} if tag else {})
+        await begun(fleet)
+        wanted = {number for number in range(40) if number % 5 in {0, 2}}
+        await fleet.all_done(wanted)
+        await fleet.all_committed()
+        assert {it.number for it in fleet.delivered()} == wanted
+
+
+async def test_a_filter_in_sql_is_applied_by_a_broker_that_takes_it(filtering: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(filtering, tmp_path) as fleet:
+        fleet.settings["subscriptions"] = [by_sql(fleet)]
+        for number in range(40):
+            await send(fleet, number, {"price": f"{number}"})
+        await begun(fleet)
+        await fleet.all_done(range(30, 40))
+        assert {it.number for it in fleet.delivered()} == {*range(30, 40)}
+
+
+async def test_a_broker_that_takes_no_sql_is_told_of_before_anything_is_read(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        fleet.settings["subscriptions"] = [by_sql(fleet)]
+        pod = await fleet.add("a")
+        await fleet.give(a=fleet.queues)
+
+        async def refused() -> str:
+            report = await fleet.hear("a")
+            return report.troubles.get("BrokerRefuses", "") if report else ""
+
+        assert "SQL92" in await soon(refused, 60)
+        assert not await fleet.cluster.clients(fleet.group, "broker-0")
+        assert await pod.terminate() == 0
+
+
+def by_sql(fleet: Fleet) -> dict[str, Any]:
+    return {"topic": fleet.topic, "type": "SQL92", "expression": "price >= 30"}
+
+
+async def send(fleet: Fleet, number: int, properties: dict[str, str]) -> None:
+    queue = fleet.queues[number % len(fleet.queues)]
+    await fleet.cluster.send(fleet.topic, b"%d" % number, properties, queue=queue)

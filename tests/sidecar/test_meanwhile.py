@@ -1,0 +1,227 @@
+"""What others, brokers, disks and apps did meanwhile: nothing of it is undone, and all is told as it is."""
+
+import asyncio
+import errno
+import json
+import time
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ground.poll import soon
+from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.documents import Share
+from rota.model import Queue
+from rota.sidecar import push, shell, sources
+from rota.sidecar.local import Local
+from rota.sidecar.notes import Notes, Offsets
+from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Member, a_member, port_of
+
+FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr(shell, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(sources, "JOIN_AGAIN", 0.02)
+
+
+class Gate:
+    """An app that answers once it is let."""
+
+    def __init__(self) -> None:
+        self.opens = asyncio.Event()
+
+    async def __call__(self, _: Event) -> int:
+        await self.opens.wait()
+        return 204
+
+
+def texts(many: int) -> list[str]:
+    return [str(number) for number in range(many)]
+
+
+async def busy_with_the_first_of_ten(member: Member, gate: Gate) -> None:
+    member.app.answer = gate
+    member.settings["delivery"] = {"push": {"concurrency": 1}}
+    await member.obeys([FIRST])
+    await member.send(*texts(10), queue=0)
+    await member.until(lambda it: it.inflight == 1)
+
+
+async def committed(member: Member, offset: int) -> None:
+    async def so() -> bool:
+        return member.offset(0) == offset
+
+    await soon(so)
+
+
+# Offsets.
+
+
+@pytest.mark.parametrize("forced", [True, False], ids=["one that stood still is overruled", "an Immediate group"])
+async def test_who_lost_a_queue_does_not_put_its_offset_back(tmp_path: Path, forced: bool) -> None:  # noqa: FBT001
+    memory, gate = Memory(), Gate()
+    async with a_member(tmp_path, memory) as one, a_member(tmp_path, memory, "b") as other:
+        await busy_with_the_first_of_ten(one, gate)
+        told: dict[str, Any] = {"forced": {FIRST: 5}} if forced else {}
+        one.generation = other.generation = 4
+        await other.obeys([FIRST], **told)
+        await other.did(*texts(10))
+        await committed(one, 10)
+        one.show([], members={"a": Share("uid-a", ()), "b": Share("uid-b", (FIRST,))}, **told)
+        await one.until(lambda it: it.generation == 5 and bool(it.releasing))
+        gate.opens.set()
+        await one.until(lambda it: not it.working)
+        assert one.offset(0) == 10
+
+
+async def test_a_queue_whose_first_offset_is_under_way_is_not_released_before_it_is_there(tmp_path: Path) -> None:
+    under_way, lands = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryConsumer):
+        async def commit(self, queue: Queue, offset: int) -> None:
+            under_way.set()
+            await lands.wait()
+            await super().commit(queue, offset)
+
+    async with a_member(tmp_path) as member:
+        member.connect = Slow
+        member.show([FIRST])
+        await under_way.wait()
+        member.show([])
+        report = await member.until(lambda it: it.generation == 2)
+        assert report.releasing, "its offset would come after the next owner's"
+        lands.set()
+        await member.until(lambda it: not it.working)
+        assert member.offset(0) == 0
+
+
+async def test_the_disk_is_written_by_one_at_a_time_whoever_stops_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, inside, most = Offsets.keep, [0], [0]
+
+    def slowly(self: Offsets, offsets: Any) -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.1)
+        keep(self, offsets)
+        inside[0] -= 1
+
+    monkeypatch.setattr(Offsets, "keep", slowly)
+    local = Local(Offsets(tmp_path, GROUP))
+    first = asyncio.create_task(local.commit(FIRST, 1))
+    while not inside[0]:  # noqa: ASYNC110 - a thread tells
+        await asyncio.sleep(0.005)
+    first.cancel()
+    await local.commit(SECOND, 5)
+    assert most == [1]
+    assert Offsets(tmp_path, GROUP).load(TOPIC) == {FIRST: 1, SECOND: 5}
+
+
+# Documents.
+
+
+async def test_what_is_taken_away_has_the_time_that_is_told_beside_it(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_member(tmp_path) as member:
+        member.drain_timeout = 0.05
+        await busy_with_the_first_of_ten(member, gate)
+        member.drain_timeout = 60.0
+        member.show([])
+        await member.until(lambda it: it.generation == 2)
+        await asyncio.sleep(0.3)
+        assert (await member.report()).releasing
+        gate.opens.set()
+        await member.until(lambda it: not it.working)
+
+
+async def test_a_topic_that_unreadable_settings_do_not_name_is_tried_until_they_can_be_read(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        await member.memory.create_topic("bills", BROKER, 1)
+        bills = Queue("bills", BROKER, 0)
+        await member.memory.send("bills", b"1")
+        member.generation += 1
+        member.put("{}", member.assignment([FIRST, bills]))
+        await member.until(lambda it: it.generation == 2 and "SettingsNotRead" in it.troubles)
+        member.settings["subscriptions"] = [{"topic": TOPIC}, {"topic": "bills"}]
+        await member.obeys([FIRST, bills])
+        await member.did("1")
+
+
+async def test_who_has_left_joins_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = push.Push.close
+
+    def full(_: Notes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def slowly(self: push.Push) -> None:
+        await asyncio.sleep(0.2)
+        await close(self)
+
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        monkeypatch.setattr(Notes, "need_room", full)
+        monkeypatch.setattr(push.Push, "close", slowly)
+        member.show([SECOND])
+        await member.until(lambda it: "StateNotWritten" in it.troubles)
+        await member.end()
+        assert member.memory.members[GROUP] == []
+
+
+# What is told.
+
+
+async def test_who_never_reached_a_broker_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.sidecar.health.UNREACHABLE", 0.1)
+    async with a_member(tmp_path) as member:
+        await member.obeys([])
+        member.memory.down(BROKER)
+        member.show([FIRST])
+        await member.until(lambda it: it.brokers == {BROKER: False})
+        assert not await member.ready()
+
+
+async def test_one_dead_letter_of_a_batch_is_counted_as_one(tmp_path: Path) -> None:
+    async def answer(asked: web.Request) -> web.Response:
+        bodies = [b64decode(it["data_base64"]) for it in json.loads(await asked.read())]
+        return web.Response(status=422 if b"2" in bodies else 204)
+
+    app = web.Application()
+    app.add_routes([web.post("/", answer)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with a_member(tmp_path, delivery={"push": {"maxBatch": 8}}) as member:
+        member.port = port_of(runner)
+        await member.send(*texts(5), queue=0)
+        await member.obeys([FIRST])
+        await committed(member, 5)
+        assert len(await member.memory.log(DEAD)) == 1
+        assert await counts(member) == {"split": 5, "dead": 1, "done": 4}
+    await runner.cleanup()
+
+
+async def test_a_last_attempt_that_fails_is_counted_as_a_dead_letter(tmp_path: Path) -> None:
+    async def wrong(_: Event) -> int:
+        return 500
+
+    async with a_member(tmp_path, delivery={"retry": {"maxAttempts": 1}}) as member:
+        member.app.answer = wrong
+        await member.send("1", queue=0)
+        await member.obeys([FIRST])
+        await committed(member, 1)
+        assert await counts(member) == {"dead": 1}
+
+
+async def counts(member: Member) -> dict[str, int]:
+    """Return the messages that are counted, by what came of them."""
+    lines = [it.split() for it in (await member.ask("/metrics"))[1].splitlines() if "messages_total{" in it]
+    return {told.partition('outcome="')[2].rstrip('"}'): int(count) for told, count in lines}

@@ -1,0 +1,84 @@
+"""What lets a member in: mounted Secrets, read together, and again once they are renewed."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from ground.keys import Authority
+from rota.sidecar.access import Access
+from rota.sidecar.environment import Who
+from rota.spec import RocketMQ, Tls
+
+WHO = Who("a", "ns", "uid-a")
+
+
+def mount(folder: Path, time: str, **files: str) -> None:
+    """Put files there as a kubelet does."""
+    (folder / f"..{time}").mkdir(parents=True)
+    for name, text in files.items():
+        (folder / f"..{time}" / name).write_text(text)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(f"..data/{name}")
+    (folder / "..fresh").symlink_to(f"..{time}")
+    (folder / "..fresh").rename(folder / "..data")
+
+
+def keys(access: Access) -> tuple[str, str]:
+    site = access.site(RocketMQ(name_servers=["ns:9876"]))
+    assert site.credentials
+    found = site.credentials()
+    return found.access_key, found.secret_key
+
+
+def test_without_secrets_nobody_asks_who_one_is() -> None:
+    site = Access(WHO).site(RocketMQ(name_servers=["ns:9876"]))
+    assert (site.credentials, site.tls) == (None, None)
+
+
+def test_renewed_credentials_sign_the_next_request(tmp_path: Path) -> None:
+    mount(tmp_path, "1", accessKey="rota\n", secretKey="one")
+    access = Access(WHO._replace(credentials=str(tmp_path)))
+    assert keys(access) == ("rota", "one")
+    site = access.site(RocketMQ(name_servers=["ns:9876"]))
+    mount(tmp_path, "2", accessKey="rota", secretKey="two")
+    access.look()
+    assert site.credentials
+    assert site.credentials().secret_key == "two"
+
+
+def test_what_cannot_be_read_at_first_is_a_sentence_and_later_leaves_what_there_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = Access(WHO._replace(credentials=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"cannot be read: .*; mend the Secret"):
+        keys(access)
+    mount(tmp_path, "1", accessKey="rota", secretKey="one")
+    site = access.site(RocketMQ(name_servers=["ns:9876"]))
+    mount(tmp_path, "2", accessKey="rota")
+    (tmp_path / "..1" / "secretKey").unlink()
+    for _ in range(2):
+        access.look()
+    assert site.credentials
+    assert site.credentials().secret_key == "one"
+    assert len([it for it in caplog.messages if "goes on with what was there before" in it]) == 1
+
+
+def test_an_authority_that_comes_is_trusted_beside_the_one_before(tmp_path: Path) -> None:
+    one, other = (Authority(tmp_path / "keys", name).own.certificate.read_text() for name in ("one", "other"))
+    mount(tmp_path / "ca", "1", **{"ca.crt": one})
+    access = Access(WHO._replace(authorities=str(tmp_path / "ca")))
+    tls = access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
+    assert tls
+    assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+    for time, text in (("2", other), ("3", "nonsense")):
+        mount(tmp_path / "ca", time, **{"ca.crt": text})
+        access.look()
+        assert len(tls.get_ca_certs()) == 2
+
+
+def test_an_authority_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    mount(tmp_path, "1", **{"ca.crt": "nonsense"})
+    access = Access(WHO._replace(authorities=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; put one there in PEM"):
+        access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
