@@ -208,7 +208,7 @@ class _Document(Struct, rename="camel"):
     """The shape of a body; only what has it is taken apart."""
 
     group: str
-    generation: Whole
+    generation: Generation
     issued_at: datetime
     strategy: str
     members: dict[str, _Share]

@@ -258,11 +258,11 @@ class _Judge:
                 going.append(it)
 
     def _until(self, it: Delivery) -> float:
-        """Return when a delivery was over: at its end, or with its app."""
+        """Return when a delivery was over: at its end, with its app, or when it was waited for no more."""
         if it.end is not None:
             return it.end
         deaths = (fact.at for fact in self.facts if fact.kind in {"app", "ended"} and fact.member == it.member)
-        return min((at for at in deaths if at >= it.begin), default=inf)
+        return min(min((at for at in deaths if at >= it.begin), default=inf), it.begin + self.story.timeout)
 
     def _in_dispute(self, queue: Queue, it: Delivery) -> bool:
         end = inf if it.end is None else it.end

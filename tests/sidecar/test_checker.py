@@ -41,6 +41,9 @@ CLEAN = {
         d(1, 2, status=500), d(3, 4, queue=OTHER, attempt=2), facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})))
     ),
     "unanswered, and tried again": a_story(d(1, None), d(40, 41)),
+    "unanswered, and given to another one when nobody waits for it any more": a_story(
+        d(1, None), d(32, 33, 0, "b"), facts=(GIVEN, fact(31.5, "released"), fact(31.5, "given", "b"))
+    ),
     "answered too late": a_story(d(1, 32), d(31, 33, attempt=2)),
     "the sidecar was killed before it had committed": a_story(
         d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "sidecar")), commits=[Commit(2.5, Q, 0)]

@@ -12,11 +12,13 @@ import pytest
 from aiohttp import web
 
 from ground.poll import soon
+from rota.brokers import Refused
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import Share
 from rota.model import Queue
-from rota.sidecar import push, shell, sources
+from rota.sidecar import endings, machine, push, shell, sources
 from rota.sidecar.local import Local
+from rota.sidecar.machine import State
 from rota.sidecar.notes import Notes, Offsets
 from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Member, a_member, port_of
 
@@ -100,6 +102,30 @@ async def test_a_queue_whose_first_offset_is_under_way_is_not_released_before_it
         lands.set()
         await member.until(lambda it: not it.working)
         assert member.offset(0) == 0
+
+
+async def test_a_delivery_that_ends_after_its_lock_ran_out_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    for name, seconds in (("TRUST", 0.5), ("RENEWAL", 10.0), ("ASK_AGAIN", 10.0), ("HOLD", 0.05)):
+        monkeypatch.setattr(machine, name, seconds)
+    async with a_member(tmp_path, ordering="Orderly") as member:
+        member.app.answer = gate
+        await member.send("1", "2", queue=0)
+        await member.obeys([FIRST])
+        await member.until(lambda it: it.inflight == 1)
+        life = member.sidecar.member.lives[FIRST]
+
+        async def begins_anew() -> bool:
+            return life.state is State.STARTING
+
+        await soon(begins_anew)
+        monkeypatch.setattr(machine, "TRUST", 30.0)
+        await asyncio.sleep(0.3)
+        gate.opens.set()
+        await committed(member, 2)
+        assert [it.body for it in member.app.heard] == ["1", "2"]
 
 
 async def test_the_disk_is_written_by_one_at_a_time_whoever_stops_waiting(
@@ -219,6 +245,30 @@ async def test_a_last_attempt_that_fails_is_counted_as_a_dead_letter(tmp_path: P
         await member.obeys([FIRST])
         await committed(member, 1)
         assert await counts(member) == {"dead": 1}
+
+
+async def test_what_its_broker_never_takes_back_is_tried_here_with_its_attempts_counted_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(MemoryConsumer):
+        async def give_back(self, *_: Any, **__: Any) -> None:
+            raise Refused("its properties are too large")
+
+    async def third(event: Event) -> int:
+        return 204 if event.attempt == 3 else 500
+
+    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
+    async with a_member(tmp_path) as member:
+        member.connect, member.app.answer = Refusing, third
+        await member.send("1", queue=0)
+        member.show([FIRST])
+        report = await member.until(lambda it: "MessageNotTakenBack" in it.troubles)
+        told = report.troubles["MessageNotTakenBack"]
+        assert "offset 0 of orders/memory/0" in told
+        assert "its properties are too large; have the app take it" in told
+        await committed(member, 1)
+        assert [it.attempt for it in member.app.heard] == [1, 2, 3]
+        assert (await member.report()).troubles == {}
 
 
 async def counts(member: Member) -> dict[str, int]:

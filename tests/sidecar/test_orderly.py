@@ -153,7 +153,8 @@ async def test_a_clock_that_leaps_changes_nothing(hurried: RocketMQ, tmp_path: P
         async with fleet.traffic():
             for wrong in (3600, -3600, 0):
                 await fleet.more(100)
-                said.write_text(f"{wrong}")
+                said.with_suffix(".new").write_text(f"{wrong}")
+                said.with_suffix(".new").rename(said)
                 await fleet.more(100)
                 await fleet.hand_over(b=fleet.queues[:2])
                 await fleet.hand_over(a=fleet.queues[:2])

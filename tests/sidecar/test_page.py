@@ -109,7 +109,9 @@ async def test_a_drain_goes_on_to_its_end_also_if_who_asked_does_not_wait(tmp_pa
         await member.until(lambda it: it.state == "drained")
 
 
-@pytest.mark.parametrize("body", ["", "{", "[]", "7", '"uid-a"', '{"uid":"uid-b"}', '{"uid":null}', '{"name":"a"}'])
+@pytest.mark.parametrize(
+    "body", ["", "[" * 9999, "{", "[]", "7", '"uid-a"', '{"uid":"uid-b"}', '{"uid":null}', '{"name":"a"}']
+)
 async def test_a_final_drain_is_for_who_knows_the_uid(tmp_path: Path, body: str) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
@@ -214,3 +216,23 @@ async def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
             ValueError, match=rf"^Nothing can be answered at 127\.0\.0\.1, port {port}: Address already"
         ):
             await Page(member.sidecar).serve("127.0.0.1", int(port))
+
+
+async def test_who_sends_nonsense_is_told_so_and_leaves_nothing_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_member(tmp_path) as member:
+        where = member.url.removeprefix("http://")
+        host, _, port = where.partition(":")
+        head = f"POST /v1/drain HTTP/1.1\r\nhost: {where}\r\n"
+        for sent in ("GET / HTTP/9.9\r\n\r\n", f"{head}content-encoding: gzip\r\ncontent-length: 2\r\n\r\nxx"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent.encode())
+            assert b" 400 " in await reader.readline()
+            writer.close()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"{head}content-length: 20\r\n\r\n".encode())
+        await writer.drain()
+        writer.transport.abort()
+        assert await member.ask("/healthz") == (200, "lives\n")
+        assert [it for it in caplog.records if it.levelname == "ERROR"] == []

@@ -1,8 +1,11 @@
 """What a sidecar is told by its pod's variables."""
 
+from math import inf
+from pathlib import Path
+
 import pytest
 
-from rota.sidecar.environment import Who
+from rota.sidecar.environment import Who, memory
 
 NEEDED = {"POD_NAME": "orders-1", "POD_NAMESPACE": "shop", "POD_UID": "0a1b2c3d-4e5f"}
 
@@ -57,3 +60,19 @@ def test_what_is_missing_is_a_sentence(name: str, field: str, empty: bool) -> No
 
 def test_brokers_know_a_member_by_its_address_its_pod_and_the_beginning_of_its_uid() -> None:
     assert Who.read(NEEDED | {"POD_IP": "10.0.0.7"}).client_id == "10.0.0.7@orders-1#0a1b2c3d"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "bytes_"),
+    [
+        ("memory.max", "268435456\n", 268435456.0),
+        ("memory.max", "max\n", inf),
+        ("memory/memory.limit_in_bytes", "268435456\n", 268435456.0),
+        ("cpu.max", "1\n", inf),
+    ],
+)
+def test_the_containers_memory_is_what_its_group_says(tmp_path: Path, name: str, text: str, bytes_: float) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    assert memory(tmp_path) == bytes_

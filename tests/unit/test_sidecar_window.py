@@ -336,6 +336,19 @@ def test_attempts_are_forgotten_with_the_message_and_with_a_reset() -> None:
     assert window.tried == {}
 
 
+def test_a_queue_has_no_more_room_than_its_part_of_the_memory() -> None:
+    buffer = Buffer(mebibytes_per_queue=100, mebibytes_per_topic=50)
+    assert Limits.of(buffer, 5).bytes == 10 * MEBIBYTE
+    assert Limits.of(buffer, 5, 3.5 * MEBIBYTE).bytes == 3.5 * MEBIBYTE
+
+
+def test_as_many_messages_fit_as_their_mean_size_says_and_one_always_does() -> None:
+    window = Window(next=0)
+    assert window.fit(32, 100) == 32
+    window.put(0, Pulled((a_message(0, 10), a_message(1, 30)), 2, 0, 2))
+    assert (window.fit(32, 100), window.fit(3, 100), window.fit(32, 5)) == (5, 3, 1)
+
+
 def test_what_was_finished_before_a_reset_is_unfinished_after_it() -> None:
     window = a_window(0, 1, 2)
     finish(window, taken(window), 1)

@@ -5,13 +5,16 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from rota.brokers import LATER, NEVER, BrokerError, Message
+from rota.brokers import LATER, NEVER, BrokerError, Message, Refused
 from rota.model import Queue
+from rota.sidecar.health import Health
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Taken
 from rota.spec.resolved import Settings
 
 NOT_TAKEN_PAUSE = 5.0  # before a message that the broker did not take back is tried again
+NOT_TAKEN = "MessageNotTakenBack"
+
 FOR_EVER = 2**31 - 1  # a broker counts up to this
 
 _log = logging.getLogger(__name__)
@@ -19,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 class Shell(Protocol):
     """What is asked, and told, of the member."""
+
+    health: Health
 
     @property
     def settings(self) -> Settings:
@@ -40,6 +45,7 @@ class Endings:
     def __init__(self, shell: Shell) -> None:
         """End those of a member."""
         self._shell = shell
+        self._refused = ""  # the id of the message that the broker refused to take back last
 
     def attempt(self, taken: Taken, message: Message) -> int:
         """Return the number of this attempt, from 1: the broker counts some, and some we."""
@@ -58,6 +64,9 @@ class Endings:
     def finish(self, taken: Taken, message: Message) -> None:
         """Be done with a message."""
         taken.window.done(taken.delivery, message)
+        if message.id == self._refused:
+            self._refused = ""
+            self._shell.health.trouble(NOT_TAKEN, "")
 
     def back(self, taken: Taken, messages: Iterable[Message], pause: float = 0.0) -> None:
         """Take messages back to hand them out again after a pause."""
@@ -89,6 +98,17 @@ class Endings:
             await reading.source.consumer.give_back(message, level=level, attempts=FOR_EVER)
         except BrokerError as error:
             _log.warning("%s did not go back to its broker, and is tried again here: %s", message.id, error)
+            if isinstance(error, Refused):  # it may never be taken: so the attempt is counted here, and it is told
+                self.tried(taken, message)
+                self._refused = message.id
+                self._shell.health.trouble(NOT_TAKEN, _not_taken(message, error))
             self.back(taken, (message,), NOT_TAKEN_PAUSE)
         else:
             self.finish(taken, message)
+
+
+def _not_taken(message: Message, error: BrokerError) -> str:
+    return (
+        f"The broker keeps {message.id}, offset {message.offset} of {message.queue}, neither for another attempt nor "
+        f"among the dead letters: {error}; have the app take it, or set the group's offset behind it"
+    )

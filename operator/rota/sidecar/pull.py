@@ -179,8 +179,9 @@ class Pull:
 
     def wake(self) -> None:
         """Go by the settings as they are now."""
-        self._patience = self._shell.settings.delivery.pull.visibility_timeout
-        self._sweep()
+        before, self._patience = self._patience, self._shell.settings.delivery.pull.visibility_timeout
+        if self._patience != before:
+            self._sweep()
 
     def queues_changed(self) -> None:
         """Tell the app which queues it has, and look no more at those that it has not."""
@@ -218,9 +219,7 @@ class Pull:
     def _most(self, room: int, queue: Queue) -> int:
         """Return how many messages of a queue fit into an answer, as large as they are on the whole."""
         reading = self._shell.reading(queue)
-        if reading is None or not reading.window.bytes:
-            return room
-        return max(1, min(room, LARGEST * reading.window.buffered // reading.window.bytes))
+        return reading.window.fit(room, LARGEST) if reading else room
 
     # What the app asks.
 
@@ -279,7 +278,7 @@ class Pull:
     async def _told(self, do: Callable[[list[Open]], None], asked: web.Request) -> web.Response:
         try:
             ids = msgspec.json.decode(await asked.read(), type=Ids).ids
-        except ValueError as error:  # msgspec's errors are such too
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             told = f'The body is to be {{"ids": [...]}}, with ids of messages: {error}'
             return web.Response(status=400, text=f"{told}\n")
         some, unknown = [], []

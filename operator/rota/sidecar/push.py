@@ -28,7 +28,9 @@ from rota.sidecar.measures import Measures
 from rota.sidecar.post import Away, Broken, Post
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Shelf, Taken
+from rota.sidecar.window import MEBIBYTE
 
+LARGEST = MEBIBYTE  # a batch's bodies: so many requests are open at once, and each holds its own twice
 IN_PLACE_PAUSE = 1.0  # before an Orderly queue tries its message again
 AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # the first and the longest: no app; no such path
 NEVER_GOES = 60.0  # an app that has been drained for goes within this, or it was no end of it
@@ -112,7 +114,9 @@ class Push:
 
     def _most(self, queue: Queue) -> int:
         reading = self._shell.reading(queue)
-        return 1 if reading is None or reading.again else self._shell.settings.delivery.push.max_batch
+        if reading is None or reading.again:
+            return 1
+        return reading.window.fit(self._shell.settings.delivery.push.max_batch, LARGEST)
 
     def _free(self, now: float) -> int:
         """Return how many deliveries more may be open."""

@@ -197,6 +197,11 @@ class Reading:
 
     async def _place(self, life: int) -> None:
         await self.source.ready.wait()
+        while (
+            self._life == life and not self.window.empty
+        ):  # of a lock before; forgotten, its end would count for nothing
+            self._changed.clear()
+            await self._changed.wait()
         async with self._turn, self._committing:
             if self._life != life:
                 return

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rota.documents import FullReport, Report, Worked
 from rota.model import Queue
-from rota.sidecar.environment import Who
+from rota.sidecar.environment import Who, memory
 from rota.sidecar.health import Health
 from rota.sidecar.machine import Command, Event
 from rota.sidecar.measures import Measures
@@ -27,6 +27,7 @@ from rota.spec.resolved import Settings, read_settings
 COMMIT_SECONDS = 5.0
 BEAT_SECONDS = 0.5
 STOOD_STILL = 5.0  # a loop that was away for so long looks at its document before it goes on
+FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
 LOOK_AGAIN = 2.0  # where what is mounted cannot be read
 
 # Why a member drains; it takes its queues up again when no reason is left.
@@ -69,12 +70,14 @@ class Sidecar:
         remembered = self._notes.load(who.uid)
         self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
         self._sources = Sources(who, connect, self)
-        self._said = self.member.report()  # what was told as news
-        self._steps = Steps(self._notes, self.health, self._said, self._obey, self._tell)
+        self._steps = Steps(self._notes, self.health, self.member.report, self._obey, self._tell_soon)
+        self._said = self._steps.told  # as news
+        self._telling = False
         self._news = asyncio.Event()
         self._clock: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self.now()
+        self._memory = memory() * FOR_MESSAGES
         self._drains: set[str] = {END} if remembered.final else set()
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
@@ -153,6 +156,7 @@ class Sidecar:
         if not self._has_room():
             return
         self.member.orderly = self.settings.orderly
+        self._steps.hold()
         step = self.member.read(files.assignment, self.now(), settings.drain_timeout if settings else None)
         if step.why and step.why != self._why:
             _log.warning("%s", step.why)
@@ -221,7 +225,7 @@ class Sidecar:
         self._carry(self.member.happened(event, queue, life, self.now(), sent))
 
     def _carry(self, step: Step) -> None:
-        self._steps.take(step, self.member.report())
+        self._steps.take(step)
 
     def _obey(self, command: Command) -> None:
         self._reading(command.queue).obey(command)
@@ -232,12 +236,18 @@ class Sidecar:
             self.readings[queue] = Reading(queue, self._sources.now, self)
         return self.readings[queue]
 
+    def _tell_soon(self) -> None:
+        """Say what has changed, once for all that changes in this turn of the loop."""
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
     def _tell(self) -> None:
         """Say what has changed, and see to what follows from it."""
+        self._telling = False
         if self._steps.waiting:
             return
-        report = self.member.report()
-        self._steps.tell(report)
+        report = self._steps.told
         for queue in self.readings.keys() - self.member.lives.keys():
             del self.readings[queue]
         if self._said is not report:
@@ -258,11 +268,12 @@ class Sidecar:
         self._carry(self.member.tick(self.now()))
 
     def _limit(self) -> None:
-        """Divide a topic's room by the queues of it that are worked here."""
+        """Divide a topic's room by the queues of it that are worked here, and the memory by all of them."""
         if self._sources.now:
             queues = Counter(queue.topic for queue in self.readings)
+            most = self._memory / max(1, len(self.readings))
             for queue, reading in self.readings.items():
-                reading.limits = Limits.of(self.settings.delivery.buffer, queues[queue.topic])
+                reading.limits = Limits.of(self.settings.delivery.buffer, queues[queue.topic], most)
                 reading.changed()
 
     # Drains.
@@ -271,6 +282,7 @@ class Sidecar:
         """Give everything up, and return when that is done; for an app that ends, until it is back."""
         begins = why == APP and not final and not self._drains & {APP, END}
         self._drains.add(END if final else why)
+        self._steps.hold()
         self._carry(self.member.drain(final, self.now()))
         await self._drained()
         if begins:

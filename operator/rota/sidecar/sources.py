@@ -49,6 +49,7 @@ class Sources:
         self.now: Source | None = None
         self.settings: Settings | None = None  # the last that were taken, also between leaving and joining anew
         self._who, self._connect, self._shell = who, connect, shell
+        self._leaving: Source | None = None
 
     def take(self, settings: Settings) -> bool:
         """Take settings, and join if that was not done yet; False where one must leave first, and take them then."""
@@ -62,6 +63,7 @@ class Sources:
 
     async def leave(self) -> None:
         """Be known no more."""
+        self._leaving = self.now
         if self.now:
             await self.now.consumer.leave()  # to the end: who joins meanwhile, by the same name, would be gone with it
             self.now = None
@@ -87,6 +89,8 @@ class Sources:
                 await source.consumer.check()
                 await source.consumer.join()
             except BrokerError as error:
+                if source is self._leaving:
+                    return
                 self._shell.health.trouble(REFUSES if isinstance(error, Refused) else UNREACHABLE, str(error))
                 await asyncio.sleep(JOIN_AGAIN)
             else:

@@ -23,39 +23,50 @@ class Steps:
     """Steps that wait for the disk, and what is told of those that do not any more."""
 
     def __init__(
-        self, notes: Notes, health: Health, told: Report, obey: Callable[[Command], None], done: Callable[[], None]
+        self,
+        notes: Notes,
+        health: Health,
+        report: Callable[[], Report],
+        obey: Callable[[Command], None],
+        done: Callable[[], None],
     ) -> None:
-        """Have commands obeyed, and say when nothing waits; until a step changes it, this is told."""
-        self._notes, self._health, self._obey, self._done = notes, health, obey, done
-        self._waiting: deque[tuple[Step, Report]] = deque()
+        """Have commands obeyed, and say when nothing waits."""
+        self._notes, self._health, self._report, self._obey, self._done = notes, health, report, obey, done
+        self._waiting: deque[Step] = deque()
         self._again: asyncio.TimerHandle | None = None
         self._ends = self._untold = False
-        self.told = told
+        self._told = report()
+
+    @property
+    def told(self) -> Report:
+        """What may be told: what is so, or, while a step waits for the disk, what was so before it was decided."""
+        if not (self._waiting or self._untold):
+            self._told = self._report()
+        return self._told
+
+    def hold(self) -> None:
+        """Before anything is decided that must be remembered: this is what is told while that waits."""
+        self._told = self.told
 
     @property
     def waiting(self) -> bool:
         """Whether the disk holds something up."""
         return bool(self._waiting)
 
-    def take(self, step: Step, report: Report) -> None:
-        """Carry a step out, and tell this after it."""
-        self._waiting.append((step, report))
+    def take(self, step: Step) -> None:
+        """Carry a step out once those before it were."""
+        self._waiting.append(step)
         if self._again is None:
             self._go_on()
 
-    def tell(self, report: Report) -> None:
-        """Tell this from now on; who ends with something that it could not note says nothing any more."""
-        if not self._untold:
-            self.told = report
-
     def end(self) -> None:
-        """Wait for no disk any more: everything is given up."""
+        """Wait for no disk any more: everything is given up, and what could not be noted is told to nobody."""
         self._ends = True
 
     def _go_on(self) -> None:
         self._again = None
         while self._waiting:
-            step, report = self._waiting[0]
+            step = self._waiting[0]
             try:
                 self._keep(step)
             except OSError as error:
@@ -68,7 +79,6 @@ class Steps:
             self._waiting.popleft()
             for command in step.commands:
                 self._obey(command)
-            self.tell(report)
         self._done()
 
     def _keep(self, step: Step) -> None:

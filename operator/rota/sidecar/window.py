@@ -15,6 +15,7 @@ one window serves for as long as a member has the queue, however often its start
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple, Self
 
 from rota.brokers import Message, Moved, Pulled
@@ -33,11 +34,15 @@ class Limits:
     span: int = 2000  # from the first unfinished offset to the last, which a crash may repeat; Orderly has none
 
     @classmethod
-    def of(cls, buffer: Buffer, queues: int) -> Self:
-        """Return those of one among so many queues of a topic; as in the reference, a topic's replace a queue's."""
+    def of(cls, buffer: Buffer, queues: int, most: float = inf) -> Self:
+        """Return those of one among so many queues of a topic; as in the reference, a topic's replace a queue's.
+
+        `most` is what there is of the process's memory for one queue, in bytes.
+        """
         messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queues)
         mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queues)
-        return cls(messages or buffer.messages_per_queue, (mebibytes or buffer.mebibytes_per_queue) * MEBIBYTE)
+        room = (mebibytes or buffer.mebibytes_per_queue) * MEBIBYTE
+        return cls(messages or buffer.messages_per_queue, int(min(room, most)))
 
 
 class Commit(NamedTuple):
@@ -129,6 +134,10 @@ class Window:
         self.open[delivery] = None
         self.in_flight += len(messages)
         return delivery
+
+    def fit(self, most: int, size: int) -> int:
+        """Return how many messages of that size together, as large as they are on the whole; one at least."""
+        return max(1, min(most, size * self.buffered // self.bytes)) if self.bytes else most
 
     def done(self, delivery: Delivery, message: Message) -> None:
         """Finish a message: it was worked, or the broker has it for later or among the dead letters."""
