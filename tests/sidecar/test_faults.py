@@ -119,7 +119,7 @@ async def test_an_answer_that_came_in_time_to_a_sidecar_that_stood_still_counts(
         pod.rules({"seconds": 1})
         await fleet.give(a=[*fleet.queues, fleet.retry])
         await fleet.send(40)
-        await fleet.until(lambda: len(fleet.delivered()) == 16)
+        await fleet.until(lambda: len(fleet.delivered()) >= 8)
         pod.signal_sidecar(signal.SIGSTOP)
         await asyncio.sleep(4)  # longer than an answer may take
         pod.signal_sidecar(signal.SIGCONT)
