@@ -1,0 +1,118 @@
+"""How far behind a queue is, and what its history says."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.lag import Judgement, Look, delay, judge
+from rota.spec import StartFrom
+
+LATEST, EARLIEST, TIMED = (StartFrom(position=it) for it in ("Latest", "Earliest", "Timestamp"))
+
+
+def looks(*seen: tuple[int | None, int], worked: bool = True) -> list[Look]:
+    """Return looks 15 s apart, each with the group's offset and the end."""
+    return [Look(15.0 * place, 0, last, committed, worked) for place, (committed, last) in enumerate(seen)]
+
+
+@pytest.mark.parametrize(
+    ("look", "begins", "behind"),
+    [
+        pytest.param(Look(0, 0, 100, 40), LATEST, 60, id="behind"),
+        pytest.param(Look(0, 0, 100, 100), LATEST, 0, id="at the end"),
+        pytest.param(Look(0, 50, 100, 40), LATEST, 50, id="what was deleted is nobody's lag"),
+        pytest.param(Look(0, 100, 100, 40), LATEST, 0, id="all of it was deleted"),
+        pytest.param(Look(0, 0, 100, 101), LATEST, None, id="an offset above the end"),
+        pytest.param(Look(0, 0, 100, None), LATEST, 0, id="it will begin at the end"),
+        pytest.param(Look(0, 30, 100, None), EARLIEST, 70, id="it will begin at the oldest"),
+        pytest.param(Look(0, 0, 100, None), TIMED, None, id="it will begin somewhere"),
+        pytest.param(Look(0, 0, 0, 0), LATEST, 0, id="an empty queue"),
+    ],
+)
+def test_how_far_behind_it_is(look: Look, begins: StartFrom, behind: int | None) -> None:
+    assert look.behind(begins) == behind
+
+
+@pytest.mark.parametrize(
+    ("seen", "judgement"),
+    [
+        pytest.param(looks((10, 20), (20, 30), (30, 40)), Judgement.KEEPING_UP, id="behind by the same all the time"),
+        pytest.param(looks((10, 50), (30, 60), (60, 70)), Judgement.KEEPING_UP, id="catching up"),
+        pytest.param(looks((10, 20), (30, 30), (30, 90)), Judgement.KEEPING_UP, id="at the end once"),
+        pytest.param(looks((10, 20), (11, 20), (12, 90), (30, 91)), Judgement.KEEPING_UP, id="up and down"),
+        pytest.param(looks((10, 20), (15, 40), (20, 60)), Judgement.SLOW, id="worked, and more and more behind"),
+        pytest.param(looks((10, 20), (15, 25), (20, 60)), Judgement.SLOW, id="never less"),
+        pytest.param(looks((10, 20), (10, 40), (10, 60)), Judgement.STALLED, id="nothing is worked"),
+        pytest.param(looks((10, 20), (10, 20)), Judgement.STALLED, id="nothing is worked, and nothing comes"),
+        pytest.param(looks((10, 20), (10, 40), worked=False), Judgement.STOPPED, id="nobody has it"),
+        pytest.param(looks((20, 20), (20, 20), worked=False), Judgement.KEEPING_UP, id="nothing is left"),
+        pytest.param(looks((50, 60), (10, 60), (20, 60)), Judgement.REWOUND, id="went back"),
+        pytest.param(looks((50, 60), (10, 60), (50, 60)), Judgement.KEEPING_UP, id="went back, and is there again"),
+        pytest.param(looks((60, 60), (10, 60)), Judgement.REWOUND, id="went back from the end"),
+        pytest.param(looks((10, 20)), None, id="one look says nothing"),
+        pytest.param(looks((30, 20), (31, 20), (10, 20)), None, id="of looks that say nothing one is left"),
+        pytest.param([], None, id="no look"),
+    ],
+)
+def test_what_a_history_says(seen: Sequence[Look], judgement: Judgement | None) -> None:
+    assert judge(seen, LATEST) == judgement
+
+
+def test_where_nobody_has_begun_there_is_nothing_behind_at_the_end_and_all_of_it_from_the_oldest() -> None:
+    seen = looks((None, 20), (None, 40))
+    assert judge(seen, LATEST) is Judgement.KEEPING_UP
+    assert judge(seen, EARLIEST) is Judgement.STALLED
+    assert judge(looks((None, 20), (None, 40), worked=False), EARLIEST) is Judgement.STOPPED
+    assert judge(seen, TIMED) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "seconds"),
+    [
+        pytest.param(looks((0, 10), (20, 20)), 0.0, id="nothing is left"),
+        pytest.param(looks((0, 10), (10, 20)), 13.5, id="the first of ten that came since the last look"),
+        pytest.param(looks((0, 10), (19, 20)), 0.0, id="the last of ten"),
+        pytest.param(looks((0, 10), (0, 20), (15, 30)), 21.0, id="it came between the two looks before"),
+        pytest.param(looks((0, 10), (5, 20)), None, id="it was there before the first look"),
+        pytest.param(looks((30, 10)), None, id="an offset above the end"),
+        pytest.param(looks((None, 10)), 0.0, id="it will begin at the end"),
+        pytest.param([], None, id="no look"),
+    ],
+)
+def test_how_long_the_oldest_has_waited(seen: Sequence[Look], seconds: float | None) -> None:
+    assert delay(seen, LATEST) == (None if seconds is None else pytest.approx(seconds))
+
+
+offsets = st.integers(0, 50)
+histories = st.lists(st.tuples(st.none() | offsets, offsets, offsets, st.booleans()), max_size=10).map(
+    lambda seen: [
+        Look(15.0 * place, min(first, last), last, committed, worked)
+        for place, (committed, first, last, worked) in enumerate(seen)
+    ]
+)
+
+
+@given(histories, st.sampled_from([LATEST, EARLIEST, TIMED]))
+def test_nothing_is_ever_negative(seen: list[Look], begins: StartFrom) -> None:
+    assert all((look.behind(begins) or 0) >= 0 for look in seen)
+    assert (delay(seen, begins) or 0) >= 0
+
+
+@given(histories, st.integers(1, 1000))
+def test_only_movements_count_not_where_the_queue_is(seen: list[Look], by: int) -> None:
+    moved = [
+        it._replace(
+            first=it.first + by, last=it.last + by, committed=None if it.committed is None else it.committed + by
+        )
+        for it in seen
+    ]
+    assert judge(moved, EARLIEST) == judge(seen, EARLIEST)
+
+
+@given(histories)
+def test_who_was_at_the_end_and_did_not_go_back_keeps_up(seen: list[Look]) -> None:
+    judgement = judge(seen, LATEST)
+    if judgement and 0 in [look.behind(LATEST) for look in seen]:
+        assert judgement in {Judgement.KEEPING_UP, Judgement.REWOUND}
