@@ -484,10 +484,12 @@ async def test_an_orderly_queue_that_another_has_locked_waits_for_it(tmp_path: P
         member.memory.locks[GROUP, FIRST] = "somebody else", member.memory.clock() + 60
         await member.send("1", queue=0)
         await member.obeys([FIRST])
-        await soon(lambda: _is(FIRST in member.sidecar.member.stuck))
-        assert [it.locked for it in (await member.report()).queues] == [False]
+        report = await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        assert "such as orders/memory/0: another consumer has its lock" in report.troubles["QueuesNotTakenUp"]
+        assert [it.locked for it in report.queues] == [False]
         del member.memory.locks[GROUP, FIRST]
         await member.did("1")
+        await member.until(lambda it: it.troubles == {})
 
 
 # What brokers ask and tell.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,8 @@ BEAT_SECONDS = 0.5
 STOOD_STILL = 5.0  # a loop that was away for so long looks at its document before it goes on
 FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
 LOOK_AGAIN = 2.0  # where what is mounted cannot be read
+
+STUCK = "QueuesNotTakenUp"
 
 # Why a member drains; it takes its queues up again when no reason is left.
 APP, SETTINGS, END = "the app ends", "its settings are others", "it ends"
@@ -121,6 +123,7 @@ class Sidecar:
             read = {queue.broker for queue in self.readings}
             found = self.health.brokers(self.now()).items()
             self.member.reaches({broker: reached for broker, reached in found if broker in read})
+            self.health.trouble(STUCK, _stuck(self.member.stuck))
             self._tell()
             await asyncio.sleep(BEAT_SECONDS)
 
@@ -383,3 +386,12 @@ class Sidecar:
             buffered=sum(window.buffered for window in windows),
             generation=self.member.obeyed,
         )
+
+
+def _stuck(queues: Mapping[Queue, Event]) -> str:
+    """Say which queue cannot be taken up, and why; one stands for all."""
+    if not queues:
+        return ""
+    queue, event = min(queues.items())
+    why = "another consumer has its lock" if event is Event.REFUSED else "its broker did not say where to begin"
+    return f"There are queues that cannot be taken up, such as {queue}: {why}; it is asked again and again"
