@@ -166,7 +166,8 @@ class Pod:
         if not self._deliveries.exists():
             return []
         begun: dict[str, list[Delivery]] = {}
-        for line in self._deliveries.read_bytes().splitlines():
+        whole, _, _ = self._deliveries.read_bytes().rpartition(b"\n")  # the last line may just be written
+        for line in whole.splitlines():
             told = json.loads(line)
             if "begin" in told:
                 begun[told["name"]] = [self._delivery(told, it, group, orderly) for it in told["messages"]]

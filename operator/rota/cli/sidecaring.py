@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from rota.brokers import BrokerError, Brokers, Unknown
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.connection import LAST_PORT
 from rota.cli import given as reading
 from rota.documents import Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
@@ -76,7 +77,7 @@ def _changed(group: GroupSpec, given: Mapping[str, Any]) -> GroupSpec:
         group = replace(group, delivery=replace(delivery, push=replace(delivery.push, port=given["app_port"])))
     if broker == MEMORY:  # which is empty: whatever is in it was sent to us
         return replace(group, start_from=StartFrom(position="Earliest"))
-    if not re.fullmatch(r"[^\s,;]+:[0-9]{1,5}", broker):
+    if not re.fullmatch(r"[^\s,;]+:[0-9]{1,5}", broker) or int(broker.rpartition(":")[2]) > LAST_PORT:
         raise ValueError(
             f"--broker {broker} is neither memory nor the address of a name server, such as 127.0.0.1:9876"
         )

@@ -36,7 +36,7 @@ AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # the first and the longest:
 NEVER_GOES = 60.0  # an app that has been drained for goes within this, or it was no end of it
 LOOK_AGAIN = 0.2
 
-PATH_NOT_FOUND = "AppPathNotFound"
+PATH_NOT_FOUND, NOT_LISTENING = "AppPathNotFound", "AppNotListening"
 
 _DONE, _NOT_FOUND, _DEAD = range(200, 300), 404, 422
 
@@ -50,7 +50,7 @@ class Outcome(StrEnum):
     DEAD = "dead"
     SPLIT = "split"  # it was of several messages, and each goes alone now
     LATER = "later"
-    LOST = "lost"
+    LOST = "not_found"
     AWAY = "away"
 
 
@@ -196,23 +196,27 @@ class Push:
         """Notice that the app is away, or back."""
         pauses = {Outcome.AWAY: AWAY_PAUSES, Outcome.LOST: LOST_PAUSES}.get(answer)
         now = self._shell.now()
+        self._tell(answer)
+        if self._in_doubt:
+            self._shell.measures.paused.add(by=now - self._since)
+        self._since = now
         if pauses is None:
-            if self._in_doubt:
-                self._shell.measures.paused.add(by=now - self._since)
             self._in_doubt, self._pause = False, 0.0
-            self._shell.health.trouble(PATH_NOT_FOUND, "")
             return
-        if answer is Outcome.LOST:
-            path = self._shell.settings.delivery.push.path
-            self._shell.health.trouble(
-                PATH_NOT_FOUND, f"The app answers 404 to POST {path}; correct spec.delivery.push.path"
-            )
         if not self._in_doubt:
-            self._in_doubt, self._since, self._again = True, now, 0.0
+            self._in_doubt, self._again = True, 0.0
         if now >= self._again:  # of several that end at once the first one counts
             self._pause = min(max(pauses[0], 2 * self._pause), pauses[1])
             self._again = now + self._pause
             asyncio.get_running_loop().call_later(self._pause, self.wake)
+
+    def _tell(self, answer: Outcome) -> None:
+        """Say what keeps the app from being delivered to, and that it does no more."""
+        push, lost, away = self._shell.settings.delivery.push, answer is Outcome.LOST, answer is Outcome.AWAY
+        told = lost and f"The app answers 404 to POST {push.path}; correct spec.delivery.push.path"
+        self._shell.health.trouble(PATH_NOT_FOUND, told or "")
+        told = away and f"Nobody listens at port {push.port}; start the app, or correct spec.delivery.push.port"
+        self._shell.health.trouble(NOT_LISTENING, told or "")
 
     async def _carry_out(self, answer: Outcome, taken: Taken) -> None:
         messages = taken.delivery.messages
