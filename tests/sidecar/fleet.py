@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 from builders import a_spec
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import BrokerError, Ends, Progress, Unknown
+from rota.brokers import BrokerError, Ends, Progress, Unknown, Unreachable
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.documents import Assignment, FullReport, Release, Share, write_assignment
@@ -300,10 +300,13 @@ class Fleet:
         """Wait until the group is at the end of the topic's queues."""
 
         async def so() -> bool:
-            committed = await self.sample()
             ends: dict[Queue, Ends] = {}
-            for broker in {queue.broker for queue in self.queues}:
-                ends |= await self.cluster.ends(self.topic, broker)
+            try:
+                committed = await self.sample()
+                for broker in {queue.broker for queue in self.queues}:
+                    ends |= await self.cluster.ends(self.topic, broker)
+            except Unreachable:  # it may only just come back
+                return False
             return all(committed.get(queue) == it.last for queue, it in ends.items())
 
         await soon(so, PATIENCE)
