@@ -81,6 +81,17 @@ async def well(_: Event) -> int:
     return 204
 
 
+class Gate:
+    """An app that answers once it is let."""
+
+    def __init__(self) -> None:
+        self.opens = asyncio.Event()
+
+    async def __call__(self, _: Event) -> int:
+        await self.opens.wait()
+        return 204
+
+
 def port_of(runner: web.AppRunner) -> int:
     return int(runner.addresses[0][1])
 

@@ -20,7 +20,7 @@ from rota.sidecar import endings, machine, push, shell, sources
 from rota.sidecar.local import Local
 from rota.sidecar.machine import State
 from rota.sidecar.notes import Notes, Offsets
-from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Member, a_member, port_of
+from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, Member, a_member, port_of
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 
@@ -31,17 +31,6 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.1)
     monkeypatch.setattr(shell, "LOOK_AGAIN", 0.02)
     monkeypatch.setattr(sources, "JOIN_AGAIN", 0.02)
-
-
-class Gate:
-    """An app that answers once it is let."""
-
-    def __init__(self) -> None:
-        self.opens = asyncio.Event()
-
-    async def __call__(self, _: Event) -> int:
-        await self.opens.wait()
-        return 204
 
 
 def texts(many: int) -> list[str]:

@@ -19,7 +19,7 @@ from rota.model import Queue
 from rota.sidecar import endings, push, shell, sources, steps
 from rota.sidecar.notes import Notes, Offsets
 from rota.spec.resolved import write_settings
-from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Event, Member, a_member, turn
+from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, Member, a_member, turn
 
 FIRST, SECOND, THIRD, FOURTH = QUEUES = [Queue(TOPIC, BROKER, number) for number in range(4)]
 EARLIEST = {"position": "Earliest"}
@@ -33,17 +33,6 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "LOOK_AGAIN", 0.02)
     monkeypatch.setattr(sources, "JOIN_AGAIN", 0.02)
     monkeypatch.setattr(push, "IN_PLACE_PAUSE", 0.02)
-
-
-class Gate:
-    """An app that answers once it is let."""
-
-    def __init__(self) -> None:
-        self.opens = asyncio.Event()
-
-    async def __call__(self, _: Event) -> int:
-        await self.opens.wait()
-        return 204
 
 
 def texts(first: int, last: int) -> list[str]:

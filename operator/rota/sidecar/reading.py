@@ -197,11 +197,7 @@ class Reading:
 
     async def _place(self, life: int) -> None:
         await self.source.ready.wait()
-        while (
-            self._life == life and not self.window.empty
-        ):  # of a lock before; forgotten, its end would count for nothing
-            self._changed.clear()
-            await self._changed.wait()
+        await self._until_empty(life)  # of a lock before: what were forgotten while it is open would end for nothing
         async with self._turn, self._committing:
             if self._life != life:
                 return
@@ -220,15 +216,19 @@ class Reading:
     async def _end(self, life: int) -> None:
         """Wait until what is open has ended, and commit; nothing is said if the queue was given back meanwhile."""
         async with self._turn:
-            while self._life == life and not self.window.empty:
-                self._changed.clear()
-                await self._changed.wait()
+            await self._until_empty(life)
             while self._life == life and not await self.commit():
                 if self._late:
                     _log.warning("%s is released with %d not committed", self.queue, self.window.committable)
                     break
                 await asyncio.sleep(COMMIT_PAUSE)
         self._answer(Event.EMPTY, life)
+
+    async def _until_empty(self, life: int) -> None:
+        """Wait until no delivery is open, or this life is over."""
+        while self._life == life and not self.window.empty:
+            self._changed.clear()
+            await self._changed.wait()
 
     def _answer(self, event: Event, life: int, sent: float | None = None) -> None:
         if self._life == life:
