@@ -1,4 +1,4 @@
-"""What crosses a process boundary: assignment document, member report, journal record.
+"""What crosses a process boundary: assignment document, member report.
 
 Queues are written as ranges, by topic and broker: `{"orders": {"broker-a": "0-3,7"}}`.
 """
@@ -318,6 +318,7 @@ class Report(Struct, frozen=True, kw_only=True):
     held: dict[str, dict[str, str]] = {}
     releasing: dict[str, dict[str, str]] = {}
     brokers: dict[str, bool] = {}  # which it can reach
+    troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
 
     @property
     def working(self) -> frozenset[Queue]:
@@ -335,7 +336,6 @@ class FullReport(Report, frozen=True, kw_only=True):
 
     inflight: int = 0
     queues: list[Worked] = []  # those that it holds or releases
-    troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
 
 
 def read_report(text: bytes | str) -> Report:
@@ -346,8 +346,3 @@ def read_report(text: bytes | str) -> Report:
     except (ValueError, RecursionError) as error:  # msgspec's errors are such too
         raise ValueError(f"The report cannot be read: {error}") from None
     return report
-
-
-def journal_record(kind: str, group: str, at: str, **facts: object) -> dict[str, object]:
-    """Return one fact for the journal: a line of JSON that the pipeline reads back."""
-    return {"schema": SCHEMA, "kind": kind, "group": group, "at": at, **facts}

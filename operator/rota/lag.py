@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from rota.spec import StartFrom
 
+LOOKED_LONG = 120.0  # seconds
+
 
 class Look(NamedTuple):
     """What was seen of a queue at one time; the group's offset is asked for before the end, so that it is not above."""
@@ -65,7 +67,8 @@ def delay(looks: Sequence[Look], begins: StartFrom) -> float | None:
     """Return for how many seconds the oldest message that is left has waited; None where that is not known.
 
     It came after the last look at which the end was not above the group's present offset, and before the next one:
-    between the two, messages are taken to have come evenly.
+    between the two, messages are taken to have come evenly. What was there at the first look has waited for at least
+    as long as we have looked; who has only begun to look does not know.
     """
     if not looks or (behind := looks[-1].behind(begins)) is None:
         return None
@@ -77,7 +80,8 @@ def delay(looks: Sequence[Look], begins: StartFrom) -> float | None:
         if earlier.last <= next_one < later.last:
             part = (next_one - earlier.last + 1) / (later.last - earlier.last)
             return now.at - (earlier.at + part * (later.at - earlier.at))
-    return None
+    looked = now.at - looks[0].at
+    return looked if next_one < looks[0].last and looked >= LOOKED_LONG else None
 
 
 def _rewound(offsets: Sequence[int]) -> bool:

@@ -39,6 +39,11 @@ class Counter(Metric):
         """Count."""
         self._values[labels] = self._values.get(labels, 0) + by
 
+    def keep(self, known: Callable[[Labels], bool]) -> None:
+        """Forget what is about somebody who is not known any more."""
+        for labels in [labels for labels in self._values if not known(labels)]:
+            del self._values[labels]
+
     def lines(self) -> Iterator[str]:
         """Yield it as text."""
         yield from self.head("counter")
@@ -51,10 +56,11 @@ class Gauge(Metric):
     """Something that is looked up when it is asked for, so that it is never old."""
 
     look: Callable[[], Mapping[Labels, float]] = field(default=dict, kw_only=True)
+    kind: str = field(default="gauge", kw_only=True)  # or counter: something else counts it
 
     def lines(self) -> Iterator[str]:
         """Yield it as text."""
-        yield from self.head("gauge")
+        yield from self.head(self.kind)
         for labels, value in sorted(self.look().items()):
             yield self.sample(value, labels)
 
@@ -73,6 +79,11 @@ class Histogram(Metric):
             found = self._values[labels] = [0] * (len(self.bounds) + 1), [0.0]
         found[0][bisect_left(self.bounds, value)] += times
         found[1][0] += value * times
+
+    def keep(self, known: Callable[[Labels], bool]) -> None:
+        """Forget what is about somebody who is not known any more."""
+        for labels in [labels for labels in self._values if not known(labels)]:
+            del self._values[labels]
 
     def lines(self) -> Iterator[str]:
         """Yield it as text."""

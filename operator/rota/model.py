@@ -90,6 +90,14 @@ class Reason(StrEnum):
     QUEUES_FORCED = "QueuesForced"
     DOCUMENT_TOO_LARGE = "DocumentTooLarge"
     RECORD_TOO_NEW = "RecordTooNew"
+    # What members say is wrong, besides.
+    MESSAGE_NOT_TAKEN_BACK = "MessageNotTakenBack"
+    QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
+    STATE_NOT_WRITTEN = "StateNotWritten"
+    SETTINGS_NOT_READ = "SettingsNotRead"
+    APP_PATH_NOT_FOUND = "AppPathNotFound"
+    APP_NOT_LISTENING = "AppNotListening"
+    PULL_NOT_ANSWERED = "PullNotAnswered"
     # What is well.
     SETTLED = "Settled"
 

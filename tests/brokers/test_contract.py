@@ -428,6 +428,16 @@ async def test_progress_tells_how_far_a_group_is(world: World) -> None:
     assert await world.cluster.progress(world.group, world.broker, [*asked, "nowhere"]) == known
 
 
+async def test_who_never_was_at_a_queue_is_told_from_who_is_at_its_beginning(world: World) -> None:
+    queue, other = await world.topic(2)
+    assert await world.cluster.committed(world.group, queue) is None  # nor is there a group
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one")
+    await member.commit(queue, 0)
+    assert await world.cluster.committed(world.group, queue) == 0
+    assert await world.cluster.committed(world.group, other) is None
+
+
 async def test_a_group_that_was_reset_hears_of_it_at_its_next_pull(world: World) -> None:
     queue, other = await world.topic(2)
     member = await world.joined(queue.topic)

@@ -58,9 +58,13 @@ def test_by_default_there_is_what_an_operator_needs_and_no_more(default: Rendere
 
 def test_each_switch_adds_its_object(default: Rendered, everything: Rendered) -> None:
     assert set(named(everything)) - set(named(default)) == {
+        "ConfigMap/rota-dashboard-group",
+        "ConfigMap/rota-dashboard-operator",
+        "ConfigMap/rota-dashboard-queues",
         "NetworkPolicy/rota",
         "NetworkPolicy/rota-members",
         "PersistentVolumeClaim/rota-journal",
+        "PrometheusRule/rota-rota",
         "ServiceMonitor/rota",
     }
 
@@ -220,6 +224,7 @@ def test_the_journal_goes_where_it_is_sent(
         assert rendered.env["ROTA_JOURNAL"] == "-"
         return
     assert rendered.env["ROTA_JOURNAL"] == "/var/lib/rota/journal"
+    assert rendered.env["ROTA_JOURNAL_LIMIT"] == "8Gi"
     assert rendered.container["volumeMounts"] == [{"name": "journal", "mountPath": "/var/lib/rota/journal"}]
     assert rendered.pod["spec"]["volumes"] == [{"name": "journal", **volume}]
     assert ("PersistentVolumeClaim" in rendered) == ("rota-journal" in str(volume))

@@ -94,6 +94,7 @@ def test_the_schema_is_closed() -> None:
         ({"verbose": "yes"}, "/verbose"),
         ({"journal": {"kind": "disk"}}, "/journal/kind"),
         ({"journal": {"size": "large"}}, "/journal/size"),
+        ({"journal": {"limit": "all"}}, "/journal/limit"),
         ({"journal": {"claim": {"accessModes": ["ReadOnlyMany"]}}}, "/journal/claim/accessModes/0"),
         ({"journal": {"claim": {"accessModes": []}}}, "/journal/claim/accessModes"),
         ({"crds": {"keep": 1}}, "/crds/keep"),

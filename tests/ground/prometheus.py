@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
@@ -68,7 +69,15 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return what an expression is now: each with its `metric` labels and `value` (time and text)."""
-        address = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        return self._asked("query", query=expression)
+
+    def graph(self, expression: str, seconds: float) -> list[dict[str, Any]]:
+        """Return what an expression was meanwhile: each with its `metric` labels and `values`."""
+        now = time.time()
+        return self._asked("query_range", query=expression, start=now - seconds, end=now, step=1)
+
+    def _asked(self, what: str, **asked: str | float) -> list[dict[str, Any]]:
+        address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
         with urllib.request.urlopen(address, timeout=10) as answer:
             result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return result

@@ -17,8 +17,10 @@ from rota.kube import handlers, run
 from rota.kube.api import Api, ApiError, Params
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
+from rota.kube.measures import Measures
 from rota.kube.places import Places
 from rota.kube.reports import Reports
+from rota.kube.sight import Sight
 
 T = TypeVar("T")
 
@@ -89,7 +91,11 @@ class Operator:
         self.api = Counting(an_access(self._kubeconfig), self._moment)
         self.reports = Reports()
         self.places = Places(self.api, self._connect)
-        self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self.done.append)
+        self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self._round)
+        self.measures = Measures(lambda: self.brain.leads)
+        clock = asyncio.get_running_loop().time
+        self.sight = Sight(self.brain, self.places, self.measures, "a test's", "0", clock)
+        self.places.worked = self.sight.worked
         served = (self.api, self.brain, self._namespaces)
         following = [*run.our_kinds(*served), *run.followers(*served)]
         self._running = [asyncio.create_task(work) for work in (self.places.run(), *(it.run() for it in following))]
@@ -97,6 +103,10 @@ class Operator:
             await it.listed.wait()
         self.brain.lead(leads=True)
         return self
+
+    def _round(self, done: Done) -> None:
+        self.done.append(done)
+        self.sight.take(done)
 
     async def looks_again(self, rounds: int) -> None:
         """Wait until it has looked at something more than so often."""

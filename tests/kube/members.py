@@ -7,14 +7,16 @@ collected. Who works a queue that another one works is found at once.
 import asyncio
 import base64
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from ground.api import Api, ApiError, Object
 from ground.poll import soon
@@ -70,7 +72,9 @@ def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
     }
 
 
-async def reported(asked: web.Request, member: Member, changed: asyncio.Event) -> web.Response:
+async def reported(
+    asked: web.Request, member: Member, changed: asyncio.Event, troubles: Mapping[str, str] = MappingProxyType({})
+) -> web.Response:
     """Answer with a member's report, by long poll if that is asked for; `changed` is set with every change of it."""
     after = asked.query.get("after")
     if after is not None and int(after) == member.revision:
@@ -79,7 +83,7 @@ async def reported(asked: web.Request, member: Member, changed: asyncio.Event) -
                 while int(after) == member.revision:
                     changed.clear()
                     await changed.wait()
-    return web.Response(body=msgspec.json.encode(member.report()))
+    return web.Response(body=msgspec.json.encode(replace(member.report(), troubles={**troubles})))
 
 
 class One:
@@ -92,6 +96,7 @@ class One:
         self.frozen = False
         self.silent = False
         self.deaf = False  # to pokes
+        self.troubles: dict[str, str] = {}
         self.takes = 0.0  # seconds that what is open takes to end
         self._changed = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -211,7 +216,7 @@ class One:
         self.fleet.reads += 1
         if self.silent:
             await asyncio.Event().wait()
-        return await reported(asked, self.member, self._changed)
+        return await reported(asked, self.member, self._changed, self.troubles)
 
     async def _drain(self, asked: web.Request) -> web.Response:
         assert (await asked.json())["uid"] == self.uid

@@ -1,116 +1,18 @@
 """The whole of it: a real API server, operator, broker, sidecars and apps; only containers are processes."""
 
-import asyncio
-import json
-import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ground.api import Api, Object
+from ground.api import Api
 from ground.controlplane import Cluster
 from ground.local import LocalNode
-from ground.ours import at_rest
-from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from kube.shop import Shop, a_shop
 from kube.test_operator import an_operator
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster as Brokers
-
-APP = Path(__file__).parents[1] / "sidecar/app.py"
-QUEUES, PAUSE = 8, 0.01
-GROUP = "shipping"
 
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
-
-
-class Shop:
-    """A group whose pods Rota runs, and what it is sent."""
-
-    def __init__(self, api: Api, namespace: str, brokers: Brokers, log: Path) -> None:
-        self.api, self._brokers, self._log = api, brokers, log
-        self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{GROUP}"
-        self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
-        self.sent = 0
-
-    @asynccontextmanager
-    async def sending(self) -> AsyncIterator[None]:
-        """Send numbered messages meanwhile, and wait until they have been delivered."""
-        over = asyncio.Event()
-
-        async def send() -> None:
-            while not over.is_set():
-                await self._brokers.send(GROUP, b"%d" % (self.sent + 1))
-                self.sent += 1
-                await asyncio.sleep(PAUSE)
-
-        task = asyncio.create_task(send())
-        try:
-            yield
-        finally:
-            over.set()
-            await task
-        await self.soon(self.delivered_all, 90)
-
-    def deliveries(self) -> Counter[int]:
-        """Return how often each message came to an app that was done with it."""
-        lines = [json.loads(line) for line in self._log.read_bytes().splitlines()] if self._log.exists() else []
-        done = {it["name"] for it in lines if it.get("status") == 204}
-        return Counter(message["number"] for it in lines if it["name"] in done for message in it.get("messages", ()))
-
-    async def delivered_all(self) -> bool:
-        return self.deliveries().keys() == {*range(1, self.sent + 1)}
-
-    async def soon(self, ask: Callable[[], Any], seconds: float = 60) -> None:
-        """Wait until something is so; if it never is, tell what is."""
-        try:
-            await soon(ask, seconds)
-        except TimeoutError as error:
-            missing = {*range(1, self.sent + 1)} - self.deliveries().keys()
-            error.add_note(f"{(await self.api.get(self.path)).get('status')=}\n{sorted(missing)[:20]=} of {self.sent}")
-            error.add_note(f"{[(it['metadata']['name'], it['status']) for it in await self.pods()]}")
-            raise
-
-    async def pods(self) -> list[Object]:
-        return await self.api.list(self.pods_path)
-
-    async def works(self, members: int) -> None:
-        """Wait until so many members work all queues, and nothing goes on."""
-
-        async def settled() -> bool:
-            group = await self.api.get(self.path)
-            whole = at_rest(group, members) and not group["status"]["unownedQueues"]
-            return whole and len(await self.pods()) == members
-
-        await self.soon(settled, 120)
-
-    async def scale(self, replicas: int) -> None:
-        """Change how many pods there are, as `kubectl scale` does."""
-        scale = await self.api.get(f"{self.path}/scale")
-        await self.api.replace(f"{self.path}/scale", scale | {"spec": {"replicas": replicas}})
-
-
-@pytest.fixture
-def template(local_node: LocalNode, tmp_path: Path) -> Object:
-    """Return pods of an app that notes what it gets in a file that all of them share."""
-    local = {"name": "ROTA_LOCAL", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    files = [str(tmp_path / "deliveries.jsonl"), str(tmp_path / "rules.json")]
-    command = [sys.executable, str(APP), "$(ROTA_LOCAL)", "8080", *files]
-    app = {"name": "app", "image": "python", "env": [local], "command": command}
-    where = {"nodeSelector": local_node.selector, "tolerations": local_node.tolerations}
-    return {"spec": {**where, "containers": [app]}}
-
-
-@pytest.fixture
-async def brokers(rocketmq: RocketMQ) -> AsyncIterator[Brokers]:
-    rocketmq.create_topic(GROUP, QUEUES)
-    connected = Brokers(Site([rocketmq.name_server]))
-    yield connected
-    await connected.close()
 
 
 @pytest.fixture
@@ -122,34 +24,11 @@ async def operator(
 
 
 @pytest.fixture
-async def shop(  # noqa: PLR0917 - fixtures have names
-    api: Api, namespace: str, rocketmq: RocketMQ, brokers: Brokers, template: Object, tmp_path: Path
+async def shop(
+    api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> AsyncIterator[Shop]:
-    shop = Shop(api, namespace, brokers, tmp_path / "deliveries.jsonl")
-    where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}"
-    await api.create(f"{where}/rebalancepolicies", _made("RebalancePolicy", "sticky", strategy="Sticky"))
-    group = _made(
-        "ConsumerGroup",
-        GROUP,
-        broker={"rocketmq": {"nameServers": [rocketmq.name_server]}},
-        subscriptions=[{"topic": GROUP}],
-        startFrom={"position": "Earliest"},
-        policyRef={"name": "sticky"},
-        replicas=2,
-        template=template,
-    )
-    await api.create(f"{where}/consumergroups", group)
-    yield shop
-    await api.delete(shop.path)
-
-    async def gone() -> bool:
-        return not await shop.pods()
-
-    await soon(gone, 90)
-
-
-def _made(kind: str, name: str, **spec: Any) -> Object:
-    return {"apiVersion": "rota.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    async with a_shop(api, namespace, rocketmq, local_node, tmp_path) as made:
+        yield made
 
 
 async def test_nothing_is_lost_and_nothing_comes_twice_while_a_fleet_grows_is_replaced_and_shrinks(shop: Shop) -> None:

@@ -1,35 +1,108 @@
-"""The journal: whole lines in hourly files, and nobody who waits for a disk."""
+"""The journal: whole lines in hourly files, within bounds, and nobody who waits for a disk."""
 
-import json
+import errno
+import logging
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from rota.documents import journal_record
-from rota.kube.journal import STDOUT, Journal
+from ground.poll import eventually
+from rota import records
+from rota.kube import journal as room
+from rota.kube.hours import Ending, Hours, Unwritten
+from rota.kube.journal import STDOUT, Journal, size
+from rota.records import Gap, journal_record, read
+from sidecar.small_disk import a_small_disk, fill
 
-EARLY = journal_record("plan", "shop/orders", "2026-11-21T08:59:59.999Z", generation=1)
-LATE = journal_record("plan", "shop/orders", "2026-11-21T09:00:00.000Z", generation=2)
+HOUR = "date=2026-11-21/09-a.jsonl"
 
 
-def written(where: str, writer: str, *records: dict[str, object]) -> None:
+def a_fact(number: int = 1, at: str = "2026-11-21T09:00:00.000Z", message: str = "b joined") -> dict[str, object]:
+    told: dict[str, Any] = {"strategy": "Sticky", "reason": "MemberJoined", "members": 3, "queues": 8, "held": None}
+    return journal_record("plan", "shop/orders", at, generation=number, message=message, **told)
+
+
+EARLY, LATE = a_fact(1, "2026-11-21T08:59:59.999Z"), a_fact(2)
+
+
+def line(fact: dict[str, object]) -> bytes:
+    return msgspec.json.encode(fact)
+
+
+def written(where: str, writer: str, *facts: dict[str, object]) -> None:
     journal = Journal(where, writer)
-    journal.write(records)
+    journal.write(facts)
     journal.close()
+
+
+def now(journal: Journal, *facts: dict[str, object]) -> None:
+    """Have facts written, and wait until they are, or are left out."""
+    journal.write(facts)
+    eventually(lambda: not journal._behind)
+
+
+def found(text: bytes) -> list[records.AnyRecord | bytes]:
+    """Read what can be read; what cannot comes as it is."""
+    told: list[records.AnyRecord | bytes] = []
+    for it in text.splitlines():
+        try:
+            told.append(read(it))
+        except ValueError:
+            told.append(it)
+    return told
+
+
+@contextmanager
+def no_file_beyond(limit: int) -> Iterator[None]:
+    """Have the system cut off what is written behind so many bytes of a file, in the midst of a line."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once."""
+    monkeypatch.setattr(room, "RETRY_SECONDS", 0.0)
 
 
 def test_facts_go_to_the_file_of_their_hour_and_their_writer(tmp_path: Path) -> None:
     for _ in range(2):
         written(str(tmp_path), "operator-a", EARLY, LATE)
-    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("*/*")}
-    assert found.keys() == {f"date=2026-11-21/{hour}-operator-a.jsonl" for hour in ("08", "09")}
-    lines = found["date=2026-11-21/08-operator-a.jsonl"].splitlines()
-    assert [json.loads(line) for line in lines] == [EARLY, EARLY]
+    files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("*/*")}
+    assert files == {
+        "date=2026-11-21/08-operator-a.jsonl": 2 * (line(EARLY) + b"\n"),
+        "date=2026-11-21/09-operator-a.jsonl": 2 * (line(LATE) + b"\n"),
+    }
+
+
+def test_a_clock_that_jumps_back_puts_facts_into_the_hours_that_it_tells(tmp_path: Path) -> None:
+    later = a_fact(3)
+    written(str(tmp_path), "a", LATE, EARLY, later)
+    assert (tmp_path / HOUR).read_bytes().splitlines() == [line(LATE), line(later)]
+    assert (tmp_path / "date=2026-11-21/08-a.jsonl").read_bytes().splitlines() == [line(EARLY)]
+
+
+def test_hours_are_those_of_utc(tmp_path: Path) -> None:
+    written(str(tmp_path), "a", a_fact(at="2026-11-21T23:30:00-04:00"))
+    assert (tmp_path / "date=2026-11-22/03-a.jsonl").exists()
 
 
 def test_facts_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    written(STDOUT, "a", EARLY)
-    assert json.loads(capfdbinary.readouterr().out) == EARLY
+    written(STDOUT, "a", EARLY, LATE)
+    assert capfdbinary.readouterr().out.splitlines() == [line(EARLY), line(LATE)]
 
 
 def test_who_wants_no_journal_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +117,174 @@ def test_a_place_where_nothing_can_be_written_is_a_mistake(tmp_path: Path) -> No
         Journal(str(tmp_path / "file" / "a"), "a")
 
 
+def test_a_disk_that_is_full_from_the_start_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    written(str(tmp_path), "a", LATE)
+    assert (tmp_path / HOUR).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("8Gi", 8 * 2**30), ("500Mi", 500 * 2**20), ("1.5G", 1_500_000_000), ("2000k", 2_000_000), ("1048576", 2**20)],
+)
+def test_a_limit_is_written_as_sizes_are_in_kubernetes(text: str, told: int) -> None:
+    assert size(text) == told
+
+
+@pytest.mark.parametrize("text", ["", "much", "8 Gi", "-1Gi", "8i", "8GB", "1e9", "\u0968Gi"])
+def test_a_limit_that_is_no_size_is_a_mistake(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^--journal-limit .* is no size; give one such as 8Gi or 500Mi$"):
+        Journal("", "a", text)
+
+
+def test_a_limit_in_which_nothing_has_room_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"^--journal-limit '8' is too little to keep a journal in; give 1Mi or more$"):
+        Journal("", "a", "8")
+
+
+def test_a_line_that_was_cut_off_anywhere_never_becomes_a_part_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / HOUR
+    path.parent.mkdir()
+    whole, before = line(a_fact(1)), line(a_fact(0)) + b"\n"
+    for cut in range(len(whole) + 1):
+        path.write_bytes(before + whole[:cut])
+        Hours(tmp_path, "a", 2**20).append("2026-11-21T09", line(LATE) + b"\n")
+        assert path.read_bytes() == before + whole[:cut] + b"\n" * (cut > 0) + line(LATE) + b"\n"
+
+
+def test_a_line_that_the_system_cut_off_is_ended_and_written_anew(tmp_path: Path) -> None:
+    first, second = line(a_fact(1)) + b"\n", line(a_fact(2)) + b"\n"
+    for cut in range(len(second)):
+        hours = Hours(tmp_path, f"a{cut}", 2**20)
+        with no_file_beyond(len(first) + cut), pytest.raises(Unwritten, match="File too large") as stopped:
+            hours.append("2026-11-21T09", first + second)
+        assert stopped.value.lines == second
+        hours.append("2026-11-21T09", stopped.value.lines)
+        told = (tmp_path / f"date=2026-11-21/09-a{cut}.jsonl").read_bytes()
+        assert told == first + second[:cut] + b"\n" * (cut > 0) + second
+
+
+def test_a_stream_that_was_cut_off_goes_on_with_a_line_of_its_own(tmp_path: Path) -> None:
+    first, second = line(a_fact(1)) + b"\n", line(a_fact(2)) + b"\n"
+    for cut in range(len(second)):
+        path = tmp_path / str(cut)
+        with path.open("wb", buffering=0) as file:
+            ending = Ending(file.fileno())
+            with no_file_beyond(len(first) + cut):
+                for _ in range(2):
+                    with pytest.raises(Unwritten) as stopped:
+                        ending.append(first + second if not path.stat().st_size else second)
+                    assert stopped.value.lines == second
+            ending.append(second)
+        assert path.read_bytes() == first + second[:cut] + b"\n" * (cut > 0) + second
+
+
+WRITING = """
+import itertools, sys
+from rota.kube.journal import Journal
+from rota.records import journal_record
+where, run = sys.argv[1:]
+journal = Journal(where, "a")
+told = dict(strategy="Sticky", reason="MemberJoined", message=run, members=3, queues=8, held=None)
+for start in itertools.count(0, 50):
+    at = "2026-11-21T09:00:00.000Z"
+    journal.write([journal_record("plan", "a/b", at, generation=n, **told) for n in range(start, start + 50)])
+    while journal._behind > 100_000:
+        pass
+    print(start, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_beginning_and_its_next_run_mixes_nothing(tmp_path: Path) -> None:
+    runs, torn = 4, 0
+    for run in range(runs):
+        command = [sys.executable, "-c", WRITING, str(tmp_path), str(run)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            for _ in range(40 + 17 * run):
+                writer.stdout.readline()
+            writer.kill()
+    seen: dict[str, list[int]] = {str(run): [] for run in range(runs)}
+    for it in found((tmp_path / HOUR).read_bytes()):
+        if isinstance(it, records.Plan):
+            seen[it.message].append(it.generation)
+        else:
+            torn += 1
+    assert torn <= runs
+    assert all(told == list(range(len(told))) for told in seen.values())
+    assert sum(map(bool, seen.values())) > 1
+
+
+def test_a_folder_is_kept_within_its_bound_by_all_its_writers_and_across_their_ends(tmp_path: Path) -> None:
+    limit, lines = 2**20, 9_999 * b"x" + b"\n"
+    strangers = [tmp_path / "notes.jsonl", tmp_path / "date=2026-11-01/notes", tmp_path / "date=2026-11-01/x-1.jsonl"]
+    strangers[1].parent.mkdir()
+    for path in strangers:
+        path.write_bytes(b"y")
+    hours = [f"2026-11-{day:02}T{hour:02}" for day in range(1, 5) for hour in range(24)]
+    for number, hour in enumerate(hours):
+        for writer in "ab" if number % 2 else "bc":
+            Hours(tmp_path, writer, limit).append(hour, lines)
+            Hours(tmp_path, writer, limit).append(hour, lines)
+            assert sum(path.stat().st_size for path in tmp_path.glob("*/*.jsonl")) <= limit
+    kept = {f"{path.parent.name[5:]}T{path.name[:2]}" for path in tmp_path.glob("*/??-?.jsonl")}
+    assert 20 <= len(kept) <= 26
+    assert sorted(kept) == hours[-len(kept) :]
+    assert all(path.exists() for path in strangers)
+    assert {path.name for path in tmp_path.glob("date=*")} == {"date=2026-11-01", "date=2026-11-03", "date=2026-11-04"}
+
+
+def test_two_who_write_at_once_stay_within_the_bound_between_looks(tmp_path: Path) -> None:
+    limit, writers = 2**20, [Hours(tmp_path, writer, 2**20) for writer in "ab"]
+    for number in range(400):
+        for writer in writers:
+            writer.append(f"2026-11-{1 + number // 240:02}T{number // 10 % 24:02}", 999 * b"x" + b"\n")
+        assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= limit
+
+
+def test_an_hour_that_takes_all_that_there_is_stops_the_journal_until_the_next(tmp_path: Path) -> None:
+    hours, lines = Hours(tmp_path, "a", 2**20), 9_999 * b"x" + b"\n"
+    for _ in range(100):
+        hours.append("2026-11-21T09", lines)
+    with pytest.raises(Unwritten, match=r"^this hour alone takes the 1048576 bytes that the journal may hold$"):
+        hours.append("2026-11-21T09", 5 * lines)
+    with pytest.raises(Unwritten):
+        Hours(tmp_path, "b", 2**20).append("2026-11-21T09", 5 * lines)
+    hours.append("2026-11-21T09", 3 * lines)
+    assert 0.95 * 2**20 < (tmp_path / HOUR).stat().st_size <= 2**20
+    with pytest.raises(Unwritten):
+        hours.append("2026-11-21T09", b"not even a short one\n")
+    hours.append("2026-11-21T10", lines)
+    assert not (tmp_path / HOUR).exists()
+
+
+def test_hours_of_a_clock_that_was_ahead_go_where_there_is_nothing_older(tmp_path: Path) -> None:
+    lines = 99_999 * b"x" + b"\n"
+    for hour in range(12):
+        Hours(tmp_path, "a", 2**20).append(f"2031-01-01T{hour:02}", lines)
+    for number in range(5):
+        Hours(tmp_path, "a", 2**20).append(f"2026-11-21T{number:02}", lines)
+    kept = sorted(f"{path.parent.name[5:]}T{path.name[:2]}" for path in tmp_path.glob("*/*"))
+    assert kept[0] == "2026-11-21T04"
+    assert kept[-1] == "2031-01-01T11"
+
+
+def test_a_file_or_a_folder_that_somebody_removed_is_made_anew(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "journal"), "a")
+    now(journal, a_fact(1))
+    (tmp_path / "journal" / HOUR).unlink()
+    now(journal, a_fact(2))
+    assert (tmp_path / "journal" / HOUR).read_bytes() == line(a_fact(2)) + b"\n"
+    shutil.rmtree(tmp_path / "journal")
+    now(journal, a_fact(3))
+    journal.close()
+    assert (tmp_path / "journal" / HOUR).read_bytes() == line(a_fact(3)) + b"\n"
+    assert not journal.lost
+
+
 def test_a_disk_that_cannot_be_written_is_said_once_and_stops_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -51,7 +292,82 @@ def test_a_disk_that_cannot_be_written_is_said_once_and_stops_nobody(
     journal = Journal(str(where), "a")
     where.rmdir()
     where.touch()
-    journal.write([EARLY])
-    journal.write([LATE])
+    now(journal, EARLY)
+    now(journal, LATE, a_fact(3))
     journal.close()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert journal.lost == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_gap_tells_what_is_missing_once_it_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    where = tmp_path / "journal"
+    journal = Journal(str(where), "a")
+    where.rmdir()
+    where.touch()
+    now(journal, EARLY)
+    now(journal, LATE, a_fact(3))
+    where.unlink()
+    gaps = eventually(lambda: list(where.glob("*/*.jsonl")))  # though no fact comes
+    now(journal, a_fact(4))
+    journal.close()
+    told = [it for path in {*gaps, where / HOUR} for it in found(path.read_bytes())]
+    (gap,) = [it for it in told if isinstance(it, Gap)]
+    assert (gap.writer, gap.missing, gap.since) == ("a", 3, read(line(EARLY)).at)
+    assert [it.generation for it in told if isinstance(it, records.Plan)] == [4]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert caplog.messages[1] == "The journal is written again; 3 facts were left out"
+    assert journal.lost == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_full_disk_stops_the_journal_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    with a_small_disk(tmp_path):
+        journal = Journal(str(tmp_path), "a")
+        now(journal, a_fact(0))
+        fill(tmp_path)
+        for number in range(1, 31):
+            now(journal, a_fact(number, message=400 * "x"))
+        lost = journal.lost
+        (tmp_path / "filler").unlink()
+        now(journal, a_fact(31))
+        journal.close()
+        told = [it for path in tmp_path.glob("*/*.jsonl") for it in found(path.read_bytes())]
+    assert 0 < lost < 30
+    assert journal.lost == lost
+    assert [it.missing for it in told if isinstance(it, Gap)] == [lost]
+    assert [it.generation for it in told if isinstance(it, records.Plan)] == [*range(31 - lost), 31]
+
+
+def test_a_disk_that_hangs_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(room, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(room, "MOST_WAITING", 1000)
+    (tmp_path / HOUR).parent.mkdir()
+    os.mkfifo(tmp_path / HOUR)  # and nobody reads it
+    journal = Journal(str(tmp_path), "a")
+    for number in range(2000):
+        journal.write([a_fact(number, message=1000 * "x")])
+    journal.close()
+    assert journal.lost > 1500
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "the disk is too slow; facts are left out until it can" in caplog.messages[0]
+    assert caplog.messages[1] == "The journal ends before all of it is written: its disk hangs"
+    with (tmp_path / HOUR).open("rb", buffering=0) as reader:
+        caplog.set_level(logging.CRITICAL)
+        while journal._thread.is_alive():
+            os.set_blocking(reader.fileno(), False)
+            reader.read(2**16)
+
+
+def test_a_fact_that_cannot_be_written_costs_none_of_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = [a_fact(message="\ud800"), a_fact() | {"held": object()}, a_fact(at="yesterday")]
+    journal = Journal(str(tmp_path), "a")
+    now(journal, a_fact(1), *odd, a_fact(2))
+    journal.close()
+    assert (tmp_path / HOUR).read_bytes().splitlines() == [line(a_fact(1)), line(a_fact(2))]
+    assert journal.lost == 3
+    assert "surrogates not allowed" in caplog.messages[0]

@@ -148,6 +148,9 @@ class Brokers(Protocol):
     async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
         """Return how far a group is with the queues of a broker."""
 
+    async def committed(self, group: str, queue: Queue) -> int | None:
+        """Return where a group is with a queue, or None where it never was; `progress` cannot tell 0 from that."""
+
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""
 

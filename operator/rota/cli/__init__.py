@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import click
 
 from rota.cli.endings import plainly
 from rota.cli.show import show, table
+
+Command = Callable[..., None]
 
 OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
@@ -22,11 +25,12 @@ def main() -> None:
     """Manage fleets of message-queue consumers by rebalance policy."""
 
 
-def on_files(command: Callable[..., None]) -> Callable[..., None]:
+def on_files(command: Command, *, required: bool = True) -> Command:
     """Add the options that describe a group without a cluster; `rota.cli.given` reads them."""
-    options = [
+    return _with(
+        command,
         click.option(
-            "-f", "--filename", required=True, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin)."
+            "-f", "--filename", required=required, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin)."
         ),
         click.option("--policy", help="A policy in the file, instead of the one that the group names."),
         click.option(
@@ -35,7 +39,9 @@ def on_files(command: Callable[..., None]) -> Callable[..., None]:
             show_default=True,
             help="How many, or their names (beside --foreign: client ids).",
         ),
-        click.option("--queues", multiple=True, required=True, help="TOPIC=BROKER:N,BROKER:N; once for each topic."),
+        click.option(
+            "--queues", multiple=True, required=required, help="TOPIC=BROKER:N,BROKER:N; once for each topic."
+        ),
         click.option(
             "--rooms", default="", help="The members' rooms, where the policy asks for them: m0=east,m1=west."
         ),
@@ -43,7 +49,28 @@ def on_files(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--current", type=Path, help="Present owners: what `rota plan -o json` printed, or an assignment.json."
         ),
-    ]
+    )
+
+
+def on_operator(command: Command) -> Command:
+    """Add the options that say which group is meant and how the operator is asked; `rota.cli.live` takes the latter."""
+    return _with(
+        command,
+        click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
+        click.option("--operator", envvar="ROTA_OPERATOR", help="The operator's address, http://127.0.0.1:8080."),
+        click.option(
+            "--operator-namespace",
+            envvar="ROTA_OPERATOR_NAMESPACE",
+            default="rota-system",
+            show_default=True,
+            help="Without an address: where the operator's Lease is.",
+        ),
+        click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
+        click.option("--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
+    )
+
+
+def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
@@ -64,20 +91,86 @@ def plan(*, diff: bool, output: str, **given: Any) -> None:
 
 
 @main.command()
-@on_files
+@partial(on_files, required=False)
+@on_operator
+@click.argument("group", required=False)
 @click.argument("queue", required=False)
 @OUTPUT
 @plainly
-def explain(*, queue: str | None, output: str, **given: Any) -> None:
-    """Say why QUEUE (TOPIC/BROKER/ID) has its owner; without one, why each queue moves that does.
+def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
+    """Say why QUEUE (TOPIC/BROKER/ID) has its owner.
 
-    Where nothing moves, as without --current, there is a line for each member.
+    Of a live GROUP without a QUEUE: an example for each member, and what the last rebalance did. With -f, on files
+    instead of a live GROUP: why each queue moves that does; where none does, as without --current, an example too.
     """
-    from rota.cli import explaining
-    from rota.cli import given as reading
+    files = ["filename", "policy", "members", "queues", "rooms", "foreign", "current"]
+    where = {name: given.pop(name) for name in ["operator", "operator_namespace", "lease", "watch"]}
+    namespace, output = given.pop("namespace"), given.pop("output")
+    if given["filename"] is None:
+        _refuse(files, "describes a group on files: give -f, too, or leave it out")
+        if group is None:
+            raise ValueError("Nothing is named to explain; give a GROUP, or -f with a file")
+        from rota.cli import live, reading
 
-    told = explaining.reasons(reading.world(given), queue)
+        live.tell(reading.why(group, queue, namespace), output=output, **where)
+        return
+    _refuse([*where, "namespace"], "is for a live group: leave -f or it out")
+    if queue is not None:
+        raise ValueError(f"With -f the group is in the file: leave {group!r} out, or -f")
+    if not given["queues"]:
+        raise click.UsageError("Missing option '--queues'.")
+    from rota.cli import explaining
+    from rota.cli import given as reads
+
+    told = explaining.reasons(reads.world(given), group)
     show(told, output, lambda: explaining.sentences(told))
+
+
+def _refuse(names: list[str], why: str) -> None:
+    """Refuse options that were typed and would say nothing."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise ValueError(f"--{name.replace('_', '-')} {why}")
+
+
+@main.command()
+@on_operator
+@click.argument("group", required=False)
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Groups of all namespaces.")
+@OUTPUT
+@plainly
+def status(*, group: str | None, namespace: str | None, everywhere: bool, **where: Any) -> None:
+    """Say how the groups of a namespace fare, or all about one GROUP."""
+    from rota.cli import live, reading
+
+    live.tell(reading.status(group, namespace, everywhere=everywhere), **where)
+
+
+@main.command()
+@on_operator
+@click.argument("group")
+@OUTPUT
+@plainly
+def members(*, group: str, namespace: str | None, **where: Any) -> None:
+    """Say who works for GROUP, and what keeps them from it."""
+    from rota.cli import live, reading
+
+    live.tell(reading.members(group, namespace), **where)
+
+
+@main.command()
+@on_operator
+@click.argument("group")
+@click.option("--by", type=click.Choice(["queue", "lag"]), default="queue", show_default=True, help="In which order.")
+@click.option("--top", type=click.IntRange(min=1), help="Only the first so many queues, of each kind of topic.")
+@OUTPUT
+@plainly
+def lag(*, group: str, namespace: str | None, by: str, top: int | None, **where: Any) -> None:
+    """Say how far GROUP is behind on each queue."""
+    from rota.cli import live, reading
+
+    live.tell(reading.lag(group, namespace, by, top), **where)
 
 
 @main.command()
@@ -136,6 +229,16 @@ def inject(**given: Any) -> None:
     envvar="ROTA_JOURNAL",
     default="",
     help="A folder for the journal; -: standard output; default: none.",
+)
+@click.option(
+    "--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", show_default=True, help="What that folder may hold."
+)
+@click.option(
+    "--queue-metrics/--no-queue-metrics",
+    envvar="ROTA_QUEUE_METRICS",
+    default=True,
+    show_default=True,
+    help="Whether each queue has metrics of its own.",
 )
 @click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
 @click.option("--verbose", is_flag=True, help="Log what is asked, too.")

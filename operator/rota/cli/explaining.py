@@ -1,13 +1,13 @@
-"""`rota explain`: why a queue has its owner."""
+"""`rota explain -f`: why a queue has its owner, without a cluster."""
 
 # ruff: noqa: T201 - this is where we speak
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from rota.cli.given import World
+from rota.cli.naming import queue_of
 from rota.cli.show import move
 from rota.model import Queue, Roster
 from rota.planner import Measured
@@ -30,19 +30,12 @@ def _explained(policy: PolicySpec, roster: Roster, world: World, queue: str | No
     chosen = options(policy, roster, Measured(world.rooms))
     owners = prepared(policy.strategy, chosen)(roster)
     why = partial(explain_all, policy.strategy, roster, owners, options=chosen, present=world.present)
-    asked = [_queue(queue)] if queue is not None else _moving(roster, owners.tolist())
+    asked = [queue_of(queue)] if queue is not None else _moving(roster, owners.tolist())
     if asked:
         return {"queues": _queue_rows(roster, owners.tolist(), asked, why(asked))}
     shares = roster.assignment(owners.tolist())
     firsts = {member: share[0] for member, share in shares.items() if share}
     return {"members": _member_rows(shares, dict(zip(firsts, why(firsts.values()), strict=True)), len(owners))}
-
-
-def _queue(given: str) -> Queue:
-    found = re.fullmatch(r"([^/]+)/(.+)/(\d{1,6})", given)
-    if not found:
-        raise ValueError(f"QUEUE {given!r} cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3")
-    return Queue(found[1], found[2], int(found[3]))
 
 
 def _moving(roster: Roster, owners: list[int]) -> list[Queue]:

@@ -116,6 +116,10 @@ class Api:
         """Read an object."""
         return _read(await self._ask("GET", path, params=params), kind)
 
+    async def read(self, path: str, params: Params | None = None) -> tuple[int, bytes]:
+        """Read what a pod answers by the server's proxy, with its status: what it refuses it says in its own shape."""
+        return await self._answer("GET", path, None, params=params)
+
     async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
         """Read a collection page by page, as it is now; return its objects and the version it has."""
         found: list[T] = []
@@ -192,6 +196,20 @@ class Api:
         params: Params | None = None,
         content: str = "application/json",
     ) -> bytes:
+        status, told = await self._answer(method, path, body, params=params, content=content)
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise _refusal(status, told)
+        return told
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        params: Params | None,
+        content: str = "application/json",
+    ) -> tuple[int, bytes]:
         data = None if body is None else msgspec.json.encode(body)
         headers = {**self._headers(), "Content-Type": content}
         try:
@@ -202,9 +220,7 @@ class Api:
                     answer, told = await self._once(method, path, data=data, params=params, headers=headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unanswered(f"The API server did not answer {method} {path}: {_told(error)}") from None
-        if not answer.ok:
-            raise _refusal(answer.status, told)
-        return told
+        return answer.status, told
 
 
 def _wait(answer: aiohttp.ClientResponse) -> float:

@@ -21,6 +21,7 @@ from rota.kube.listeners import Listeners
 from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, record_of
 from rota.kube.places import Places
 from rota.kube.reports import Reports
+from rota.kube.sums import by_topic, total, two_digits
 from rota.model import Reason, Verdict, plain
 from rota.planner import Plan, Snapshot, plan
 
@@ -80,6 +81,11 @@ class Brain:
     def groups(self) -> Mapping[Key, Group]:
         """Every group that is known."""
         return {key: it.group for key, it in self._tasks.items()}
+
+    def group(self, key: Key) -> Group | None:
+        """Return one of them."""
+        task = self._tasks.get(key)
+        return task.group if task else None
 
     @property
     def leads(self) -> bool:
@@ -329,7 +335,7 @@ class Brain:
     async def _tell_only(self, group: Group, verdict: Verdict) -> None:
         """Tell what keeps us from deciding anything about a group, and nothing else of it."""
         if self._leads:
-            snapshot = replace(self._snapshot(group), spec=None, problems=(verdict,))
+            snapshot = replace(self.snapshot(group), spec=None, problems=(verdict,))
             await self._tell(group, plan(snapshot, self.time()), {})
 
     def _looked(self) -> None:
@@ -344,7 +350,7 @@ class Brain:
 
     async def _plan(self, task: _Task) -> tuple[Plan, float]:
         """Plan; what takes long, or may, is planned aside, so that it delays no other group."""
-        snapshot, began = self._snapshot(task.group), self._now
+        snapshot, began = self.snapshot(task.group), self._now
         if snapshot.policy and snapshot.policy.strategy == "Custom":
             found = await self._plan_with_a_strangers_code(task, snapshot)
         elif len(snapshot.pods) + sum(len(view.queues) for view in snapshot.views.values() if view) > LARGE:
@@ -363,8 +369,11 @@ class Brain:
         await self._tell_only(task.group, Verdict(Reason.STRATEGY_FAILED, told))
         raise Unanswered(told)
 
-    def _snapshot(self, group: Group) -> Snapshot:
-        return group.snapshot(self._now, self._places.of(group, self._now), self._gatherer.rooms.of(group))
+    def snapshot(self, group: Group) -> Snapshot:
+        """Return a group's world as it is known now."""
+        broker, rooms = self._places.of(group, self._now), self._gatherer.rooms.of(group)
+        topics = by_topic(group.wish.spec, broker, self._places.lag((group.namespace, group.name)))
+        return group.snapshot(self._now, broker, rooms, two_digits(total(topics, "Subscribed")))
 
     async def _tell(self, group: Group, found: Plan, writes: dict[str, int]) -> None:
         """Tell those whom the plan concerns, and then people."""

@@ -256,7 +256,7 @@ class Group:
 
     # What the planner is given.
 
-    def snapshot(self, now: float, broker: AtBroker, rooms: Mapping[str, str]) -> Snapshot:
+    def snapshot(self, now: float, broker: AtBroker, rooms: Mapping[str, str], lag: int | None = None) -> Snapshot:
         """Put together what is seen."""
         wish, record = self.wish, self.record
         pods = (known.shown(now, rooms.get(name)) for name, known in sorted(self.pods.items()))
@@ -273,6 +273,7 @@ class Group:
             gone=frozenset(self.gone),
             views=broker.views,
             foreigners=broker.foreigners,
+            lag=lag,
             problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *self._strange()),
             status=self.status,
             observed=self.body.metadata.generation if self.body else 0,

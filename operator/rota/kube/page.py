@@ -1,29 +1,54 @@
-"""What the operator answers over HTTP: whether it lives, and whether it sees."""
+"""What the operator answers over HTTP: whether it lives, whether it sees, and its metrics."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from rota.kube.follow import Follower
+from rota.kube.measures import Known, Measures
 from rota.listening import listen
+from rota.metrics import CONTENT_TYPE
 
 PORT = 8080
 DEAF_SECONDS = 180.0  # a watch that is silent for so long hears nothing any more: the server sends bookmarks
 
 
+def ages(following: Sequence[Follower[Any]]) -> Mapping[str, float]:
+    """Return for how long nothing was heard of each kind; where namespaces are watched one by one: of the stillest."""
+    now, found = asyncio.get_running_loop().time(), dict[str, float]()
+    for it in following:
+        kind = it.path.rpartition("/")[2]
+        found[kind] = max(found.get(kind, 0.0), now - it.heard)
+    return found
+
+
+def metrics(measures: Measures, known: Known) -> web.RouteDef:
+    """Return the route that Prometheus asks."""
+
+    async def told(_: web.Request) -> web.Response:
+        answer = web.Response(text=await measures.text(known), headers={"content-type": CONTENT_TYPE})
+        answer.enable_compression()
+        return answer
+
+    return web.get("/metrics", told)
+
+
 class Page:
     """`/healthz` fails when a watch fell silent, so that the kubelet starts us anew; `/readyz` until all is listed."""
 
-    def __init__(self, following: Sequence[Follower[Any]], leads: Callable[[], bool]) -> None:
-        """Answer nothing yet."""
-        self._following, self._leads = following, leads
+    def __init__(
+        self, following: Sequence[Follower[Any]], leads: Callable[[], bool], more: Sequence[web.RouteDef] = ()
+    ) -> None:
+        """Answer nothing yet; `more` is answered besides."""
+        self._following, self._leads, self._more = following, leads, more
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
         """Answer from now on, until the runner is cleaned up."""
         app = web.Application()
         app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness)])
+        app.add_routes(self._more)
         return await listen(app, address, port, "; give another --address or --port")
 
     async def _health(self, _: web.Request) -> web.Response:

@@ -4,19 +4,20 @@ import asyncio
 import base64
 import logging
 import ssl
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from rota.brokers import BrokerError, Brokers
+from rota.brokers import BrokerError, Brokers, Client
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.kube.api import Api, ApiError
 from rota.kube.group import AtBroker, Group
+from rota.kube.lags import Lag, Lags
 from rota.kube.objects import path
 from rota.kube.views import Interest, Views
 from rota.model import Queue, Reason, Verdict
@@ -43,7 +44,8 @@ class _Place:
 
     brokers: Brokers
     views: Views
-    running: asyncio.Task[None]
+    lags: Lags
+    running: Sequence[asyncio.Task[None]]
 
 
 @dataclass
@@ -80,6 +82,8 @@ class Places:
         self._awake = False  # whether it is worth asking
         self._asking: set[asyncio.Task[None]] = set()
         self.news: Callable[[Key], None] = lambda _: None
+        self.looked: Callable[[Collection[Key]], None] = lambda _: None  # told of how far these groups are behind
+        self.worked: Callable[[Key], Collection[Queue]] = lambda _: ()  # which queues of a group somebody works
 
     async def close(self) -> None:
         """Leave all."""
@@ -121,7 +125,8 @@ class Places:
         place.views.want(key, None)
         if place.views.idle:
             self._places = {at: it for at, it in self._places.items() if it is not place}
-            place.running.cancel()
+            for task in place.running:
+                task.cancel()
             self._background(place.brokers.close())
 
     def _claim(self, key: Key, stay: _Stay) -> None:
@@ -176,8 +181,10 @@ class Places:
         if site.mark not in self._places:
             brokers = self._connect(site.site)
             views = Views(brokers, self.news)
-            running = asyncio.get_running_loop().create_task(views.run(), name="views")
-            self._places[site.mark] = _Place(brokers, views, running)
+            lags = Lags(brokers, views, self.worked, self.looked)
+            loop = asyncio.get_running_loop()
+            running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
+            self._places[site.mark] = _Place(brokers, views, lags, running)
         place = self._places[site.mark]
         place.views.want(key, stay.wanted)
         return place
@@ -203,6 +210,18 @@ class Places:
         rivals = self._rivals(key, stay)
         found = place.views.of(key, now, group.names(now))
         return AtBroker(found.views, found.foreigners, (*stay.problems, *_claimed(stay, rivals), *found.problems))
+
+    def lag(self, key: Key) -> Lag:
+        """Return how far a group is behind, as far as its brokers tell."""
+        stay = self._stays.get(key)
+        place = self._places.get(stay.place) if stay and stay.place else None
+        return place.lags.of(key) if place else Lag({})
+
+    def clients(self, key: Key) -> Mapping[str, Client]:
+        """Return who was last seen in a group at its brokers, by id."""
+        stay = self._stays.get(key)
+        place = self._places.get(stay.place) if stay and stay.place else None
+        return place.views.clients(key) if place else {}
 
     async def unlock(self, group: Group, client: str, queues: Collection[Queue]) -> None:
         """Give back the locks of a member that has ended; where that fails they run out by themselves."""
@@ -269,4 +288,4 @@ class _Access:
 
 def _interest(name: str, spec: GroupSpec) -> Interest:
     topics = tuple(it.topic for it in spec.subscriptions)
-    return Interest(spec.group or name, topics, spec.message_model == "Broadcasting")
+    return Interest(spec.group or name, topics, spec.message_model == "Broadcasting", spec.start_from)

@@ -6,28 +6,35 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import kopf
 
 from rota.kube import handlers
 from rota.kube.api import Api, ApiError, Unanswered
-from rota.kube.brain import Brain
+from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
 from rota.kube.follow import Follower
-from rota.kube.journal import Journal
+from rota.kube.group import Group
+from rota.kube.hearing import hear_all
+from rota.kube.journal import LIMIT, Journal
 from rota.kube.leader import Leader
+from rota.kube.measures import Measures
 from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Deployment, Pod, path
-from rota.kube.page import PORT, Page
+from rota.kube.page import PORT, Page, ages, metrics
 from rota.kube.places import Places
 from rota.kube.reports import Reports
+from rota.kube.sight import Sight
+from rota.kube.site import Hub, routes
 
 RESYNC_SECONDS = 60.0
 
 Told = Callable[[Any], None]
+News = Callable[[tuple[str, str]], None]  # told of a group of which something is known anew
 
 _LABELLED = {"labelSelector": GROUP_LABEL}
 
@@ -45,6 +52,8 @@ class Options:
     address: str = "127.0.0.1"  # where it answers
     port: int = PORT
     journal: str = ""
+    journal_limit: str = LIMIT  # how much its folder may hold
+    queue_metrics: bool = True  # whether each queue has series of its own
     image: str = ""  # of sidecars
 
 
@@ -67,24 +76,37 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         open_.push_async_callback(places.close)
         open_.push_async_callback(reports.close)
         identity = options.identity or _identity()
-        journal = Journal(options.journal, identity)
+        journal = Journal(options.journal, identity, options.journal_limit)
         open_.callback(journal.close)
-        brain = Brain(api, reports, places, Fleets(api, options.image), lambda done: journal.write(done.plan.records))
+        hub = Hub()
+
+        def done(round_: Done) -> None:
+            journal.write(round_.plan.records)
+            sight.take(round_)
+            hub.tell((round_.group.namespace, round_.group.name))
+
+        brain = Brain(api, reports, places, Fleets(api, options.image), done)
         open_.push_async_callback(brain.close)
-        following, listing = followers(api, brain, options.namespaces), our_kinds(api, brain, options.namespaces)
-        leader = Leader(beside, options.own_namespace, identity, _leads(brain), options.lease)
-        page = Page([*following, *listing], lambda: leader.leading)
+        watched = (api, brain, options.namespaces, hub.tell)
+        following, listing = followers(*watched), our_kinds(*watched)
+        followed = [*following, *listing]
+        leader = Leader(beside, options.own_namespace, identity, _leads(brain, hub), options.lease)
+        sight = _sight(brain, places, followed, identity, options)
+        places.worked, places.looked = sight.worked, lambda keys: hub.tell(*keys)
+        page = Page(followed, lambda: leader.leading, [metrics(sight.measures, sight), *routes(sight, hub)])
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
+        open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 *(tasks.create_task(it.run(), name="follow") for it in following),
                 *(tasks.create_task(_again(it), name="resync") for it in listing),
                 tasks.create_task(places.run(), name="secrets"),
+                tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
             ]
 
             async def watch() -> None:
                 nonlocal code
-                code = await _kopf(brain, options.namespaces, stop)
+                code = await _kopf(brain, options.namespaces, hub.tell, stop)
 
             async def begin() -> None:
                 for it in [*following, *listing]:  # kopf gives up on kinds that are not there yet
@@ -100,14 +122,28 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
     return code
 
 
-def _leads(brain: Brain) -> Any:
-    return lambda leads: brain.lead(leads=leads)
+def _sight(brain: Brain, places: Places, followed: Sequence[Follower[Any]], identity: str, options: Options) -> Sight:
+    known = version("rota-operator")
+    measures = Measures(lambda: brain.leads, lambda: ages(followed), version=known, queues=options.queue_metrics)
+    return Sight(brain, places, measures, identity, known, asyncio.get_running_loop().time)
 
 
-def followers(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[Any]]:
+def _led(brain: Brain) -> Callable[[], Mapping[tuple[str, str], Group]]:
+    return lambda: brain.groups if brain.leads else {}
+
+
+def _leads(brain: Brain, hub: Hub) -> Callable[[bool], None]:
+    def led(leads: bool) -> None:  # noqa: FBT001 - a value
+        brain.lead(leads=leads)
+        hub.tell()
+
+    return led
+
+
+def followers(api: Api, brain: Brain, namespaces: Sequence[str], news: News = lambda _: None) -> list[Follower[Any]]:
     """Return what is followed for the brain: records, fleets and pods, by the label that all of them carry."""
     kinds: list[tuple[str, type[Any], Told, Told]] = [
-        ("configmaps", ConfigMap, brain.record_seen, brain.record_gone),
+        ("configmaps", ConfigMap, _telling(brain.record_seen, news), _telling(brain.record_gone, news)),
         ("deployments", Deployment, brain.deployment_seen, brain.deployment_gone),
         ("pods", Pod, brain.pod_seen, brain.pod_gone),
     ]
@@ -118,17 +154,31 @@ def followers(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Followe
     ]
 
 
-def our_kinds(api: Api, brain: Brain, namespaces: Sequence[str]) -> list[Follower[Any]]:
+def our_kinds(api: Api, brain: Brain, namespaces: Sequence[str], news: News = lambda _: None) -> list[Follower[Any]]:
     """Return what can be followed of policies and groups, policies first."""
     kinds: list[tuple[str, Told, Told]] = [
         (POLICIES, brain.policy_seen, brain.policy_gone),
-        (GROUPS, brain.group_seen, brain.group_gone),
+        (GROUPS, *_groups(brain, news)),
     ]
     return [
         Follower(api, path(kind, namespace), Custom, seen=seen, gone=gone)
         for namespace in namespaces or [""]
         for kind, seen, gone in kinds
     ]
+
+
+def _groups(brain: Brain, news: News) -> tuple[Told, Told]:
+    return _telling(brain.group_seen, news), _telling(brain.group_gone, news)
+
+
+def _telling(take: Told, news: News) -> Told:
+    """Tell of the group, too: one that stands by makes no rounds, and of one that is gone there are none."""
+
+    def told(it: Custom | ConfigMap) -> None:
+        take(it)
+        news(it.metadata.key if isinstance(it, Custom) else it.metadata.group)
+
+    return told
 
 
 async def _again(follower: Follower[Any]) -> None:
@@ -141,11 +191,8 @@ async def _again(follower: Follower[Any]) -> None:
         await asyncio.sleep(RESYNC_SECONDS if follower.listed.is_set() else 2.0)
 
 
-async def _kopf(brain: Brain, namespaces: Sequence[str], stop: asyncio.Event) -> int:
-    registry = handlers.registry(
-        (brain.group_seen, brain.group_gone),
-        (brain.policy_seen, brain.policy_gone),
-    )
+async def _kopf(brain: Brain, namespaces: Sequence[str], news: News, stop: asyncio.Event) -> int:
+    registry = handlers.registry(_groups(brain, news), (brain.policy_seen, brain.policy_gone))
     try:
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(

@@ -6,14 +6,15 @@ Nothing is concluded from silence: a topic without an answer has no view, and th
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rota.brokers import BrokerError, Brokers, Refused, Unknown, Unreachable
+from rota.brokers import BrokerError, Brokers, Client, Refused, Unknown, Unreachable
 from rota.kube.group import AtBroker
 from rota.model import RETRY, Queue, Reason, Verdict
 from rota.planner import View
+from rota.spec import StartFrom
 
 ROUTES_SECONDS = 5.0
 ONLINE_SECONDS = 20.0
@@ -31,6 +32,7 @@ class Interest(NamedTuple):
     group: str  # at the broker
     topics: tuple[str, ...]
     broadcasting: bool
+    begins: StartFrom = StartFrom()
 
 
 @dataclass
@@ -47,6 +49,7 @@ class _Online:
     """Who was last seen in a group, and what is wrong with it."""
 
     ids: tuple[str, ...] | None = None
+    clients: Mapping[str, Client] = field(default_factory=dict)  # by id
     problems: tuple[Verdict, ...] = ()
 
 
@@ -63,6 +66,20 @@ class Views:
         self._looks = 0
 
     @property
+    def interests(self) -> Mapping[Key, Interest]:
+        """What each group wants to know."""
+        return self._interests
+
+    def where_is(self, topic: str) -> frozenset[str]:
+        """Return the brokers that a topic was last seen on."""
+        it = self._topics.get(topic)
+        return frozenset(queue.broker for queue in it.queues or ()) if it else frozenset()
+
+    def where(self, interest: Interest) -> frozenset[str]:
+        """Return the brokers of a group's topics."""
+        return frozenset().union(*map(self.where_is, topics_of(interest)))
+
+    @property
     def idle(self) -> bool:
         """Whether no group wants to know anything any more."""
         return not self._interests
@@ -76,7 +93,7 @@ class Views:
             return
         else:
             self._interests[key] = interest
-        wanted = {topic for it in self._interests.values() for topic in _topics(it)}
+        wanted = {topic for it in self._interests.values() for topic in topics_of(it)}
         for topic in self._topics.keys() - wanted:
             del self._topics[topic]
 
@@ -97,13 +114,13 @@ class Views:
     async def look(self, key: Key) -> None:
         """Ask everything about one group now."""
         if interest := self._interests.get(key):
-            await asyncio.gather(*(self._ask(topic) for topic in _topics(interest)))
+            await asyncio.gather(*(self._ask(topic) for topic in topics_of(interest)))
             await self._ask_online(key, interest)
 
     async def _look_at_routes(self) -> None:
         """Ask for every topic; for retries, one topic a group, only now and then: they come once, and stay."""
         self._looks += 1
-        wanted = {topic for it in self._interests.values() for topic in _topics(it)}
+        wanted = {topic for it in self._interests.values() for topic in topics_of(it)}
         if self._looks % RETRIES_EVERY:
             wanted = {topic for topic in wanted if not topic.startswith(RETRY)}
         await asyncio.gather(*map(self._ask, wanted))
@@ -128,7 +145,7 @@ class Views:
         if (queues, type(why)) == (before.queues, type(before.why)) and before.since:
             return
         self._topics[topic] = _Topic(queues, asyncio.get_running_loop().time(), why)
-        for key in [key for key, interest in self._interests.items() if topic in _topics(interest)]:
+        for key in [key for key, interest in self._interests.items() if topic in topics_of(interest)]:
             self._news(key)
 
     async def _ask_online(self, key: Key, interest: Interest) -> bool:
@@ -141,19 +158,23 @@ class Views:
         except BrokerError as error:
             _log.info("%s/%s: %s", *key, error)
             refused = isinstance(error, Refused)
-            now = _Online(None, (Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
+            now = _Online(problems=(Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
         before, self._online[key] = self._online.get(key), now
         return before != now
 
-    async def _of_one_broker(self, interest: Interest, broker: str) -> tuple[str, list[str], bool]:
+    async def _of_one_broker(self, interest: Interest, broker: str) -> tuple[str, tuple[Client, ...], bool]:
         async with self._room:
-            there = [it.id for it in await self._brokers.clients(interest.group, broker)]
+            there = await self._brokers.clients(interest.group, broker)
         try:
             async with self._room:
                 enabled = (await self._brokers.settings(interest.group, broker)).enabled if there else True
         except Unknown:
             enabled = True  # nobody has joined at this one yet
         return broker, there, enabled
+
+    def clients(self, key: Key) -> Mapping[str, Client]:
+        """Return who was last seen in a group, by id."""
+        return self._online.get(key, _Online()).clients
 
     def of(self, key: Key, now: float, ours: Collection[str]) -> AtBroker:
         """Return what is known of a group; `ours`: how its own pods' client ids end."""
@@ -162,7 +183,7 @@ class Views:
             return AtBroker()
         views: dict[str, View | None] = {}
         problems: list[Verdict] = []
-        for topic in _topics(interest):
+        for topic in topics_of(interest):
             it = self._topics.get(topic) or _Topic()
             views[topic] = None if it.queues is None else View(it.queues, now - it.since)
             if isinstance(it.why, Unknown) and not topic.startswith(RETRY):
@@ -176,19 +197,23 @@ class Views:
         return AtBroker(views, () if interest.broadcasting else foreigners, (*problems, *online.problems))
 
 
-def _online(told: Collection[tuple[str, list[str], bool]]) -> _Online:
+def _online(told: Collection[tuple[str, tuple[Client, ...], bool]]) -> _Online:
     """Put together what brokers tell; the ids that one of them has twice are worn by two."""
     problems: list[Verdict] = []
     off = [broker for broker, _, enabled in told if not enabled]
     if off:
         told_so = f"The group is switched off at {', '.join(off)}; consumeEnable switches it on"
         problems.append(Verdict(Reason.SWITCHED_OFF, told_so))
-    twice = sorted({name for _, ids, _ in told for name, times in Counter(ids).items() if times > 1})
+    twice = sorted(
+        {name for _, there, _ in told for name, times in Counter(it.id for it in there).items() if times > 1}
+    )
     if twice:
         said = f"Several consumers call themselves {', '.join(twice[:3])}; of queues that are theirs some stay unread"
         problems.append(Verdict(Reason.DUPLICATE_CLIENT_IDS, said))
-    return _Online(tuple(sorted({name for _, ids, _ in told for name in ids})), tuple(problems))
+    clients = {it.id: it for _, there, _ in told for it in there}
+    return _Online(tuple(sorted(clients)), clients, tuple(problems))
 
 
-def _topics(interest: Interest) -> tuple[str, ...]:
+def topics_of(interest: Interest) -> tuple[str, ...]:
+    """Return what the members read: what is subscribed to, and what is to be tried again."""
     return interest.topics if interest.broadcasting else (*interest.topics, RETRY + interest.group)

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from rota.documents import Assignment, Share, TooLarge, write_assignment
 from rota.handover import Act, given_up
-from rota.model import Holder, Reason, Verdict
+from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import pokes, record, telling
 from rota.planner.members import Standing, standings, works
 from rota.planner.moves import Draft, decide, document_of
+from rota.planner.reasons import Why, whys
 from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.planner.world import Event, Heard, Plan, Pod, Poke, Snapshot, View
@@ -26,13 +27,21 @@ __all__ = [
     "Poke",
     "Snapshot",
     "View",
+    "Why",
     "beside_foreigners",
     "plan",
     "target",
+    "why",
 ]
 
 
 URGENT = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE)  # to forget a queue that nobody works can wait
+
+
+def why(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ()) -> list[Why]:
+    """Say why queues have their owners; of none: of one queue of each member."""
+    return whys(_situation(snapshot, now), queues)
+
 
 _NEWS = ("observedGeneration", "conditions")
 
@@ -171,6 +180,9 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
         status=status,
         events=tuple(telling.events(it, draft, status, found)),
         records=(*lines, *telling.verdict_records(it, status)),
+        standings=it.standings,
+        held=Verdict(draft.held.reason, draft.held.message) if draft.held else None,
+        problems=tuple(found),
         # Our own document wakes nobody: where nobody's word is awaited, we look by ourselves what has become of it.
         again=min(pokes.next_due(behind, due), *_deadlines(it, draft, standing)) if awaited or not document else 0.0,
     )

@@ -61,7 +61,7 @@ class Aim(NamedTuple):
 
 def decide(it: Situation) -> Draft:
     """Decide on every queue that does not simply stay with its owner."""
-    aim = _aim(it)
+    aim = aim_of(it)
     found = [_question(it, queue, to) for queue, to in _open(it, aim).items()]
     movable = [one for one in found if one.voluntary]
     # A terminating pod is shown no document any more: it is asked to drain, and until then it goes on.
@@ -123,7 +123,7 @@ def voluntary_moves(draft: Draft) -> int:
     return sum(one.voluntary and one.act is not Act.KEEP for one in draft.decisions)
 
 
-def _aim(it: Situation) -> Aim:
+def aim_of(it: Situation) -> Aim:
     """Say who shall own each queue. Where nobody is there to take one over, nothing is wanted of it."""
     chosen = it.policy.strategy
     if not it.counted or not it.queues:
@@ -139,7 +139,7 @@ def _aim(it: Situation) -> Aim:
         if it.motion and chosen in RESTLESS and it.owned:
             # In the middle of a rollout only what must move does: so each queue moves once, and once more after it.
             return Aim(it.document.strategy, roster, _as_it_is(it, roster, free=True))
-        return Aim(chosen, roster, target(it.policy, roster, _measured(it)))
+        return Aim(chosen, roster, target(it.policy, roster, measured(it)))
     except ValueError as error:
         told = Verdict(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
         owners = nobody(0) if roster is None else _as_it_is(it, roster)
@@ -158,7 +158,8 @@ def _as_it_is(it: Situation, roster: Roster, *, free: bool = False) -> Owners:
     return owners
 
 
-def _measured(it: Situation) -> Measured:
+def measured(it: Situation) -> Measured:
+    """Return what is known of queues and members besides their names."""
     rooms = {name: room for name in it.counted if (room := it.pods[name].room)}
     return Measured(rooms, it.snapshot.queue_weights, it.snapshot.member_weights)
 

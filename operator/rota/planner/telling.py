@@ -1,10 +1,10 @@
 """What people are told: status and conditions, Events, journal records; all worded from one catalogue of reasons."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rota.documents import Assignment, journal_record, to_ranges
+from rota.documents import Assignment, to_ranges
 from rota.handover import Act, State
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import record
@@ -12,6 +12,7 @@ from rota.planner.members import Standing
 from rota.planner.moves import Decision, Draft
 from rota.planner.situation import Situation
 from rota.planner.world import Event
+from rota.records import journal_record
 
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
 SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
@@ -23,6 +24,7 @@ STOPPING = {
     Reason.DOCUMENT_TOO_LARGE,
     Reason.SWITCHED_OFF,
 }
+_REASONS = frozenset(map(str, Reason))  # a later sidecar may have others
 NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
 _LEFT: Mapping[Standing | None, Reason] = {
     Standing.ENDED: Reason.MEMBER_ENDED,
@@ -108,6 +110,7 @@ def foreign(ids: Sequence[str]) -> str:
 def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
     """Return everything that is wrong, worst first."""
     found = [*it.snapshot.problems, *([draft.problem] if draft.problem else [])]
+    found += _troubles(it, {verdict.reason for verdict in found})
     if it.unseen:
         told = f"The broker does not tell of {_names(it.unseen)}; what was assigned stays"
         found.append(Verdict(Reason.NO_VIEW, told))
@@ -122,6 +125,18 @@ def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
         told = f"{len(it.counted)} members share {_count(len(it.queues))}: at least {idle} of them are idle"
         found.append(Verdict(Reason.IDLE_MEMBERS, told))
     return found
+
+
+def _troubles(it: Situation, known: Container[Reason]) -> list[Verdict]:
+    """Return what members say keeps them from working; a reason that we know of ourselves is told once."""
+    told: dict[Reason, list[tuple[str, str]]] = {}
+    for pod in it.snapshot.pods:
+        for reason, sentence in (pod.report.troubles if pod.report and not pod.ended else {}).items():
+            if reason in _REASONS and (found := Reason(reason)) not in known:
+                told.setdefault(found, []).append((pod.name, sentence))
+    return [
+        Verdict(reason, f"{_names([name for name, _ in members])}: {members[0][1]}") for reason, members in told.items()
+    ]
 
 
 def status(it: Situation, draft: Draft, document: Assignment, moving: int, found: Sequence[Verdict]) -> dict[str, Any]:

@@ -351,7 +351,7 @@ class Sidecar:
 
     def report(self) -> FullReport:
         """Return what the member says of itself now."""
-        said = {name: getattr(self._steps.told, name) for name in Report.__struct_fields__}
+        said = {name: getattr(self._steps.told, name) for name in Report.__struct_fields__ if name != "troubles"}
         inflight = sum(reading.window.in_flight for reading in self.readings.values())
         queues = [self._worked(queue, reading) for queue, reading in sorted(self.readings.items())]
         return FullReport(**said, inflight=inflight, queues=queues, troubles=self.health.troubles)

@@ -136,6 +136,11 @@ class Memory:
             found[queue] = Progress(len(log), done, max(done, pulled.get(queue, 0)), consumed)
         return found
 
+    async def committed(self, group: str, queue: Queue) -> int | None:
+        """Return where a group is with a queue, or None where it never was."""
+        await self.reach(queue.broker)
+        return self.offsets[group].get(queue)
+
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""
         await self.reach(broker)

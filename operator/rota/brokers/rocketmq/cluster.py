@@ -10,7 +10,7 @@ from typing import Any
 from rota.brokers import Client as Online
 from rota.brokers import Ends, Progress, Refused, Settings, Unknown
 from rota.brokers.rocketmq import bodies, requests
-from rota.brokers.rocketmq.answers import body, by_queue, good, reason, refusal, side_by_side
+from rota.brokers.rocketmq.answers import body, by_queue, good, number, reason, refusal, side_by_side
 from rota.brokers.rocketmq.client import Client, Site
 from rota.brokers.rocketmq.codes import STORED, Answer
 from rota.model import Queue
@@ -75,6 +75,13 @@ class Cluster:
             queue: Progress(it.broker_offset, it.consumer_offset, it.pull_offset, it.last_timestamp / 1000)
             for queue, it in found.items()
         }
+
+    async def committed(self, group: str, queue: Queue) -> int | None:
+        """Return where a group is with a queue, or None where it never was."""
+        answer = await self._client.ask(queue.broker, requests.committed(group, queue))
+        if answer.code == Answer.QUERY_NOT_FOUND:
+            return None
+        return number(good(f"The offset of {queue}", answer), "offset")
 
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""

@@ -1,0 +1,157 @@
+"""What is known of groups, put into the values that page and command line show."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rota.brokers import Client
+from rota.kube import shown, sums
+from rota.kube.history import NOTHING
+from rota.kube.known import client_id
+from rota.kube.measures import Fact
+from rota.model import RETRY, Holder, Queue
+from rota.planner.record import written
+
+_QUEUE = re.compile(r"([^/]+)/(.+)/(\d{1,6})")
+
+
+def summary(it: Fact) -> shown.Summary:
+    """Return a group in a line."""
+    status, topics = it.status or it.group.written, sums.by_topic(it.group.wish.spec, it.broker, it.lag)
+    conditions = {found["type"]: found for found in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
+    verdicts: dict[str, int] = {}
+    for judged in it.lag.queues.values():
+        if judged.verdict:
+            verdicts[judged.verdict] = verdicts.get(judged.verdict, 0) + 1
+    document = it.group.record.document
+    return shown.Summary(
+        namespace=it.group.namespace,
+        name=it.group.name,
+        ready=ready.get("status") == "True",
+        reason=ready.get("reason", ""),
+        message=ready.get("message", ""),
+        moving=bool(document and document.releasing) or conditions.get("Progressing", {}).get("status") == "True",
+        members=status.get("members", 0),
+        queues=status.get("queues", 0),
+        idle=status.get("idleMembers", 0),
+        unowned=status.get("unownedQueues", 0),
+        generation=document.generation if document else 0,
+        strategy=document.strategy if document else "",
+        lag=sums.total(topics, "Subscribed"),
+        retrying=sums.total(topics, "Retry"),
+        dead=it.lag.dead,
+        delay=sums.delay(topics),
+        estimate=any(topic.estimate for topic in topics.values()),
+        verdicts=verdicts,
+        last_rebalance=next(iter(it.tally.rebalances), None) or _told(status.get("lastRebalance")),
+    )
+
+
+def detail(operator: shown.Operator, it: Fact, clients: Mapping[str, Client]) -> shown.Detail:
+    """Return all that is known of a group."""
+    topics = sums.by_topic(it.group.wish.spec, it.broker, it.lag)
+    spec = it.group.wish.spec
+    conditions = (it.status or it.group.written).get("conditions") or ()
+    return shown.Detail(
+        operator=operator,
+        summary=summary(it),
+        at_broker=(spec.group if spec else None) or it.group.name,
+        conditions=[_condition(found) for found in conditions],
+        members=[*_members(it, clients), *_foreigners(it, clients)],
+        topics=[
+            shown.Topic(name, found.kind, len(found.queues), found.lag, found.delay, found.estimate)
+            for name, found in topics.items()
+        ],
+        queues=_queues(it, topics),
+        rebalances=list(it.tally.rebalances),
+        looked_at=None if it.lag.at is None else written(it.lag.at),
+    )
+
+
+def queue_of(text: str) -> Queue:
+    """Read a queue as people write it."""
+    found = _QUEUE.fullmatch(text)
+    if not found:
+        raise ValueError(f"The queue {text!r} cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3")
+    return Queue(found[1], found[2], int(found[3]))
+
+
+def _told(last: Mapping[str, Any] | None) -> shown.Rebalance | None:
+    """Return a rebalance of which only the status tells."""
+    if not last:
+        return None
+    return shown.Rebalance(last["reason"], "", last["at"], 0, last.get("moved", 0), seconds=last.get("seconds"))
+
+
+def _condition(it: Mapping[str, Any]) -> shown.Condition:
+    since = it.get("lastTransitionTime", "")
+    return shown.Condition(it["type"], it["status"], it["reason"], it.get("message", ""), since)
+
+
+def _members(it: Fact, clients: Mapping[str, Client]) -> list[shown.Member]:
+    shares = it.group.shares
+    document = it.group.record.document
+    everyone = document.everyone if document else None
+    found = []
+    for name, known in sorted(it.group.pods.items()):
+        pod = known.pod
+        mine = shares.get(Holder(name, pod.metadata.uid), ())
+        client = clients.get(client_id(pod))
+        rates = [it.lag.queues.get(queue, NOTHING).worked for queue in mine]
+        found.append(
+            shown.Member(
+                name=name,
+                client_id=client_id(pod),
+                origin="Rota",
+                state=str(it.tally.plan.standings.get(name, "Ready" if pod.ready else "Joining")),
+                address=pod.status.pod_ip or "",
+                version=client.version if client else "",
+                language=client.language if client else "",
+                queues=len(mine) if everyone is None else len(everyone),
+                generation=known.heard.report.generation if known.heard else None,
+                rate=None if None in rates else sum(rate for rate in rates if rate is not None),
+                troubles=[*known.heard.report.troubles.values()] if known.heard else [],
+            )
+        )
+    return found
+
+
+def _foreigners(it: Fact, clients: Mapping[str, Client]) -> list[shown.Member]:
+    found = []
+    for name in it.broker.foreigners or ():
+        client = clients.get(name) or Client(name, "")
+        found.append(shown.Member(name, name, "Foreign", "Foreign", client.address, client.version, client.language))
+    return found
+
+
+def _queues(it: Fact, topics: Mapping[str, sums.TopicLag]) -> list[shown.Queue]:
+    document = it.group.record.document
+    owners = {queue: holder.name for holder, queues in it.group.shares.items() for queue in queues}
+    releasing = document.releasing if document else {}
+    forced = document.forced if document else {}
+    seen = {queue for topic in topics.values() for queue in topic.queues}
+    found = []
+    for queue in sorted(seen | owners.keys() | releasing.keys()):
+        release, judged = releasing.get(queue), it.lag.queues.get(queue, NOTHING)
+        topic = topics.get(queue.topic)
+        found.append(
+            shown.Queue(
+                topic=queue.topic,
+                broker=queue.broker,
+                id=queue.id,
+                kind="Retry" if queue.topic.startswith(RETRY) else "Subscribed",
+                state="Releasing" if release else "Owned" if queue in owners else "Free",
+                owner=release.holder.name if release else owners.get(queue),
+                to=release.to if release else None,
+                forced=queue in forced,
+                first=judged.first,
+                last=judged.last,
+                committed=judged.committed,
+                lag=judged.lag,
+                delay=judged.delay,
+                verdict=str(judged.verdict) if judged.verdict else None,
+                estimate=bool(topic and topic.estimate),
+            )
+        )
+    return found

@@ -1,0 +1,227 @@
+"""The web page that shows groups, the JSON that it is drawn from, and word of what has changed; all of it read-only."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from rota.kube import shown
+
+GAP = 0.2  # seconds between two events on a connection: whatever changes meanwhile comes together
+KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
+PATIENCE = 60.0  # for somebody who reads nothing of what is said
+MOST_LISTENERS = 64
+TICK = 1.0  # how soon it is seen that a silent listener has gone
+BIG = 4096  # bytes: a longer answer is packed
+
+WEB = Path(__file__).parent / "web"
+TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
+
+_SAFE = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+_FILE = {**_SAFE, "cache-control": "no-cache"}  # kept, and asked for anew: another version may answer tomorrow
+_ANSWER = {**_SAFE, "cache-control": "no-store"}
+
+Name = tuple[str, str]  # a group's namespace and name
+
+
+class Showing(Protocol):
+    """Where the answers come from."""
+
+    def groups(self) -> shown.Groups:
+        """Return every group in a line."""
+
+    def group(self, namespace: str, name: str) -> shown.Detail | None:
+        """Return everything about a group; None if there is none."""
+
+    def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
+        """Say why queues have their owners; None if there is no such group, ValueError if no such queue."""
+
+
+class Listener:
+    """Somebody who wants to know which groups changed: all of them, or one."""
+
+    def __init__(self, only: Name | None) -> None:
+        """Have heard nothing yet."""
+        self._only = only
+        self._news: set[Name] = set()
+        self._awake = asyncio.Event()
+
+    def tell(self, groups: tuple[Name, ...]) -> None:
+        """Note what changed; of no group: the operator itself."""
+        mine = [it for it in groups if self._only in {None, it}]
+        if mine or not groups:
+            self._news.update(mine)
+            self._awake.set()
+
+    async def news(self) -> list[Name]:
+        """Wait until something changed, and return of which groups."""
+        await self._awake.wait()
+        self._awake.clear()
+        news, self._news = sorted(self._news), set()
+        return news
+
+
+class Hub:
+    """Who is told what changed."""
+
+    def __init__(self) -> None:
+        """Know nobody."""
+        self._listeners: set[Listener] = set()
+        self.closed = False
+
+    def tell(self, *groups: Name) -> None:
+        """Say that these groups changed; without any, that the operator did (whether it leads)."""
+        for listener in self._listeners:
+            listener.tell(groups)
+
+    def refuses(self) -> str:
+        """Say why nobody more can listen, if so."""
+        if self.closed:
+            return "This operator is ending; ask again"
+        if len(self._listeners) >= MOST_LISTENERS:
+            return f"{MOST_LISTENERS} listen for changes already; close a page, or ask again later"
+        return ""
+
+    @contextmanager
+    def listening(self, only: Name | None = None) -> Iterator[Listener]:
+        """Tell somebody what changes from now on."""
+        listener = Listener(only)
+        self._listeners.add(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+
+    async def close(self, _: web.Application | None = None) -> None:
+        """Let everybody go; for `on_shutdown` of an application."""
+        self.closed = True
+        self.tell()
+
+
+def routes(showing: Showing, hub: Hub) -> list[web.RouteDef]:
+    """Return the routes of the page."""
+    site = _Site(showing, hub)
+    return [
+        web.get("/", site.page),
+        web.get("/web/{file}", site.file),
+        web.get("/v1/groups", site.groups),
+        web.get("/v1/groups/{namespace}/{name}", site.group),
+        web.get("/v1/groups/{namespace}/{name}/why", site.why),
+        web.get("/v1/events", site.events, allow_head=False),
+    ]
+
+
+class _Site:
+    def __init__(self, showing: Showing, hub: Hub) -> None:
+        self._showing, self._hub = showing, hub
+        self._files = {path.name: path.read_bytes() for path in WEB.iterdir()}  # nothing else can be asked for
+
+    async def page(self, asked: web.Request) -> web.StreamResponse:
+        return self._file(asked, "index.html")
+
+    async def file(self, asked: web.Request) -> web.StreamResponse:
+        return self._file(asked, asked.match_info["file"])
+
+    def _file(self, asked: web.Request, name: str) -> web.StreamResponse:
+        content = self._files.get(name)
+        if content is None:
+            return _refusal(404, "There is no such file")
+        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'  # files in images may all be of the same date
+        headers = {**_FILE, "etag": tag, "content-type": TYPES[Path(name).suffix]}
+        if tag in asked.headers.get("if-none-match", ""):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=content, headers=headers)
+
+    async def groups(self, _: web.Request) -> web.StreamResponse:
+        return _answer(self._showing.groups())
+
+    async def group(self, asked: web.Request) -> web.StreamResponse:
+        namespace, name = _named(asked)
+        detail = self._showing.group(namespace, name)
+        return _answer(detail) if detail else _unknown(namespace, name)
+
+    async def why(self, asked: web.Request) -> web.StreamResponse:
+        namespace, name = _named(asked)
+        try:
+            reasons = self._showing.why(namespace, name, asked.query.get("queue"))
+        except ValueError as error:
+            return _refusal(400, str(error))
+        return _answer(reasons) if reasons else _unknown(namespace, name)
+
+    async def events(self, asked: web.Request) -> web.StreamResponse:
+        only = asked.query.get("group")
+        namespace, _, name = (only or "").partition("/")
+        if only is not None and not (namespace and name):
+            return _refusal(400, f"group is NAMESPACE/NAME, not {only!r}")
+        if why := self._hub.refuses():
+            return _refusal(503, why)
+        stream = web.StreamResponse(headers={**_ANSWER, "content-type": "text/event-stream"})
+        with self._hub.listening((namespace, name) if only else None) as listener, suppress(ConnectionError):
+            await stream.prepare(asked)
+            await self._follow(asked, stream, listener)
+        return stream
+
+    async def _follow(self, asked: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
+        """Say what changes, until nobody is there to hear it."""
+        loop = asyncio.get_running_loop()
+        word, said = b": here\n\n", loop.time()
+        while not self._hub.closed and asked.transport and not asked.transport.is_closing():
+            if word or loop.time() - said >= KEEP_ALIVE:
+                if not await _written(stream, word or b": still here\n\n"):
+                    asked.transport.abort()
+                    return
+                said = loop.time()
+            if word:
+                await asyncio.sleep(GAP)
+            word = await _word(listener)
+
+
+async def _written(stream: web.StreamResponse, word: bytes) -> bool:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await stream.write(word)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _word(listener: Listener) -> bytes:
+    """Return what is to be said now, if anything is."""
+    try:
+        async with asyncio.timeout(TICK):
+            news = await listener.news()
+    except TimeoutError:
+        return b""
+    told = msgspec.json.encode({"groups": [f"{namespace}/{name}" for namespace, name in news]})
+    return b"event: changed\ndata: %s\n\n" % told
+
+
+def _named(asked: web.Request) -> Name:
+    return asked.match_info["namespace"], asked.match_info["name"]
+
+
+def _answer(value: Any) -> web.Response:
+    body = msgspec.json.encode(value)
+    told = web.Response(body=body, content_type="application/json", headers=_ANSWER)
+    if len(body) > BIG:
+        told.enable_compression()
+    return told
+
+
+def _unknown(namespace: str, name: str) -> web.Response:
+    return _refusal(404, f"There is no group {namespace}/{name}, or it is not looked after")
+
+
+def _refusal(status: int, sentence: str) -> web.Response:
+    body = msgspec.json.encode({"error": sentence})
+    return web.Response(status=status, body=body, content_type="application/json", headers=_ANSWER)

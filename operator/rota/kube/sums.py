@@ -1,0 +1,68 @@
+"""A group's lag, topic by topic: what its queues come to, and what of that is only an estimate."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rota.kube.group import AtBroker
+from rota.kube.history import NOTHING, Judged
+from rota.kube.lags import Lag
+from rota.kube.shown import Kind
+from rota.model import RETRY, Queue
+from rota.spec import GroupSpec, Subscription
+
+
+class TopicLag(NamedTuple):
+    """How far a group is behind on a topic; None: not known."""
+
+    kind: Kind
+    queues: tuple[Queue, ...]
+    lag: int | None
+    delay: float | None
+    estimate: bool  # a filter passes over some of what is counted
+
+
+def by_topic(spec: GroupSpec | None, broker: AtBroker, lag: Lag) -> dict[str, TopicLag]:
+    """Add up what is known; where one queue is not known, neither is its topic."""
+    filtered = {it.topic for it in spec.subscriptions if _filters(it)} if spec else set()
+    found: dict[str, TopicLag] = {}
+    for topic, view in broker.views.items():
+        queues = view.queues if view else ()
+        retry = topic.startswith(RETRY)
+        if retry and not queues:
+            continue  # nothing was ever to be tried again
+        each = [lag.queues.get(queue, NOTHING) for queue in queues]
+        behind = _sum(it.lag for it in each) if queues else None
+        found[topic] = TopicLag("Retry" if retry else "Subscribed", queues, behind, _longest(each), topic in filtered)
+    return found
+
+
+def total(topics: Mapping[str, TopicLag], kind: Kind) -> int | None:
+    """Return the lag of all topics of a kind, if that of each is known."""
+    of_kind = [it.lag for it in topics.values() if it.kind == kind]
+    return _sum(of_kind) if of_kind else None
+
+
+def delay(topics: Mapping[str, TopicLag]) -> float | None:
+    """Return for how long the oldest message has waited that is left of what is subscribed to."""
+    found = [it.delay for it in topics.values() if it.kind == "Subscribed"]
+    return max((it for it in found if it is not None), default=None) if None not in found else None
+
+
+def two_digits(lag: int | None) -> int | None:
+    """Round what people read in a list: a figure that changes all the time would be written all the time."""
+    return lag if lag is None else int(float(f"{lag:.1e}"))
+
+
+def _sum(lags: Iterable[int | None]) -> int | None:
+    known = list(lags)
+    return None if None in known else sum(it for it in known if it is not None)
+
+
+def _longest(each: list[Judged]) -> float | None:
+    if not each or any(it.delay is None for it in each):
+        return None
+    return max(it.delay or 0.0 for it in each)
+
+
+def _filters(it: Subscription) -> bool:
+    return it.type != "Tag" or it.expression.strip() != "*"

@@ -1,0 +1,60 @@
+// Drawing: values from outside become text, never markup, and what has not changed is not touched.
+
+export const at = (id) => document.getElementById(id);
+
+export function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function element(tag, text = "", className = "") {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+// One child an item, in their order; the child of a key stays the same, so that it keeps the focus.
+export function keep(parent, items, key, make, fill) {
+  const before = parent.kept ?? new Map();
+  const kept = new Map();
+  for (const item of items) {
+    const child = before.get(key(item)) ?? make(item);
+    kept.set(key(item), child);
+    fill(child, item);
+  }
+  for (const [name, child] of before) if (!kept.has(name)) child.remove();
+  let next = parent.firstElementChild;
+  const fresh = document.createDocumentFragment();
+  for (const child of kept.values()) {
+    if (child === next) next = next.nextElementSibling;
+    else if (next) parent.insertBefore(child, next);
+    else fresh.append(child);
+  }
+  parent.append(fresh);
+  parent.kept = kept;
+}
+
+// A table's rows; a column is a function of an item that returns a text, or [text, small print], or a node's filler.
+export function rows(body, items, key, columns) {
+  const make = () => {
+    const row = element("tr");
+    columns.forEach(({ className }, number) => {
+      const cell = element(number ? "td" : "th", "", className ?? "");
+      if (!number) cell.scope = "row";
+      row.append(cell);
+    });
+    return row;
+  };
+  const fill = (row, item) => columns.forEach(({ show }, number) => write(row.cells[number], show(item)));
+  keep(body, items, key, make, fill);
+}
+
+function write(cell, told) {
+  if (typeof told === "function") return told(cell);
+  const [text, small = ""] = Array.isArray(told) ? told : [told];
+  if (cell.told === `${text}\n${small}`) return undefined;
+  cell.told = `${text}\n${small}`;
+  cell.textContent = text;
+  if (small) cell.append(element("small", small));
+  return undefined;
+}

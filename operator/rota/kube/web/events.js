@@ -1,0 +1,40 @@
+// Asking the operator, and hearing from it what has changed. Paths are relative: a proxy may have put some before them.
+
+const SILENT = 40_000; // milliseconds: it says at least every 15 s that it is still there
+
+async function answered(path, signal) {
+  const answer = await fetch(path, { signal, cache: "no-store" });
+  if (answer.ok) return answer;
+  const { error } = await answer.json().catch(() => ({}));
+  throw Object.assign(new Error(error ?? `${answer.status} ${answer.statusText}`), { status: answer.status });
+}
+
+export const ask = async (path, signal) => (await answered(path, signal)).json();
+
+// Listens until the connection ends, and throws why. EventSource would hide both a refusal and a silence.
+export async function listen(path, signal, { heard, changed }) {
+  const ending = new AbortController();
+  const end = () => ending.abort();
+  signal.addEventListener("abort", end);
+  let silence = setTimeout(end, SILENT);
+  try {
+    const answer = await answered(path, ending.signal);
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = ""; ; ) {
+      const { value, done } = await reader.read();
+      if (done) throw new Error("the operator closed the connection");
+      clearTimeout(silence);
+      silence = setTimeout(end, SILENT);
+      heard();
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      if (events.some((it) => it.startsWith("event: changed"))) changed();
+    }
+  } catch (error) {
+    throw ending.signal.aborted && !signal.aborted ? new Error("the operator says nothing any more") : error;
+  } finally {
+    clearTimeout(silence);
+    end();
+    signal.removeEventListener("abort", end);
+  }
+}

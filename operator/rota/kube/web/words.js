@@ -1,0 +1,38 @@
+// How values are said to people. What nobody knows is "unknown", and never 0.
+
+const NUMBERS = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+
+export const count = (value) => (value == null ? "unknown" : NUMBERS.format(value));
+
+// A filter may pass over some of what lies there.
+export const lag = ({ lag: value, estimate }) => (value != null && estimate ? `at most ${count(value)}` : count(value));
+
+export function duration(seconds) {
+  if (seconds == null) return "unknown";
+  if (seconds < 60) return `${NUMBERS.format(seconds)} s`;
+  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor((seconds % 3600) / 60)];
+  return hours ? `${count(hours)} h ${minutes} min` : `${minutes} min ${Math.floor(seconds % 60)} s`;
+}
+
+export function time(at) {
+  const read = new Date(at);
+  return Number.isNaN(read.getTime()) ? String(at) : read.toLocaleString("sv"); // as in 2026-11-21 08:00:00
+}
+
+export const queueName = ({ topic, broker, id }) => `${topic}/${broker}/${id}`;
+
+function works({ state, owner, to }) {
+  const next = to == null ? "" : `, next ${to}`;
+  if (state === "Free") return `free${next}`;
+  return `${state === "Releasing" ? "being released by" : "owned by"} ${owner ?? "unknown"}${next}`;
+}
+
+export function queue(it) {
+  const forced = it.forced ? ", taken by force" : "";
+  return `${queueName(it)}: ${works(it)}${forced}, lag ${lag(it)}, ${it.verdict ?? "verdict unknown"}`;
+}
+
+export function verdicts(counts) {
+  const known = Object.entries(counts ?? {}).filter(([, number]) => number);
+  return known.map(([verdict, number]) => `${verdict} ${count(number)}`).join(", ") || "unknown";
+}

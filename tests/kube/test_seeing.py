@@ -1,0 +1,160 @@
+"""What the operator shows of groups: lag, metrics, who owns what and why; on a real API server."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from kube.world import World, billing, two_members
+from rota.brokers.memory import BROKER, Memory
+from rota.kube import hearing, lags
+from rota.kube.shown import Detail
+from rota.model import Queue
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+Labels = dict[str, str]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look more often than usual."""
+    monkeypatch.setattr(lags, "LAG_SECONDS", 0.1)
+    monkeypatch.setattr(hearing, "EVERY_SECONDS", 1.0)
+
+
+class Series(NamedTuple):
+    """One line of what is scraped."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+def series(text: str) -> Iterator[Series]:
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            head, _, value = line.rpartition(" ")
+            name, _, labels = head.partition("{")
+            pairs = (it.split("=", 1) for it in labels.rstrip("}").split(",") if it)
+            yield Series(name, {key: told.strip('"') for key, told in pairs}, float(value))
+
+
+async def scraped(world: World, name: str, **labels: str) -> list[float]:
+    """Return the values of one metric of the world's group, as they are scraped now."""
+    found = series(await world.operator.measures.text(world.operator.sight))
+    wanted = {"namespace": world.namespace, "group": world.fleet.group, **labels}
+    return [it.value for it in found if it.name == name and wanted.items() <= it.labels.items()]
+
+
+def shown(world: World) -> Detail:
+    found = world.operator.sight.group(world.namespace, world.fleet.group)
+    assert found
+    return found
+
+
+async def sends(memory: Memory, queue: int, count: int) -> None:
+    for _ in range(count):
+        await memory.send("orders", b"it", queue=Queue("orders", BROKER, queue))
+
+
+async def test_lag_is_told_by_queue_with_its_member_by_topic_and_in_the_status(world: World, memory: Memory) -> None:
+    await two_members(world)
+    await sends(memory, 0, 120)
+    await sends(memory, 1, 3)
+    memory.offsets["orders"] |= {Queue("orders", BROKER, number): 0 for number in range(8)}
+
+    async def told() -> bool:
+        return await scraped(world, "rota_group_lag", topic="orders") == [123]
+
+    await world.soon(told)
+    owner = world.fleet.as_value()[f"orders/{BROKER}/0"]
+    assert await scraped(world, "rota_queue_lag", queue="0", member=owner) == [120]
+    found = shown(world)
+    assert (found.summary.lag, found.summary.estimate) == (123, False)
+    assert [it.lag for it in found.queues if it.topic == "orders"] == [120, 3, 0, 0, 0, 0, 0, 0]
+
+    async def written() -> bool:
+        return (await world.status()).get("lag") == 120  # to two digits
+
+    await world.soon(written)
+
+
+async def test_a_rebalance_is_counted_and_shown_with_its_reason(world: World) -> None:
+    await two_members(world)
+    await world.fleet.add("orders-c")
+    await world.until(2, 3, 3)
+
+    async def counted() -> bool:
+        return sum(await scraped(world, "rota_rebalances_total", reason="MemberJoined", outcome="Settled")) >= 1
+
+    await world.soon(counted)
+    found = shown(world).rebalances[0]
+    assert found.reason == "MemberJoined"
+    assert "orders-c" in found.message
+    assert [found.moved] == await scraped(world, "rota_queues_moved_total")
+    assert found.seconds is not None
+    assert found.longest is not None
+    assert await scraped(world, "rota_queues_moved_total") >= [2]
+    assert await scraped(world, "rota_handover_duration_seconds_count") == await scraped(
+        world, "rota_queues_moved_total"
+    )
+    assert await scraped(world, "rota_members", state="Ready") == [3]
+    assert await scraped(world, "rota_imbalance_ratio", by="queues") == [pytest.approx(3 / (8 / 3))]
+
+
+async def test_nothing_is_left_of_a_group_that_is_deleted(world: World, memory: Memory) -> None:
+    await memory.create_topic("bills", BROKER, 6)
+    await two_members(world)
+    async with billing(world) as other:
+        assert await scraped(other, "rota_generation")
+        await world.api.delete(other.path)
+
+        async def gone() -> bool:
+            text = await world.operator.measures.text(world.operator.sight)
+            return "billing" not in text
+
+        await world.soon(gone)
+    assert await scraped(world, "rota_generation")
+
+
+async def test_who_stands_by_shows_nothing_about_groups(world: World) -> None:
+    await two_members(world)
+    world.operator.brain.lead(leads=False)
+    text = await world.operator.measures.text(world.operator.sight)
+    assert not [it for it in series(text) if "group" in it.labels]
+    assert "rota_leader 0" in text.splitlines()
+    assert shown(world).operator.leads is False
+    assert {it.owner for it in shown(world).queues} == {"orders-a", "orders-b"}
+
+
+async def test_why_a_queue_has_its_owner_is_told(world: World) -> None:
+    await two_members(world)
+    found = world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/0")
+    assert found
+    assert [it.owner for it in found.queues] == ["orders-a"]
+    assert "orders-a" in found.queues[0].why
+    examples = world.operator.sight.why(world.namespace, "orders", None)
+    assert examples
+    assert {it.owner for it in examples.queues} == {"orders-a", "orders-b"}
+    with pytest.raises(ValueError, match="TOPIC/BROKER/ID"):
+        world.operator.sight.why(world.namespace, "orders", "orders-0")
+    with pytest.raises(ValueError, match="no queue orders/memory/9"):
+        world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/9")
+    assert world.operator.sight.why(world.namespace, "nobody", None) is None
+
+
+async def test_what_troubles_a_member_is_a_condition_though_nothing_is_awaited_of_it(world: World) -> None:
+    await two_members(world)
+    await world.soon(world.at_rest)
+    brain = world.operator.brain
+    hears = asyncio.create_task(hearing.hear_all(lambda: brain.groups, world.operator.reports, brain.wake))
+    said = "The app answers 404 to POST /; correct spec.delivery.push.path"
+    world.fleet.members["orders-a"].troubles = {"AppPathNotFound": said}
+    assert (await world.condition("AppPathNotFound"))["message"] == f"orders-a: {said}"
+    assert (await world.condition("Degraded"))["reason"] == "AppPathNotFound"
+    assert await scraped(world, "rota_group_problem", reason="AppPathNotFound") == [1]
+    world.fleet.members["orders-a"].troubles = {}
+    await world.well("AppPathNotFound")
+    hears.cancel()

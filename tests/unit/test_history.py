@@ -1,0 +1,111 @@
+"""What was seen of queues over time, kept in columns: it says what the looks themselves say."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.kube.history import LOOKS, OLDER, OLDER_SECONDS, History, Judged, Seen
+from rota.lag import Judgement, Look, delay, judge
+from rota.spec import StartFrom
+
+LATEST, EARLIEST = StartFrom(), StartFrom(position="Earliest")
+ALL = frozenset(range(10))
+
+
+class One(NamedTuple):
+    """A look at several queues."""
+
+    at: float
+    found: Mapping[int, Seen]
+    worked: frozenset[int] = ALL
+
+
+def seen(*looks: One) -> History:
+    history = History()
+    for look in looks:
+        history.see(*look)
+    return history
+
+
+def test_nothing_was_seen() -> None:
+    assert seen().judged(LATEST) == {}
+    assert seen(One(0, {})).judged(LATEST) == {}
+
+
+def test_one_look_tells_the_lag_and_nothing_else() -> None:
+    assert seen(One(0, {3: Seen(0, 10, 4)})).judged(LATEST) == {3: Judged(0, 10, 4, 6)}
+
+
+def test_a_queue_at_its_end_keeps_up() -> None:
+    found = seen(One(0, {0: Seen(0, 10, 10)}), One(10, {0: Seen(0, 30, 30)})).judged(LATEST)
+    assert found == {0: Judged(0, 30, 30, 0, 0.0, Judgement.KEEPING_UP, 2.0, 2.0)}
+
+
+def test_a_queue_that_could_not_be_asked_is_not_known_but_where_it_ends() -> None:
+    found = seen(One(0, {0: Seen(0, 10, 4)}), One(15, {0: Seen(0, 10, None, asked=False)})).judged(LATEST)
+    assert found == {0: Judged(0, 10, rate=0.0)}
+
+
+def test_an_offset_above_the_end_is_no_lag() -> None:
+    found = seen(One(0, {0: Seen(0, 10, 10)}), One(15, {0: Seen(0, 3, 10)})).judged(LATEST)
+    assert (found[0].committed, found[0].lag, found[0].delay) == (10, None, None)
+
+
+def test_queues_come_and_go_and_what_is_known_of_the_others_stays() -> None:
+    behind = Seen(0, 10, 4)
+    history = seen(One(0, {0: behind, 1: behind}), One(15, {0: behind, 1: behind}), One(30, {1: behind, 2: behind}))
+    found = history.judged(LATEST)
+    assert [*found] == [1, 2]
+    assert (found[1].verdict, found[2].verdict) == (Judgement.STALLED, None)
+    assert (found[1].rate, found[2].rate) == (0.0, None)
+
+
+def test_a_queue_that_went_and_came_again_is_a_new_one() -> None:
+    history = seen(One(0, {0: Seen(0, 90, 90)}), One(15, {}), One(30, {0: Seen(0, 9, 9)}))
+    assert history.judged(LATEST)[0].verdict is None
+
+
+def test_a_message_that_came_long_ago_is_still_known_to_have_come_then() -> None:
+    looks = [One(15.0 * place, {0: Seen(0, 10 if place < 4 else 20, 10)}) for place in range(200)]
+    waited = seen(*looks).judged(LATEST)[0].delay
+    assert waited == pytest.approx(15 * (199 - 4), abs=OLDER_SECONDS)
+
+
+def test_only_so_much_is_kept() -> None:
+    history = seen(*(One(15.0 * place, {0: Seen(0, 1, 0)}) for place in range(2000)))
+    oldest = 15.0 * (LOOKS + 1) + OLDER_SECONDS * (OLDER + 1)
+    waited = history.judged(LATEST)[0].delay
+    assert waited is not None
+    assert OLDER_SECONDS * (OLDER - 1) <= waited <= oldest
+
+
+offsets = st.integers(0, 6)
+rows = st.builds(Seen, st.just(0), offsets, st.none() | offsets, st.booleans())
+histories = st.lists(st.tuples(st.dictionaries(st.integers(0, 2), rows), st.frozensets(st.integers(0, 2))), max_size=9)
+
+
+@given(histories, st.sampled_from([LATEST, EARLIEST]))
+def test_it_says_what_the_looks_say(
+    told: Sequence[tuple[Mapping[int, Seen], frozenset[int]]], begins: StartFrom
+) -> None:
+    history = History()
+    kept: dict[int, list[Look]] = {}
+    for place, (found, worked) in enumerate(told):
+        at = 15.0 * place
+        history.see(at, found, worked)
+        kept = {number: kept.get(number, []) for number in found}
+        for number, it in found.items():
+            if it.asked:
+                kept[number].append(Look(at, it.first, it.last, it.committed, number in worked))
+    judged = history.judged(begins)
+    assert {*judged} == {*kept}
+    for number, looks in kept.items():
+        if looks and looks[-1].at == 15.0 * (len(told) - 1):
+            assert judged[number].verdict == judge(looks, begins)
+            assert judged[number].lag == looks[-1].behind(begins)
+            assert judged[number].delay == (None if (there := delay(looks, begins)) is None else pytest.approx(there))
+        else:
+            assert judged[number][2:6] == (None, None, None, None)

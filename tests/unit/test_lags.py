@@ -1,0 +1,298 @@
+"""How far groups are behind, read from brokers in memory: what is told, and what is not known."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from ground.poll import soon
+from rota.brokers import Membership, Progress
+from rota.brokers.memory import Memory, MemoryConsumer
+from rota.kube import lags
+from rota.kube.history import NOTHING, Judged
+from rota.kube.lags import Lag, Lags
+from rota.kube.views import Interest, Views
+from rota.lag import Judgement
+from rota.model import RETRY, Queue
+from rota.spec import StartFrom, Subscription
+
+KEY = ("shop", "orders")
+A, B = "broker-a", "broker-b"
+AT_A, AT_B = Queue("orders", A, 0), Queue("orders", B, 0)
+RETRIED = Queue(RETRY + "orders", A, 0)
+
+
+class Slow(Memory):
+    """A cluster of which some brokers do not answer for as long as that is wanted, and others change meanwhile."""
+
+    def __init__(self, brokers: Collection[str]) -> None:
+        super().__init__(tuple(brokers))
+        self.silent: set[str] = set()
+        self.freed = asyncio.Event()
+        self.between: list[Queue] = []  # sent to after a group's progress was told
+        self.asked = 0
+
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+        while broker in self.silent:
+            await self.freed.wait()
+        told = await super().progress(group, broker, topics)
+        for queue in self.between:
+            await self.send(queue.topic, b"new", queue=queue)
+            self.offsets[group][queue] = len(await self.log(queue))
+        return told
+
+    async def committed(self, group: str, queue: Queue) -> int | None:
+        self.asked += 1
+        return await super().committed(group, queue)
+
+
+@dataclass
+class Cluster:
+    """Brokers in memory, a group that reads from them, and what is known of it."""
+
+    memory: Slow
+    views: Views
+    lags: Lags
+    worked: set[Queue] = field(default_factory=set)
+
+    async def sends(self, queue: Queue, count: int) -> None:
+        for _ in range(count):
+            await self.memory.send(queue.topic, b"it", queue=queue)
+
+    def commits(self, queue: Queue, offset: int) -> None:
+        self.memory.offsets["orders"][queue] = offset
+
+    @property
+    def lag(self) -> Lag:
+        return self.lags.of(KEY)
+
+    async def tells(self, queue: Queue, lag: int | None) -> Judged:
+        """Wait until that is told of a queue."""
+
+        async def told() -> Judged | None:
+            found = self.lag.queues.get(queue)
+            return found if found and found.lag == lag else None
+
+        found = await soon(told, 30)
+        assert found
+        return found
+
+    async def looks(self, broker: str = A, times: int = 1) -> None:
+        """Wait until one broker was looked at again."""
+        known = self.lags._known[broker]
+        wanted = known.looks + times
+
+        async def looked() -> bool:
+            return known.looks >= wanted
+
+        await soon(looked, 30)
+
+
+@asynccontextmanager
+async def a_cluster(*brokers: str, begins: StartFrom = StartFrom()) -> AsyncIterator[Cluster]:  # noqa: B008 - a value
+    memory = Slow(brokers or (A,))
+    for broker in brokers or (A,):
+        await memory.create_topic("orders", broker, 1)
+    views = Views(memory, lambda _: None)
+    worked: set[Queue] = set()
+    known = Lags(memory, views, lambda _: worked)
+    known.seconds = 0.01
+    views.want(KEY, Interest("orders", ("orders",), broadcasting=False, begins=begins))
+    await views.look(KEY)
+    running = asyncio.create_task(known.run())
+    try:
+        yield Cluster(memory, views, known, worked)
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_it_is_told_queue_by_queue() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_A, 5)
+        await it.sends(AT_B, 3)
+        it.commits(AT_A, 2)
+        it.commits(AT_B, 3)
+        assert (await it.tells(AT_A, 3))[:3] == (0, 5, 2)
+        assert (await it.tells(AT_B, 0))[:3] == (0, 3, 3)
+        assert it.lag.at is not None
+
+
+async def test_a_group_without_anybody_online_is_told_of_too() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        assert not it.memory.members["orders"]
+        await it.tells(AT_A, 4)
+
+
+async def test_what_was_never_committed_is_no_lag_of_a_group_that_begins_at_the_end() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        assert (await it.tells(AT_A, 0)).committed is None
+        await it.looks(times=3)
+        assert it.lag.queues[AT_A].lag == 0
+
+
+async def test_it_is_all_that_lies_there_for_one_that_begins_at_the_oldest() -> None:
+    async with a_cluster(begins=StartFrom(position="Earliest")) as it:
+        await it.sends(AT_A, 5)
+        it.memory.firsts[AT_A] = 2
+        assert (await it.tells(AT_A, 3)).committed is None
+
+
+async def test_it_is_not_known_for_one_that_begins_at_a_time() -> None:
+    async with a_cluster(begins=StartFrom(position="Timestamp")) as it:
+        await it.sends(AT_A, 5)
+        await it.tells(AT_A, None)
+
+
+async def test_who_stands_at_the_beginning_is_behind_by_all_of_it() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 0)
+        assert (await it.tells(AT_A, 5)).committed == 0
+
+
+async def test_a_queue_that_statistics_leave_out_is_asked_for() -> None:
+    """While somebody is online who reads other topics, a broker's statistics are silent about this one."""
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 2)
+        await it.memory.create_topic("others", A, 1)
+        wanted = [Subscription(topic="others")]
+        other = MemoryConsumer(it.memory, Membership(group="orders", client_id="foreign", subscriptions=wanted))
+        await other.join()
+        await it.looks(times=2)
+        assert it.lag.queues[AT_A].lag == 3
+
+
+async def test_a_group_that_was_nowhere_is_not_asked_about_each_time() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        await it.looks(times=40)
+        assert it.memory.asked < 20
+
+
+async def test_an_answer_that_is_older_than_the_other_makes_no_negative_lag() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 5)
+        it.memory.between = [AT_A]
+        for _ in range(20):
+            await it.looks()
+            lag = it.lag.queues[AT_A].lag
+            assert lag is not None
+            assert lag >= 0
+
+
+async def test_an_offset_above_the_end_is_not_known() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 7)
+        assert (await it.tells(AT_A, None)).committed == 7
+
+
+async def test_a_broker_that_is_away_is_not_known_and_the_other_is() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_A, 5)
+        await it.sends(AT_B, 5)
+        it.commits(AT_A, 1)
+        it.commits(AT_B, 1)
+        await it.tells(AT_A, 4)
+        it.memory.down(A)
+        assert await it.tells(AT_A, None) == NOTHING
+        it.commits(AT_B, 2)
+        await it.tells(AT_B, 3)
+        it.memory.up(A)
+        await it.tells(AT_A, 4)
+
+
+async def test_a_slow_broker_delays_no_other() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_B, 5)
+        it.commits(AT_B, 1)
+        it.memory.silent.add(A)
+        await it.tells(AT_B, 4)
+        it.commits(AT_B, 4)
+        await it.tells(AT_B, 1)
+        it.memory.silent.clear()
+        it.memory.freed.set()
+        await it.tells(AT_A, 0)
+
+
+async def test_retries_count_from_the_oldest_and_dead_letters_are_counted() -> None:
+    async with a_cluster() as it:
+        it.memory.make(RETRIED.topic, A, 1)
+        it.memory.make(lags.DEAD + "orders", A, 1)
+        await it.sends(RETRIED, 2)
+        await it.sends(Queue(lags.DEAD + "orders", A, 0), 3)
+        await it.views.look(KEY)
+        await it.tells(RETRIED, 2)
+
+        async def counted() -> bool:
+            return it.lag.dead == 3
+
+        await soon(counted, 30)
+
+
+async def test_a_queue_count_that_shrinks_leaves_nothing_behind() -> None:
+    async with a_cluster() as it:
+        await it.tells(AT_A, 0)
+        await it.memory.delete_topic("orders")
+
+        async def gone() -> bool:
+            return AT_A not in it.lag.queues
+
+        await soon(gone, 30)
+
+
+async def test_what_nobody_works_has_stopped_and_what_somebody_has_stalls() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+
+        async def judged(verdict: Judgement) -> None:
+            async def told() -> bool:
+                return AT_A in it.lag.queues and it.lag.queues[AT_A].verdict is verdict
+
+            await soon(told, 30)
+
+        await judged(Judgement.STOPPED)
+        it.worked.add(AT_A)
+        await judged(Judgement.STALLED)
+
+
+async def test_a_broadcasting_group_has_no_offsets_at_brokers() -> None:
+    async with a_cluster() as it:
+        it.views.want(("shop", "all"), Interest("all", ("orders",), broadcasting=True))
+        await it.tells(AT_A, 0)
+        await it.looks(times=2)
+        assert it.lags.of(("shop", "all")) == Lag({})
+
+
+class Away(Memory):
+    """A broker that only its name server knows."""
+
+    asked = 0
+
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+        self.asked += 1
+        self.down(broker)
+        return await super().progress(group, broker, topics)
+
+
+async def test_a_broker_that_answers_nothing_is_not_asked_a_thousand_times() -> None:
+    memory = Away((A,))
+    await memory.create_topic("orders", A, 1)
+    views = Views(memory, lambda _: None)
+    for number in range(1000):
+        views.want(("shop", str(number)), Interest(str(number), ("orders",), broadcasting=False))
+    await views.look(("shop", "0"))
+    looked = asyncio.Event()
+    known = Lags(memory, views, lambda _: (), lambda _: looked.set())
+    running = asyncio.create_task(known.run())
+    await looked.wait()
+    running.cancel()
+    assert memory.asked <= 2 * lags.AT_ONCE

@@ -1,0 +1,166 @@
+"""The journal's records: what the planner tells is read back, what is torn is not, and the page has all there is."""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+import pytest
+
+from builders import LONG, NOW, a_document, a_pod, a_report, a_snapshot, a_view, obeying
+from rota import records
+from rota.handover import Proof, State
+from rota.lag import Judgement
+from rota.model import Queue
+from rota.planner import plan
+from rota.planner.members import Standing
+from rota.planner.telling import MOVING
+from rota.records import KINDS, Record, journal_record, read
+
+PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
+EXAMPLES = [block.encode() for block in re.findall(r"^```json\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)]
+Q = [Queue("orders", "a", number) for number in range(8)]
+
+
+def told() -> tuple[Any, ...]:
+    """Return the records of a plan in which one ended, one joins, and queues are under way."""
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", "m1")})
+    pods = obeying(document, m2={"report": a_report("m2", 5, Q[2:4])})
+    joiner = a_pod("m3", a_report("m3", 5, ()), steady=LONG)
+    views = {"orders": a_view(7)}
+    return plan(
+        a_snapshot(document=document, pods=(*pods, joiner), gone=frozenset({"uid-m0"}), views=views), NOW
+    ).records
+
+
+def test_what_the_planner_tells_is_read_back() -> None:
+    assert {it["kind"] for it in told()} == {"membership", "plan", "handover", "verdict"}
+    for it in told():
+        again = msgspec.to_builtins(read(msgspec.json.encode(it)))
+        assert datetime.fromisoformat(again.pop("at")) == datetime.fromisoformat(it["at"])
+        present = {name: value for name, value in again.items() if name in it or value is not None}
+        assert present == {name: value for name, value in it.items() if name != "at"}
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_a_line_that_is_cut_off_anywhere_is_no_record(line: bytes) -> None:
+    for cut in range(len(line)):
+        with pytest.raises(ValueError, match=r"^The line is torn, or no record of the journal: "):
+            read(line[:cut])
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_a_line_that_was_cut_off_and_went_on_with_another_record_is_none(line: bytes) -> None:
+    for cut in range(1, len(line)):
+        with pytest.raises(ValueError, match=r"^The line is torn, or no record of the journal: "):
+            read(line[:cut] + EXAMPLES[1])
+
+
+def test_a_line_with_a_hole_is_no_record() -> None:
+    """A disk may have lost a block in the midst, which is zeros then."""
+    line = EXAMPLES[1]
+    for start in range(len(line)):
+        with pytest.raises(ValueError, match=r"^The line is torn"):
+            read(line[:start] + b"\0" + line[start + 1 :])
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"null", b"[]", b"{}", b"1", b'{"kind":"plan"}', b"\xff", b"[" * 9999])
+def test_what_is_no_record_is_told(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^The line is torn, or no record of the journal: "):
+        read(line)
+
+
+def test_fields_of_later_versions_are_passed_over() -> None:
+    fact = msgspec.json.decode(EXAMPLES[1]) | {"weather": {"rain": [1, 2]}}
+    assert read(msgspec.json.encode(fact)) == read(EXAMPLES[1])
+
+
+@pytest.mark.parametrize("changed", [{}, {"queues": "many"}, {"kind": "weather"}])
+def test_a_record_of_a_later_schema_is_left_to_later_versions(changed: dict[str, Any]) -> None:
+    fact = msgspec.json.decode(EXAMPLES[1]) | {"schema": 2} | changed
+    with pytest.raises(ValueError, match=r"^The record has schema 2; this version reads 1: read it with a later one$"):
+        read(msgspec.json.encode(fact))
+
+
+def test_a_kind_of_later_versions_can_be_passed_over() -> None:
+    fact = journal_record("weather", "shop/orders", "2026-11-21T09:00:00Z")
+    with pytest.raises(
+        ValueError, match=r"^The record is of the kind 'weather', which this version does not know; pass"
+    ):
+        read(msgspec.json.encode(fact))
+
+
+@pytest.mark.parametrize(
+    ("number", "changed", "why"),
+    [
+        (1, {"queues": -1}, "The plan record cannot be read: Expected `int` >= 0"),
+        (1, {"at": "2026-11-21T09:00:00"}, "The plan record cannot be read: Expected `datetime` with a timezone"),
+        (1, {"group": None}, "The plan record cannot be read: Expected `str`, got `null`"),
+        (
+            3,
+            {"topics": {"orders": {"broker-a": {"ids": [0, 1], "first": [0], "last": [0, 9], "committed": [0, 9]}}}},
+            "The offsets record cannot be read: ids, first, last and committed are not of one length",
+        ),
+    ],
+)
+def test_a_record_with_what_cannot_be_meant_is_told(number: int, changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}"):
+        read(msgspec.json.encode(msgspec.json.decode(EXAMPLES[number]) | changed))
+
+
+def fields(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what a record has, as the page spells it; `*` stands for any name."""
+    for field in msgspec.structs.fields(kind):
+        for name, word in leaves(field.type, path + field.encode_name):
+            yield name, word if field.required else word.replace(" or null", ", or not there")
+
+
+def leaves(kind: Any, path: str) -> Iterator[tuple[str, str]]:
+    if get_origin(kind) is dict:
+        yield from leaves(get_args(kind)[1], f"{path}.*")
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield from fields(kind, f"{path}.")
+    else:
+        yield path, spelled(kind)
+
+
+def spelled(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return spelled(get_args(kind)[0])
+    if get_origin(kind) is list:
+        return f"list: {spelled(get_args(kind)[0])}"
+    if get_origin(kind) in {Union, UnionType}:
+        return f"{spelled(get_args(kind)[0])} or null"
+    return {int: "integer", str: "string", datetime: "time"}[kind]
+
+
+def tables() -> dict[str, list[tuple[str, str]]]:
+    """Return the rows of the page's tables of fields, by the heading above each."""
+    sections = re.findall(r"^##+ (.*?)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    return {name.strip("`"): re.findall(r"^\| `(.*?)` \| (.*?) \|", text, re.MULTILINE) for name, text in sections}
+
+
+def test_the_page_has_every_field_of_every_kind_with_its_type() -> None:
+    shared = [name for name, _ in fields(Record)]
+    page = tables()
+    assert sorted(page["What every record has"]) == sorted([*fields(Record), ("kind", "string")])
+    for kind in KINDS:
+        own = [it for it in fields(kind) if it[0] not in shared]
+        assert sorted(page[str(kind.__struct_config__.tag)]) == sorted(own)
+
+
+def test_the_page_has_an_example_of_every_kind_with_fields_that_it_knows() -> None:
+    assert tuple(type(read(line)) for line in EXAMPLES) == KINDS
+    for line, kind in zip(EXAMPLES, KINDS, strict=True):
+        assert msgspec.json.decode(line).keys() <= {"kind", *(it.encode_name for it in msgspec.structs.fields(kind))}
+
+
+def test_the_page_names_the_schema_that_is_written() -> None:
+    assert f"The schema is {records.SCHEMA}." in PAGE
+
+
+def test_the_page_has_the_words_that_records_take_from_a_short_list() -> None:
+    assert [word for word in [*MOVING, *Proof, *State, *Standing, *Judgement] if f"`{word}`" not in PAGE] == []
