@@ -63,9 +63,10 @@ class Prometheus:
         self.instance.stop("prometheus", grace=2)
         shutil.rmtree(self.instance.folder / "prometheus", ignore_errors=True)
 
-    def scrape(self, targets: Sequence[str]) -> None:
-        """Scrape these from now on; no restart is needed."""
-        self.instance.write("prometheus/targets.json", json.dumps([{"targets": list(targets)}]))
+    def scrape(self, targets: Sequence[str], labelled: Sequence[str] = (), **labels: str) -> None:
+        """Scrape these from now on, and those that get labels besides; no restart is needed."""
+        groups = [{"targets": list(targets)}, {"targets": list(labelled), "labels": labels}]
+        self.instance.write("prometheus/targets.json", json.dumps(groups))
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return what an expression is now: each with its `metric` labels and `value` (time and text)."""

@@ -51,8 +51,9 @@ class Watched:
 
     async def scrape(self) -> None:
         """Scrape the operator and the sidecars that there are now."""
-        pods = [it["status"]["podIP"] for it in await self.shop.pods() if it["status"].get("podIP")]
-        self.prometheus.scrape([self.operator.removeprefix("http://"), *(f"{address}:9911" for address in pods)])
+        pods = [f"{address}:9911" for it in await self.shop.pods() if (address := it["status"].get("podIP"))]
+        ours = [self.operator.removeprefix("http://")]
+        self.prometheus.scrape(ours, pods, namespace=self.shop.namespace, group=GROUP)  # as a PodMonitor adds them
 
     async def rota(self, *arguments: str) -> str:
         """Run a command of ours."""
