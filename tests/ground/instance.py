@@ -71,6 +71,7 @@ class Instance:
         self.id: str = known["id"]
         self.block: str = known["block"]
         self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}  # the newest of each name
 
     @classmethod
     def open(cls, name: str) -> "Instance":
@@ -149,7 +150,7 @@ class Instance:
                 stderr=output,
                 start_new_session=True,
             )
-        self._children[child.pid] = child
+        self._children[child.pid] = self._started[program] = child
         # Popen returns a moment before the program is loaded, and until then it has no environment to be known by.
         while child.poll() is None and not _environment(child.pid):
             time.sleep(0.001)
@@ -173,12 +174,16 @@ class Instance:
         """Wait until `ready`; say why not if the process dies or the time is over."""
         deadline = time.monotonic() + seconds
         while not ready():
-            process = self.process(program)
-            if process is None:
+            if self._ended_by_itself(program):
                 raise Missing(f"{what} ended at start: {_last_line(self.log(program))}")
             if time.monotonic() > deadline:
                 raise Missing(f"{what} is not ready after {seconds:.0f} s: {_last_line(self.log(program))}")
             time.sleep(0.05)
+
+    def _ended_by_itself(self, program: str) -> bool:
+        """Whether it runs no more; Java's launcher loads itself anew, and for that moment is not to be found."""
+        child = self._started.get(program)
+        return (child is None or child.poll() is not None) and self.process(program) is None
 
     def stop(self, program: str, *, grace: float = 10) -> None:
         """End a program and all its children: SIGTERM, and SIGKILL after `grace` seconds."""

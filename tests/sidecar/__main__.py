@@ -48,7 +48,9 @@ async def _broken(rocketmq: RocketMQ, seed: int) -> str:
     except (AssertionError, TimeoutError) as error:
         return f"{', '.join(happened)}: {error} ({folder})"
     except Missing as error:
-        return f"{', '.join(happened)}: {error} ({rocketmq.instance.keep_logs()})"
+        logs = rocketmq.instance.keep_logs()
+        await asyncio.to_thread(rocketmq.up)  # the next fleet needs it
+        return f"{', '.join(happened)}: {error} ({logs})"
     shutil.rmtree(folder)
     return ""
 
