@@ -60,8 +60,9 @@ class Fact(NamedTuple):
     """What was decided about the fleet, done to it, or heard of it.
 
     given, released: a member's queues · forced: taken from a member that is not heard · settled: it is heard again ·
-    heard: a report's generation · sidecar, app: killed · ended: the whole pod · reset: a queue's offset was set ·
-    broker: killed, whatever it was told last is forgotten
+    heard: a report's generation · sidecar, app: killed · left: a sidecar ended that was asked to, and remembers nothing
+    when it begins again · ended: the whole pod · reset: a queue's offset was set · broker: killed, whatever it was told
+    last is forgotten
     """
 
     at: float
@@ -205,10 +206,11 @@ class _Judge:
         return False
 
     def _forgotten(self, earlier: Delivery, later: Delivery) -> bool:
-        """Whether the broker was killed before it had kept what it was told, and another member asked it."""
+        """Whether the broker was killed before it had kept it, and was asked by one who did not know better."""
         end = earlier.begin if earlier.end is None else earlier.end
         killed = [fact.at for fact in self.facts if fact.kind == "broker" and end <= fact.at <= later.begin]
-        return earlier.member != later.member and bool(killed) and killed[0] - end < KEPT
+        knows = earlier.member == later.member and not self._killed(earlier, later, {"left"})
+        return not knows and bool(killed) and killed[0] - end < KEPT
 
     def _copied(self, found: list[Delivery], later: Delivery) -> bool:
         """Whether it was sent to the retry topic by one who died, or at a broker that died, before that was known."""

@@ -72,6 +72,9 @@ CLEAN = {
     "the broker was killed and forgot it": a_story(
         d(1, 2), d(6, 7, 0, "b"), facts=(*HANDED_OVER, Fact(4, "broker")), commits=[Commit(3, Q, 1)]
     ),
+    "the broker forgot it, and so did who had been asked to end": a_story(
+        d(1, 2), d(6, 7), facts=(GIVEN, fact(3, "left"), Fact(4, "broker")), commits=[Commit(2.5, Q, 1)]
+    ),
     "sent to be tried again by one who died of it": a_story(
         d(1, 2, status=500),
         d(4, 5),
@@ -106,6 +109,10 @@ BROKEN = {
     ),
     "a duplicate at one who saw the broker die": (
         a_story(d(1, 2), d(4, 5), facts=(GIVEN, Fact(3, "broker"))),
+        "delivered twice",
+    ),
+    "a duplicate of one who was asked to end": (
+        a_story(d(1, 2), d(6, 7), facts=(GIVEN, fact(3, "left")), commits=[Commit(2.5, Q, 1)]),
         "delivered twice",
     ),
     "a duplicate of what the broker had kept": (

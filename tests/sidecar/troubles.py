@@ -81,6 +81,7 @@ async def terminated(fleet: Fleet, random: Random) -> None:
     name = random.choice(alive(fleet))
     code = await fleet.pods[name].terminate()
     assert code == 0, f"{name} ended with {code}"
+    fleet.note("left", name)
     fleet.pods[name].start_sidecar(fleet.program)
     await fleet.pods[name].heard(fleet.session)
 
