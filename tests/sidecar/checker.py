@@ -175,7 +175,7 @@ class _Judge:
         deaths: dict[Fact, int] = defaultdict(int)
         for number, found in self.by_number.items():
             for earlier, later in pairwise(found):
-                if self._may_be_again(earlier, later) or self._copied(found, later):
+                if self._may_be_again(earlier, later) or self._copied(found, later) or self._fell_back(found, later):
                     continue
                 death = self._death(earlier, later)
                 if death is None:
@@ -222,6 +222,11 @@ class _Judge:
                 if died and it.begin <= fact.at <= later.begin:
                     return True
         return False
+
+    def _fell_back(self, found: list[Delivery], later: Delivery) -> bool:
+        """Whether it still lay where it was not committed when its sidecar was killed, though a copy of it was done."""
+        before = [it for it in found if (it.queue, it.offset) == (later.queue, later.offset) and it.begin < later.begin]
+        return any(self._crashed(it, later) for it in before)
 
     def _death(self, earlier: Delivery, later: Delivery) -> Fact | None:
         return next(iter(self._killed(earlier, later, {"app"})), None)

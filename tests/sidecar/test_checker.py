@@ -81,6 +81,13 @@ CLEAN = {
         d(6, 7, queue=OTHER, attempt=2),
         facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(3, "sidecar")),
     ),
+    "killed while it was not committed, though its copy was done": a_story(
+        d(1, 3, 1, status=None),
+        d(4, 5, 1, "b", queue=OTHER, offset=0, attempt=2),
+        d(7, 8, 1),
+        facts=(GIVEN, Fact(0, "given", "b", frozenset({OTHER})), fact(6, "sidecar")),
+        commits=[Commit(3.5, Q, 1)],
+    ),
     "in order": a_story(d(1, 2), d(2, 3, 1, status=500), d(4, 5, 1), d(5, 6, 2), orderly=True),
     "in order, some at a time": a_story(
         d(1, 2, together=2), d(1, 2, 1, together=2), d(2, 3, 2, together=2), d(2, 3, 3, together=2), orderly=True
@@ -124,6 +131,15 @@ BROKEN = {
             d(1, 2, status=500),
             *(d(at, at + 1, queue=OTHER, offset=at, attempt=2) for at in (4, 6)),
             facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(0.5, "sidecar")),
+        ),
+        "delivered twice",
+    ),
+    "again where it lay, though its copy was done and nobody was killed": (
+        a_story(
+            d(1, 3, 1, status=None),
+            d(4, 5, 1, "b", queue=OTHER, offset=0, attempt=2),
+            d(7, 8, 1),
+            facts=(GIVEN, Fact(0, "given", "b", frozenset({OTHER}))),
         ),
         "delivered twice",
     ),
