@@ -111,6 +111,7 @@ class _Scale:
         async with self._operator("first"):
             took = await _seconds(self._until(lambda: self.crowd.obey(self.groups), 600))
             yield Row(f"{everything}: all of it new, until everybody obeys", Sample([took]))
+            await soon(self._lag_told, 180)  # the last thing that a new group is told
             await self._quiet()
         before = await self._writes()
         async with self._operator("second") as second:
@@ -138,6 +139,10 @@ class _Scale:
             found = await self._follow(second)
             for how, target in (("killed", "≤ 17 s"), ("ended", "≤ 3 s")):
                 yield Row(f"the leader is {how}, until a change is worked", Sample(found[how]), target=target)
+
+    async def _lag_told(self) -> bool:
+        groups = await self.api.list("/apis/rota.dev/v1alpha1/namespaces/default/consumergroups")
+        return all("lag" in it.get("status", {}) for it in groups)
 
     async def _follow(self, leader: asyncio.subprocess.Process) -> dict[str, list[float]]:
         """Return the seconds until a change is worked that is made as the leader is killed, or ends."""

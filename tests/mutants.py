@@ -32,10 +32,14 @@ from hypothesis import Phase, settings
 ROOT = Path(__file__).parents[1]
 ROTA, PAGE = Path("operator/rota"), Path("docs/mutants.md")
 PLANNER = ["tests/unit/test_planner.py", "tests/unit/test_planner_details.py", "tests/unit/test_gates.py"]
+PLANNER += ["tests/unit/test_reasons.py", "tests/unit/test_telling.py"]
 TESTS = {  # what speaks about each
     "handover.py": ["tests/unit/test_handover.py", *PLANNER],
     "gates.py": PLANNER,
     "planner": PLANNER,
+    "lag.py": ["tests/unit/test_lag.py"],
+    "kube/sums.py": ["tests/unit/test_sums.py"],
+    "kube/tally.py": ["tests/unit/test_tally.py", "tests/unit/test_traces.py"],
     "strategies": [
         "tests/unit/test_strategies.py",
         "tests/unit/test_strategies_details.py",
@@ -127,6 +131,11 @@ def _with(node: ast.AST, **fields: Any) -> ast.AST:
     for name, value in fields.items():
         setattr(copied, name, value)
     return copied
+
+
+def speaking_of(path: Path) -> list[str]:
+    """Return the tests that speak about a file."""
+    return next(tests for room, tests in TESTS.items() if path.relative_to(ROTA).is_relative_to(room))
 
 
 class Mutant(NamedTuple):
@@ -255,7 +264,7 @@ class Trial:
         if not isinstance(usual, dict):
             pytest.exit(f"without any mutant this fails: {usual}", returncode=1)
         for path in self.paths:
-            rooms = tuple(TESTS[path.relative_to(ROTA).parts[0]])
+            rooms = tuple(speaking_of(path))
             items = [it for it in session.items if it.nodeid.startswith(rooms) and usual[it.nodeid][0] < SLOW]
             items.sort(key=lambda it: usual[it.nodeid][0])
             planted, survived, lately = 0, 0, list[str]()
@@ -377,7 +386,7 @@ def main() -> int:
     """Print the survivors that the page does not know, and a table; 1 if there are such."""
     asked = [Path(it) for it in sys.argv[1:]] or [ROTA / room for room in TESTS]
     paths = [it for some in asked for it in ([some] if some.is_file() else sorted(some.glob("*.py")))]
-    tests = {test for path in paths for test in TESTS[path.relative_to(ROTA).parts[0]]}
+    tests = {test for path in paths for test in speaking_of(path)}
     phases = [Phase.explicit, Phase.generate]
     settings.register_profile("mutants", deadline=None, derandomize=True, max_examples=10, phases=phases)
     with tempfile.TemporaryDirectory() as name:

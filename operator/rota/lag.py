@@ -41,7 +41,7 @@ class Judgement(StrEnum):
     KEEPING_UP = "KeepingUp"
     SLOW = "Slow"  # it is worked, and falls behind
     STALLED = "Stalled"  # somebody has it, and nothing is worked
-    STOPPED = "Stopped"  # nobody has it, and something is left
+    STOPPED = "Stopped"  # nobody has it, nothing is worked, and something is left
     REWOUND = "Rewound"  # its offset went back, and is not yet where it was
 
 
@@ -56,10 +56,8 @@ def judge(looks: Sequence[Look], begins: StartFrom) -> Judgement | None:
         return Judgement.REWOUND
     if 0 in behind:
         return Judgement.KEEPING_UP
-    if not any(look.worked for look, _ in known):
-        return Judgement.STOPPED
     if len({*offsets}) <= 1:
-        return Judgement.STALLED
+        return Judgement.STALLED if any(look.worked for look, _ in known) else Judgement.STOPPED
     return Judgement.SLOW if _grows(behind) else Judgement.KEEPING_UP
 
 

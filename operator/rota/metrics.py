@@ -1,8 +1,9 @@
 """Every metric: its name, its help, its labels; and what collects and renders them, as Prometheus reads them."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -22,11 +23,15 @@ class Metric:
         yield f"# HELP {self.name} {self.help}"
         yield f"# TYPE {self.name} {kind}"
 
-    def sample(self, value: float, labels: Sequence[str] = (), suffix: str = "", extra: str = "") -> str:
-        """Return the line of a sample."""
-        told = [f'{name}="{_escaped(text)}"' for name, text in zip(self.labels, labels, strict=True)]
-        every = ",".join([*told, extra] if extra else told)
-        return f"{self.name}{suffix}{{{every}}} {_number(value)}" if every else f"{self.name}{suffix} {_number(value)}"
+    def samples(self, values: Iterable[tuple[Labels, float]], suffix: str = "", extra: str = "") -> Iterator[str]:
+        """Yield the lines of samples."""
+        told = ",".join([*(f'{name}="%s"' for name in self.labels), *([extra] if extra else [])])
+        form = f"{self.name}{suffix}{{{told}}} %s" if told else f"{self.name}{suffix} %s"
+        count = len(self.labels)
+        for labels, value in values:
+            if len(labels) != count:
+                raise ValueError(f"{self.name}: {labels} is longer or shorter than {self.labels}")
+            yield form % (*_escaped(labels), _number(value))
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,7 @@ class Counter(Metric):
     def lines(self) -> Iterator[str]:
         """Yield it as text."""
         yield from self.head("counter")
-        for labels, value in sorted((self._values or ({} if self.labels else {(): 0.0})).items()):
-            yield self.sample(value, labels)
+        yield from self.samples(sorted((self._values or ({} if self.labels else {(): 0.0})).items()))
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,7 @@ class Gauge(Metric):
     def lines(self) -> Iterator[str]:
         """Yield it as text."""
         yield from self.head(self.kind)
-        for labels, value in sorted(self.look().items()):
-            yield self.sample(value, labels)
+        yield from self.samples(self.look().items())
 
 
 @dataclass(frozen=True)
@@ -88,23 +91,28 @@ class Histogram(Metric):
     def lines(self) -> Iterator[str]:
         """Yield it as text."""
         yield from self.head("histogram")
+        bounds = [f'le="{bound}"' for bound in [*map(_number, self.bounds), "+Inf"]]
         for labels, (counts, total) in sorted(self._values.items()):
-            under = 0
-            for bound, count in zip([*map(_number, self.bounds), "+Inf"], counts, strict=True):
-                under += count
-                yield self.sample(under, labels, "_bucket", f'le="{bound}"')
-            yield self.sample(total[0], labels, "_sum")
-            yield self.sample(under, labels, "_count")
+            for bound, under in zip(bounds, accumulate(counts), strict=True):
+                yield from self.samples([(labels, under)], "_bucket", bound)
+            yield from self.samples([(labels, total[0])], "_sum")
+            yield from self.samples([(labels, sum(counts))], "_count")
 
 
 def render(metrics: Iterable[Counter | Gauge | Histogram]) -> str:
     """Write metrics as Prometheus reads them."""
-    return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
+    return "\n".join([*(line for metric in metrics for line in metric.lines()), ""])
 
 
 def _number(value: float) -> str:
+    if type(value) is int:
+        return str(value)
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _escaped(labels: Labels) -> Iterable[str]:
+    """Escape what has to be; hardly ever anything, which is seen sooner of all of them together."""
+    every = "".join(labels)
+    if '"' in every or "\\" in every or "\n" in every:
+        return [text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for text in labels]
+    return labels

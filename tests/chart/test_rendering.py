@@ -148,9 +148,15 @@ def test_the_operator_is_told_where_it_is(default: Rendered, helm: Helm) -> None
     assert fields == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
     image = "ghcr.io/rota-dev/rota-sidecar:0.1.0"
     assert default.env == {"ROTA_SIDECAR_IMAGE": image, "ROTA_JOURNAL": "-", "ROTA_LEASE": "rota"}
-    told = helm.template(watchNamespaces=["shop", "billing"], verbose=True)
-    assert told.env["ROTA_NAMESPACES"] == "shop,billing"
+    told = helm.template(watchNamespaces=["shop", "billing"], verbose=True, queueMetrics=False)
+    assert (told.env["ROTA_NAMESPACES"], told.env["ROTA_QUEUE_METRICS"]) == ("shop,billing", "false")
     assert told.container["args"] == ["operator", "--verbose"]
+
+
+def test_traces_go_where_they_are_sent(default: Rendered, helm: Helm) -> None:
+    name, endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.monitoring:4318"
+    assert name not in default.env
+    assert helm.template(tracing={"endpoint": endpoint}).env[name] == endpoint
 
 
 def test_it_is_asked_whether_it_lives_and_is_ready(default: Rendered) -> None:

@@ -1,6 +1,9 @@
 """From the chart and the Dockerfile to groups that are looked after: installed as people install it, on a real node."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -74,6 +77,14 @@ class Installed:
     def shop(self, *arguments: str, feed: str | None = None, check: bool = True) -> str:
         """Run kubectl where the group is."""
         return self.node.kubectl("--namespace", SHOP, *arguments, feed=feed, check=check).strip()
+
+    def rota(self, *arguments: str) -> Any:
+        """Ask the operator by a command of ours, through the API server, as people with a kubeconfig do."""
+        argv = [sys.executable, "-m", "rota.cli", *arguments, "-o", "json"]
+        env = {**os.environ, "KUBECONFIG": str(self.node.kubeconfig)}
+        asked = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        assert asked.returncode == 0, asked.stderr
+        return json.loads(asked.stdout)
 
     def pods(self) -> set[str]:
         return {*self.home("get", "pods", "-l", "app.kubernetes.io/component=operator", "-o", "name").split()}
@@ -243,6 +254,9 @@ def test_a_fleet_consumes_grows_and_is_replaced_and_nothing_is_lost_or_comes_twi
     consumers.send()
     installed.shop("scale", "cg/orders", "--replicas=3")
     consumers.works(3)
+    members = installed.rota("members", "shop/orders")["members"]
+    assert [(it["origin"], it["state"]) for it in members] == [("Rota", "Ready")] * 3
+    assert sum(it["queues"] for it in members) in {QUEUES, QUEUES + 1}  # the one for retries comes when it likes
     restart = {"spec": {"template": {"metadata": {"annotations": {"restarted": "now"}}}}}
     installed.shop("patch", "cg", "orders", "--type=merge", "-p", json.dumps(restart))
     installed.shop("rollout", "status", "deploy/orders", f"--timeout={SECONDS}s")

@@ -94,7 +94,7 @@ class Operator:
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self._round)
         self.measures = Measures(lambda: self.brain.leads)
         clock = asyncio.get_running_loop().time
-        self.sight = Sight(self.brain, self.places, self.measures, "a test's", "0", clock)
+        self.sight = Sight(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())
         self.places.worked = self.sight.worked
         served = (self.api, self.brain, self._namespaces)
         following = [*run.our_kinds(*served), *run.followers(*served)]

@@ -13,8 +13,13 @@ _LABEL_VALUES = re.compile(r"label_values\((.*), *\w+\)")
 
 def expressions(board: Path, values: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the title and the expression of everything it asks, filled in: "group" of `values` stands for $group."""
+    return [(title, filled(asked, values)) for title, asked in _asked(board)]
+
+
+def filled(asked: str, values: Mapping[str, str]) -> str:
+    """Return an expression with its variables filled in."""
     given = {**SPANS, **values}
-    return [(title, _VARIABLE.sub(lambda it: given[it[1] or it[2]], asked)) for title, asked in _asked(board)]
+    return _VARIABLE.sub(lambda it: given[it[1] or it[2]], asked)
 
 
 def _asked(board: Path) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
+from rota.model import Queue
 
 APP = Path(__file__).parents[1] / "sidecar/app.py"
 QUEUES, PAUSE = 8, 0.01
@@ -27,8 +28,10 @@ class Shop:
 
     def __init__(self, api: Api, namespace: str, brokers: Cluster, log: Path) -> None:
         self.api, self.namespace, self.brokers, self._log = api, namespace, brokers, log
-        self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{GROUP}"
+        self.where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}"
+        self.path = f"{self.where}/consumergroups/{GROUP}"
         self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
+        self.rules = log.with_name("rules.json")  # what the apps do; see tests/sidecar/app.py
         self.sent = 0
 
     @asynccontextmanager
@@ -50,9 +53,19 @@ class Shop:
             await task
         await self.soon(self.delivered_all, 90)
 
+    async def send(self, queue: Queue) -> int:
+        """Send a message to this queue, and return its number."""
+        self.sent += 1
+        await self.brokers.send(GROUP, b"%d" % self.sent, queue=queue)
+        return self.sent
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what apps have noted."""
+        return [json.loads(line) for line in self._log.read_bytes().splitlines()] if self._log.exists() else []
+
     def deliveries(self) -> Counter[int]:
         """Return how often each message came to an app that was done with it."""
-        lines = [json.loads(line) for line in self._log.read_bytes().splitlines()] if self._log.exists() else []
+        lines = self.lines()
         done = {it["name"] for it in lines if it.get("status") == 204}
         return Counter(message["number"] for it in lines if it["name"] in done for message in it.get("messages", ()))
 
@@ -82,6 +95,13 @@ class Shop:
 
         await self.soon(settled, 120)
 
+    async def follow(self, policy: str, strategy: str = "", **options: Any) -> None:
+        """Let the group have another policy; one with a strategy is made first."""
+        if strategy:
+            made = _made("RebalancePolicy", policy, strategy=strategy, options=options)
+            await self.api.create(f"{self.where}/rebalancepolicies", made)
+        await self.api.patch(self.path, {"spec": {"policyRef": {"name": policy}}})
+
     async def scale(self, replicas: int) -> None:
         """Change how many pods there are, as `kubectl scale` does."""
         scale = await self.api.get(f"{self.path}/scale")
@@ -106,8 +126,7 @@ async def a_shop(
     rocketmq.create_topic(GROUP, QUEUES)
     brokers = Cluster(Site([rocketmq.name_server]))
     shop = Shop(api, namespace, brokers, folder / "deliveries.jsonl")
-    where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}"
-    await api.create(f"{where}/rebalancepolicies", _made("RebalancePolicy", "sticky", strategy="Sticky"))
+    await api.create(f"{shop.where}/rebalancepolicies", _made("RebalancePolicy", "sticky", strategy="Sticky"))
     group = {
         "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
         "subscriptions": [{"topic": GROUP}],
@@ -117,7 +136,7 @@ async def a_shop(
         "template": a_template(node, folder),
         **spec,
     }
-    await api.create(f"{where}/consumergroups", _made("ConsumerGroup", GROUP, **group))
+    await api.create(f"{shop.where}/consumergroups", _made("ConsumerGroup", GROUP, **group))
     yield shop
     await api.delete(shop.path)
 

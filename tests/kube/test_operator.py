@@ -134,6 +134,7 @@ async def test_two_replicas_one_leads_and_the_other_goes_on(
         ((), r"Nothing can be answered at [\d.]+, port 8080: Address already in use; give another --address or --port"),
         (("--address", "192.0.2.1"), r"Nothing can be answered at 192.0.2.1, port 8080: .*; give another .*"),
         (("--journal", "/dev/null/a"), "--journal /dev/null/a: nothing can be written there: .*; give another folder"),
+        (("--journal-limit", "much"), r"--journal-limit 'much'.*"),
         (("--namespace", "Shop"), "--namespace 'Shop' is no name; give one that kubectl get namespaces shows"),
     ],
 )
@@ -155,7 +156,7 @@ async def test_an_operator_that_cannot_watch_any_more_ends_with_an_error(
 
     monkeypatch.setattr(kopf, "spawn_tasks", ended)
     stop = asyncio.Event()
-    assert await run._kopf(object.__new__(Brain), (), stop) == 1
+    assert await run._kopf(object.__new__(Brain), (), lambda _: None, stop) == 1
     assert stop.is_set()
     assert caplog.messages == [
         "Groups and policies cannot be watched any more, so this operator ends: 404 page not found"

@@ -113,7 +113,7 @@ class Fleets:
         found = self.details.get(name) if namespace == "shop" else None
         return replace(found, operator=self.operator) if found else None
 
-    def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
+    async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
         if not (detail := self.group(namespace, name)):
             return None
         found = [it for it in detail.queues if f"{it.topic}/{it.broker}/{it.id}" == queue or queue is None]
@@ -628,9 +628,9 @@ async def a_handover_is_seen(
     assert any(it.startswith(released) for it in await browser.evaluate("labels"))
 
 
-@pytest.mark.skipif("ROTA_PICTURES" not in os.environ, reason="ROTA_PICTURES=1 draws the pictures of docs/images anew")
-async def test_pictures(browser: Browser, served: Served) -> None:
-    """Draw a group while queues are handed to a member that has just joined."""
+async def test_pictures(browser: Browser, served: Served, tmp_path: Path) -> None:
+    """Draw a group while queues are handed to a member that has just joined; with ROTA_PICTURES=1 for the docs."""
+    where = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
     members = [
         a_member(f"orders-7d9f-{name}", language="Python", version="V5_3_0") for name in ("4kx2p", "9bd7w", "m2vzq")
     ]
@@ -670,6 +670,5 @@ async def test_pictures(browser: Browser, served: Served) -> None:
     )
     await open_group(browser, served.url)
     await browser.evaluate("document.querySelectorAll('.releasing')[1].focus()")
-    PICTURES.mkdir(exist_ok=True)
-    await browser.screenshot(PICTURES / "page.png")
-    assert (PICTURES / "page.png").stat().st_size < 150_000
+    await browser.screenshot(where / "page.png")
+    assert 10_000 < (where / "page.png").stat().st_size < 150_000

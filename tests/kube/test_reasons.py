@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ground.api import Object
+from kube.scraped import scraped
 from kube.world import GROUP, World, two_members
 from rota import documents, planner
 from rota.brokers import Refused
@@ -85,6 +86,21 @@ async def in_verdict(world: World, reason: str) -> bool:
     return any(line["kind"] == "verdict" and line["reason"] == reason for line in journal(world))
 
 
+async def as_counted(world: World, reason: str) -> bool:
+    """Whether the metrics have a rebalance for it."""
+    return sum(await scraped(world, "rota_rebalances_total", reason=reason)) > 0
+
+
+async def as_problem(world: World, reason: str) -> bool:
+    """Whether the metrics have it among what is wrong."""
+    return await scraped(world, "rota_group_problem", reason=reason) == [1]
+
+
+async def as_held(world: World, reason: str) -> bool:
+    """Whether the metrics have it among what held queues back."""
+    return sum(await scraped(world, "rota_gate_held_total", reason=reason)) > 0
+
+
 def journal(world: World) -> list[Object]:
     """Return what the operator has written down of the group, read as a file of it is read."""
     told = [line for done in world.operator.done for line in done.plan.records]
@@ -92,9 +108,9 @@ def journal(world: World) -> list[Object]:
     return [line for line in lines if line["group"] == f"{world.namespace}/{GROUP}"]
 
 
-CAUSE = (as_last_rebalance, as_event, in_plan)
-WRONG = (as_condition, as_event, in_verdict)
-HELD = (as_progress, in_verdict)
+CAUSE = (as_last_rebalance, as_event, in_plan, as_counted)
+WRONG = (as_condition, as_event, in_verdict, as_problem)
+HELD = (as_progress, in_verdict, as_held)
 
 
 class Row(NamedTuple):

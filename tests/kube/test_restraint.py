@@ -13,7 +13,7 @@ from kube.members import NODE
 from kube.world import GROUP, World, a_group, billing, goes_on, two_members
 from rota import planner
 from rota.brokers.memory import BROKER, Memory
-from rota.kube import gather, reports, views
+from rota.kube import gather, pace, reports, views
 from rota.model import RETRY, Queue
 from rota.planner import Poke, situation
 
@@ -227,11 +227,17 @@ async def versions(world: World) -> dict[str, str]:
     return found
 
 
+async def _tells_lag(world: World) -> bool:
+    return "lag" in await world.status()
+
+
 async def test_a_new_operator_changes_nothing_of_a_settled_group_with_pods_of_its_own(
-    fleet: World, control_plane: Cluster, memory: Asked
+    fleet: World, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pace, "LAG_EVERY", 0.1)
     await fleet.soon(partial(all_there, fleet, 2))
     await fleet.soon(fleet.at_rest)
+    await fleet.soon(partial(_tells_lag, fleet))
     await fleet.operator.brain.close()
     before = await versions(fleet)
     async with Operator(control_plane.kubeconfig, fleet.namespace, memory) as another:

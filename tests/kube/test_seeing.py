@@ -1,11 +1,10 @@
 """What the operator shows of groups: lag, metrics, who owns what and why; on a real API server."""
 
 import asyncio
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 
+from kube.scraped import scraped, series
 from kube.world import World, billing, two_members
 from rota.brokers.memory import BROKER, Memory
 from rota.kube import hearing, lags
@@ -14,38 +13,12 @@ from rota.model import Queue
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
-Labels = dict[str, str]
-
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than usual."""
     monkeypatch.setattr(lags, "LAG_SECONDS", 0.1)
     monkeypatch.setattr(hearing, "EVERY_SECONDS", 1.0)
-
-
-class Series(NamedTuple):
-    """One line of what is scraped."""
-
-    name: str
-    labels: Labels
-    value: float
-
-
-def series(text: str) -> Iterator[Series]:
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            head, _, value = line.rpartition(" ")
-            name, _, labels = head.partition("{")
-            pairs = (it.split("=", 1) for it in labels.rstrip("}").split(",") if it)
-            yield Series(name, {key: told.strip('"') for key, told in pairs}, float(value))
-
-
-async def scraped(world: World, name: str, **labels: str) -> list[float]:
-    """Return the values of one metric of the world's group, as they are scraped now."""
-    found = series(await world.operator.measures.text(world.operator.sight))
-    wanted = {"namespace": world.namespace, "group": world.fleet.group, **labels}
-    return [it.value for it in found if it.name == name and wanted.items() <= it.labels.items()]
 
 
 def shown(world: World) -> Detail:
@@ -131,18 +104,18 @@ async def test_who_stands_by_shows_nothing_about_groups(world: World) -> None:
 
 async def test_why_a_queue_has_its_owner_is_told(world: World) -> None:
     await two_members(world)
-    found = world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/0")
+    found = await world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/0")
     assert found
     assert [it.owner for it in found.queues] == ["orders-a"]
     assert "orders-a" in found.queues[0].why
-    examples = world.operator.sight.why(world.namespace, "orders", None)
+    examples = await world.operator.sight.why(world.namespace, "orders", None)
     assert examples
     assert {it.owner for it in examples.queues} == {"orders-a", "orders-b"}
     with pytest.raises(ValueError, match="TOPIC/BROKER/ID"):
-        world.operator.sight.why(world.namespace, "orders", "orders-0")
+        await world.operator.sight.why(world.namespace, "orders", "orders-0")
     with pytest.raises(ValueError, match="no queue orders/memory/9"):
-        world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/9")
-    assert world.operator.sight.why(world.namespace, "nobody", None) is None
+        await world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/9")
+    assert await world.operator.sight.why(world.namespace, "nobody", None) is None
 
 
 async def test_what_troubles_a_member_is_a_condition_though_nothing_is_awaited_of_it(world: World) -> None:

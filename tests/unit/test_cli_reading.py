@@ -269,6 +269,12 @@ async def test_a_queue_under_way_tells_who_has_it_and_who_gets_it(operator: Serv
     ]
 
 
+async def test_a_queue_of_a_broadcasting_group_is_everyones(operator: Service) -> None:
+    shared = a_queue(0, None, state="Everyone", owner=None, verdict=None)
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[shared])
+    assert (await told(operator, "lag", "shop/orders"))[1].split()[-1] == "everyone"
+
+
 async def test_a_rebalance_of_which_little_is_known_is_told_by_what_is(operator: Service) -> None:
     before = Rebalance("MemberLeft", "", LONG_AGO, 0, 3, seconds=4.0)
     operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], before)

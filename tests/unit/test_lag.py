@@ -44,15 +44,20 @@ def test_how_far_behind_it_is(look: Look, begins: StartFrom, behind: int | None)
         pytest.param(looks((10, 20), (11, 20), (12, 90), (30, 91)), Judgement.KEEPING_UP, id="up and down"),
         pytest.param(looks((10, 20), (15, 40), (20, 60)), Judgement.SLOW, id="worked, and more and more behind"),
         pytest.param(looks((10, 20), (15, 25), (20, 60)), Judgement.SLOW, id="never less"),
+        pytest.param(looks((10, 20), (15, 40), (20, 45)), Judgement.SLOW, id="behind by more, and then by the same"),
         pytest.param(looks((10, 20), (10, 40), (10, 60)), Judgement.STALLED, id="nothing is worked"),
         pytest.param(looks((10, 20), (10, 20)), Judgement.STALLED, id="nothing is worked, and nothing comes"),
         pytest.param(looks((10, 20), (10, 40), worked=False), Judgement.STOPPED, id="nobody has it"),
+        pytest.param(
+            [*looks((10, 20), (10, 40), worked=False), *looks((10, 60))], Judgement.STALLED, id="somebody had it once"
+        ),
         pytest.param(looks((20, 20), (20, 20), worked=False), Judgement.KEEPING_UP, id="nothing is left"),
         pytest.param(looks((50, 60), (10, 60), (20, 60)), Judgement.REWOUND, id="went back"),
         pytest.param(looks((50, 60), (10, 60), (50, 60)), Judgement.KEEPING_UP, id="went back, and is there again"),
         pytest.param(looks((60, 60), (10, 60)), Judgement.REWOUND, id="went back from the end"),
         pytest.param(looks((10, 20)), None, id="one look says nothing"),
         pytest.param(looks((30, 20), (31, 20), (10, 20)), None, id="of looks that say nothing one is left"),
+        pytest.param([Look(at, 0, 20, 10) for at in (0.0, 15.0)], Judgement.STALLED, id="somebody has it, unless said"),
         pytest.param([], None, id="no look"),
     ],
 )
@@ -80,6 +85,9 @@ def test_where_nobody_has_begun_there_is_nothing_behind_at_the_end_and_all_of_it
         pytest.param(looks(*[(5, 20)] * 9), 120.0, id="at least as long as we have looked"),
         pytest.param(looks(*[(19, 20)] * 9), 120.0, id="the last of those that were there"),
         pytest.param(looks(*[(10, 20)] * 9, (20, 21)), 0.0, id="the first that was not there yet"),
+        pytest.param(looks((5, 10)), None, id="one look tells no time"),
+        pytest.param([Look(at, 0, 20, 5) for at in (1000.0, 1119.9)], None, id="not quite long enough"),
+        pytest.param([Look(at, 0, 20, 5) for at in (1000.0, 1120.5)], 120.5, id="by a clock that began earlier"),
         pytest.param(looks((30, 10)), None, id="an offset above the end"),
         pytest.param(looks((None, 10)), 0.0, id="it will begin at the end"),
         pytest.param([], None, id="no look"),
@@ -87,6 +95,15 @@ def test_where_nobody_has_begun_there_is_nothing_behind_at_the_end_and_all_of_it
 )
 def test_how_long_the_oldest_has_waited(seen: Sequence[Look], seconds: float | None) -> None:
     assert delay(seen, LATEST) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_how_long_the_oldest_has_waited_of_what_nobody_has_begun_is_not_known() -> None:
+    assert delay(looks((None, 0), (None, 10)), EARLIEST) is None
+    assert delay(looks((None, 0), (None, 0)), EARLIEST) == 0.0
+
+
+def test_verdicts_are_called_as_metrics_and_pages_have_them() -> None:
+    assert [*map(str, Judgement)] == ["KeepingUp", "Slow", "Stalled", "Stopped", "Rewound"]
 
 
 offsets = st.integers(0, 50)

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+import pytest
+
 from ground.poll import soon
 from rota.brokers import Membership, Progress
-from rota.brokers.memory import Memory, MemoryConsumer
+from rota.brokers.memory import NAME_SERVER, Memory, MemoryConsumer
 from rota.kube import lags
 from rota.kube.history import NOTHING, Judged
 from rota.kube.lags import Lag, Lags
@@ -270,6 +272,50 @@ async def test_a_broadcasting_group_has_no_offsets_at_brokers() -> None:
         await it.tells(AT_A, 0)
         await it.looks(times=2)
         assert it.lags.of(("shop", "all")) == Lag({})
+
+
+async def test_another_group_under_the_same_name_is_not_told_as_the_one_before() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.tells(AT_A, 4)
+        it.memory.offsets["others"][AT_A] = 3
+        it.views.want(KEY, Interest("others", ("orders",), broadcasting=False))
+        assert it.lag == Lag({})
+        found = await it.tells(AT_A, 2)
+        assert found.verdict is None or found.verdict is Judgement.STOPPED
+
+
+async def test_looks_are_kept_while_no_route_is_known() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.looks(times=3)
+        it.memory.down(NAME_SERVER)
+        await it.views.look(KEY)
+
+        async def unknown() -> bool:
+            return it.lag == Lag({})
+
+        await soon(unknown, 30)
+        it.memory.up(NAME_SERVER)
+        await it.views.look(KEY)
+        assert (await it.tells(AT_A, 4)).verdict is Judgement.STOPPED
+
+
+async def test_who_stands_at_many_beginnings_is_known_after_some_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lags, "MOST_DOUBTS", 1)
+    async with a_cluster() as it:
+        await it.memory.create_topic("orders", A, 3)
+        await it.views.look(KEY)
+        for number in range(3):
+            await it.sends(Queue("orders", A, number), 5)
+            it.commits(Queue("orders", A, number), 0)
+
+        async def all_known() -> bool:
+            return [judged.lag for judged in it.lag.queues.values()] == [5, 5, 5]
+
+        await soon(all_known, 30)
 
 
 class Away(Memory):

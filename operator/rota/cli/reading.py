@@ -193,6 +193,8 @@ def _behind_line(it: Queue) -> dict[str, str]:
 
 def _worker(it: Queue) -> str:
     """Say who works a queue, and who will."""
+    if it.state == "Everyone":
+        return "everyone"
     goes = f", goes to {it.to}" if it.to else ", released" if it.state == "Releasing" else ""
     return f"{it.owner or 'nobody'}{goes}{' (forced)' if it.forced else ''}"
 

@@ -21,7 +21,7 @@ from rota.kube.listeners import Listeners
 from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, record_of
 from rota.kube.places import Places
 from rota.kube.reports import Reports
-from rota.kube.sums import by_topic, total, two_digits
+from rota.kube.sums import told
 from rota.model import Reason, Verdict, plain
 from rota.planner import Plan, Snapshot, plan
 
@@ -65,7 +65,7 @@ class Brain:
         self, api: Api, reports: Reports, places: Places, fleets: Fleets, done: Callable[[Done], None] = lambda _: None
     ) -> None:
         """Decide nothing before it `leads`."""
-        self._api, self._reports, self._places, self._fleets, self._done = api, reports, places, fleets, done
+        self._api, self._reports, self._places, self._fleets, self.done = api, reports, places, fleets, done
         self._tasks: dict[Key, _Task] = {}
         self._policies: dict[Key, Custom] = {}
         self._labels: dict[str, str] = {}  # by pods' uids
@@ -319,7 +319,7 @@ class Brain:
             if self._leads:
                 writes["deployment"] = await self._fleets.keep(group)  # last: whatever hangs there holds up no queue
         finally:
-            self._done(Done(group, found, seconds, writes))
+            self.done(Done(group, found, seconds, writes))
         return min(found.again, group.pace.seconds(group.written, self._now)) if group.fleet == before else 0.0
 
     async def _write(self, group: Group, found: Plan) -> None:
@@ -372,8 +372,8 @@ class Brain:
     def snapshot(self, group: Group) -> Snapshot:
         """Return a group's world as it is known now."""
         broker, rooms = self._places.of(group, self._now), self._gatherer.rooms.of(group)
-        topics = by_topic(group.wish.spec, broker, self._places.lag((group.namespace, group.name)))
-        return group.snapshot(self._now, broker, rooms, two_digits(total(topics, "Subscribed")))
+        lag = self._places.lag((group.namespace, group.name))
+        return group.snapshot(self._now, broker, rooms, told(group, broker, lag))
 
     async def _tell(self, group: Group, found: Plan, writes: dict[str, int]) -> None:
         """Tell those whom the plan concerns, and then people."""

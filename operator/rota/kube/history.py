@@ -1,9 +1,10 @@
 """What was seen of a topic's queues on one broker, look by look; columns, for a hundred thousand queues are many."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rota.lag import Judgement, Look, delay, judge
@@ -18,7 +19,7 @@ _NEVER, _UNKNOWN = -1, -2  # in columns of offsets: the group never was there; i
 _Offsets = NDArray[np.int64]
 
 
-class Seen(NamedTuple):
+class Seen(Struct, frozen=True, gc=False):
     """What was seen of one queue."""
 
     first: int
@@ -105,42 +106,59 @@ class History:
         if not self._looks:
             return {}
         now = self._looks[-1]
-        committed = np.stack([it.committed for it in self._looks])
-        steady = (now.committed == now.last) & (now.committed >= 0) & (committed.max(axis=0) == now.committed)
-        steady &= (committed != _UNKNOWN).sum(axis=0) > 1
-        seconds = now.at - self._looks[0].at
+        rows = zip(
+            self._ids, now.first.tolist(), now.last.tolist(), now.committed.tolist(), *self._rates(), strict=True
+        )
+        steady = self._steady()
+        others = self._looks_of(np.flatnonzero(~steady))
         found: dict[int, Judged] = {}
-        for index, number in enumerate(self._ids):
-            first, last, done = int(now.first[index]), int(now.last[index]), int(now.committed[index])
-            rate, worked = self._rates(index, seconds)
-            if steady[index]:
+        for always, (number, first, last, done, rate, worked) in zip(steady.tolist(), rows, strict=True):
+            if always:
                 found[number] = Judged(first, last, done, 0, 0.0, Judgement.KEEPING_UP, rate, worked)
                 continue
+            older, looks = next(others)
             told = Judged(first, last, None if done < 0 else done, rate=rate, worked=worked)
             if done != _UNKNOWN:
-                looks = self._of(index)
-                waited = delay([*self._ends_of(index), *looks], begins)
+                waited = delay([*(older if 0 <= done < looks[0].last else ()), *looks], begins)
                 told = told._replace(lag=looks[-1].behind(begins), delay=waited, verdict=judge(looks, begins))
             found[number] = told
         return found
 
-    def _rates(self, index: int, seconds: float) -> tuple[float | None, float | None]:
+    def _steady(self) -> NDArray[np.bool_]:
+        """Return which queues are at their end, and were whenever they were looked at, more than once."""
+        now = self._looks[-1]
+        committed = np.stack([it.committed for it in self._looks])
+        at_end = (now.committed == now.last) & (now.committed >= 0) & (committed.max(axis=0) == now.committed)
+        steady: NDArray[np.bool_] = at_end & ((committed != _UNKNOWN).sum(axis=0) > 1)
+        return steady
+
+    def _rates(self) -> tuple[list[float | None], list[float | None]]:
+        """Return how many messages a second came to each queue, and were worked."""
         then, now = self._looks[0], self._looks[-1]
-        if not seconds:
-            return None, None
-        before, after = int(then.last[index]), int(now.last[index])
-        done, done_now = int(then.committed[index]), int(now.committed[index])
-        come = max(after - before, 0) / seconds if before >= 0 else None
-        return come, max(done_now - done, 0) / seconds if done >= 0 and done_now >= 0 else None
+        seconds = now.at - then.at
+        return _rate(then.last, now.last, seconds), _rate(then.committed, now.committed, seconds)
 
-    def _of(self, index: int) -> list[Look]:
-        found = []
-        for at, first, last, committed, worked in self._looks:
-            done = int(committed[index])
-            if done != _UNKNOWN:
-                group = None if done == _NEVER else done
-                found.append(Look(at, int(first[index]), int(last[index]), group, bool(worked[index])))
-        return found
+    def _looks_of(self, indexes: NDArray[np.intp]) -> Iterator[tuple[Iterator[Look], list[Look]]]:
+        """Yield for some queues what was seen of each of them: where it ended long ago, and the last looks."""
+        if not len(indexes):
+            return
+        times, times_before = [it.at for it in self._looks], [at for at, _ in self._older]
+        # As whole lists at once: number by number would take several times as long.
+        seen = np.array([it[1:] for it in self._looks])[:, :, indexes].transpose(2, 0, 1).tolist()
+        before = np.array([last[indexes] for _, last in self._older]).T.tolist() or [[]] * len(indexes)
+        for told, ends in zip(seen, before, strict=True):
+            looks = [
+                Look(at, first, last, None if done == _NEVER else done, bool(worked))
+                for at, (first, last, done, worked) in zip(times, told, strict=True)
+                if done != _UNKNOWN
+            ]
+            yield (Look(at, 0, last, None) for at, last in zip(times_before, ends, strict=True) if last >= 0), looks
 
-    def _ends_of(self, index: int) -> list[Look]:
-        return [Look(at, 0, int(last[index]), None) for at, last in self._older if last[index] >= 0]
+
+def _rate(before: _Offsets, after: _Offsets, seconds: float) -> list[float | None]:
+    """Return by how much each grew a second; None where one of both is not known."""
+    if not seconds:
+        return [None] * len(after)
+    grown = np.maximum(after.astype(float) - before, 0.0) / seconds
+    known = (before >= 0) & (after >= 0)
+    return [rate if it else None for rate, it in zip(grown.tolist(), known.tolist(), strict=True)]

@@ -6,14 +6,15 @@ known, and is not taken for what it said before.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from time import time
 from typing import Any, NamedTuple, TypeVar
 
-from rota.brokers import BrokerError, Brokers, Ends, Progress, Unknown, Unreachable
+from msgspec.structs import replace
+
+from rota.brokers import BrokerError, Brokers, Unknown, Unreachable
 from rota.kube.history import NOTHING, History, Judged, Seen
 from rota.kube.views import Interest, Views, topics_of
 from rota.model import RETRY, Queue
@@ -22,14 +23,20 @@ from rota.spec import StartFrom
 LAG_SECONDS = 15.0
 SOON = 0.5  # seconds after which to look again for brokers, where none is known yet
 DEAD_EVERY = 4  # looks: dead letters come seldom
-NEVER_EVERY = 4  # looks for which it is believed that a group never was at a queue
+BELIEVED = 4  # looks for which an answer about one queue stands: that the group is at 0, or never was there
+TOGETHER = 32  # groups that are asked about before their queues' ends are: what comes in between is not behind
+KEPT_SECONDS = 600.0  # for which looks are kept at a broker that no route tells of
 AT_ONCE = 8  # requests under way to one broker
+GENTLY = 16  # groups that are worked on in one turn of the loop
 MOST_DOUBTS = 1000  # queues asked for one by one in a look; the others are not known until the next one
 
 DEAD = "%DLQ%"
 FROM_THE_OLDEST = StartFrom(position="Earliest")  # where a retry topic begins, as for the reference
 
 Key = tuple[str, str]
+_Ends = dict[int, tuple[int, int]]  # of a topic's queues on one broker: the first offset and the last one
+_Offsets = dict[str, dict[int, int]]  # of a group there, by topic and queue
+_Found = dict[Key, dict[str, dict[int, Seen]] | None]
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -48,6 +55,7 @@ class Lag(NamedTuple):
 class _Told:
     """What one broker told of one group."""
 
+    group: str  # as brokers call it
     judged: dict[Queue, Judged] = field(default_factory=dict)
     dead: int | None = None
     at: float | None = None
@@ -58,11 +66,15 @@ class _Told:
 class _Broker:
     """What is known from one broker."""
 
+    name: str
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     told: dict[Key, _Told] = field(default_factory=dict)
     histories: dict[tuple[Key, str], History] = field(default_factory=dict)
-    never: dict[tuple[Key, Queue], int] = field(default_factory=dict)  # at which look a group was told to be nowhere
+    resolved: dict[tuple[Key, Queue], tuple[int, int | None]] = field(
+        default_factory=dict
+    )  # at which look, and to what
     looks: int = 0
+    wanted: float = 0.0  # when it last was one of those to ask
     running: asyncio.Task[None] | None = None
 
 
@@ -85,18 +97,25 @@ class Lags:
         """Look for ever; a broker that is not through with one look is not asked for the next."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                asked = self._wanted()
-                self._known = {name: it for name, it in self._known.items() if name in asked}
+                asked, now = self._wanted(), asyncio.get_running_loop().time()
+                self._known = {it.name: it for it in self._known.values() if now < it.wanted + KEPT_SECONDS}
+                for name in self._known.keys() - asked.keys():
+                    self._known[name].told = {}
                 for name, groups in asked.items():
-                    broker = self._known.setdefault(name, _Broker())
+                    broker = self._known.setdefault(name, _Broker(name))
+                    broker.wanted = now
                     if broker.running is None or broker.running.done():
-                        broker.running = tasks.create_task(self._safely(name, broker, groups), name=f"lag {name}")
+                        broker.running = tasks.create_task(self._safely(broker, groups), name=f"lag {name}")
                 await asyncio.sleep(self.seconds if self._known else SOON)
 
     def of(self, key: Key) -> Lag:
         """Return what is known of a group."""
-        told = [it.told[key] for it in self._known.values() if key in it.told]
-        queues = {queue: judged for it in told for queue, judged in it.judged.items()}
+        interest = self._views.interests.get(key)
+        every = [it.told[key] for it in self._known.values() if key in it.told]
+        told = [it for it in every if interest and it.group == interest.group]
+        queues: dict[Queue, Judged] = {}
+        for it in told:
+            queues |= it.judged
         dead = [it.dead for it in told if it.dead is not None]
         at = [it.at for it in told if it.at is not None]
         asked = [it.asked for it in told if it.asked is not None]
@@ -112,82 +131,121 @@ class Lags:
                     found.setdefault(name, {})[key] = interest
         return found
 
-    async def _safely(self, name: str, broker: _Broker, groups: Mapping[Key, Interest]) -> None:
+    async def _safely(self, broker: _Broker, groups: Mapping[Key, Interest]) -> None:
         try:
-            await self._look(name, broker, groups)
+            await self._look(broker, groups)
         except Exception:  # noqa: BLE001 - of one look at one broker; the others go on
-            _log.exception("What %s tells of lag was not understood", name)
+            _log.exception("What %s tells of lag was not understood", broker.name)
 
-    async def _look(self, name: str, broker: _Broker, groups: Mapping[Key, Interest]) -> None:
-        """Ask one broker about all groups: first where they are, then where queues end."""
-        topics = {key: self._topics_at(name, interest) for key, interest in groups.items()}
-        ask = self._brokers.progress
-        progress = await _all(broker, {key: partial(ask, it.group, name, topics[key]) for key, it in groups.items()})
-        wanted = sorted({topic for some in topics.values() for topic in some})
-        ends = await _all(broker, {topic: partial(self._ends, topic, name) for topic in wanted})
-        found: dict[Key, dict[Queue, Seen] | None] = {}
+    async def _look(self, broker: _Broker, groups: Mapping[Key, Interest]) -> None:
+        """Ask one broker about all groups, some at a time: first where they are, then where their queues end."""
+        topics = {key: self._topics_at(broker.name, interest) async for key, interest in gently(groups.items())}
+        found: _Found = dict.fromkeys(groups)
         doubts: list[tuple[Key, Queue]] = []
-        for key in groups:
-            done, there = progress.get(key), [ends.get(topic) for topic in topics[key]]
-            if done is None or None in there:
-                found[key] = None
-                continue
-            queues = {queue: it for some in there if some for queue, it in some.items()}
-            found[key] = {queue: _seen(it, done.get(queue)) for queue, it in queues.items()}
-            doubts += [(key, queue) for queue, it in queues.items() if _doubtful(it, done.get(queue))]
+        asked = dict.fromkeys(groups, (asyncio.get_running_loop().time(), time()))
+        keys = sorted(groups, key=topics.__getitem__)
+        for some in (keys[start : start + TOGETHER] for start in range(0, len(keys), TOGETHER)):
+            asked |= dict.fromkeys(some, (asyncio.get_running_loop().time(), time()))
+            ask = partial(self._offsets, broker.name)
+            offsets = await _all(broker, {key: partial(ask, groups[key].group, topics[key]) for key in some})
+            if not offsets:  # it is away, or lets nobody ask: the others need not wait for the same
+                break
+            wanted = sorted({topic for key in some for topic in topics[key]})
+            ends = await _all(broker, {topic: partial(self._ends, broker.name, topic) for topic in wanted})
+            seen, open_ = await asyncio.to_thread(_put_together, broker.name, some, topics, offsets, ends)
+            found |= seen
+            doubts += open_
         await self._resolve(broker, groups, found, doubts)
-        dead = await self._dead(name, broker, groups)
-        now = asyncio.get_running_loop().time(), time()
-        worked = {key: frozenset(self._worked(key)) for key in groups}
-        broker.told = await asyncio.to_thread(_judge, broker, groups, found, worked, now)
+        dead = await self._dead(broker, groups)
+        worked = {key: frozenset(self._worked(key)) async for key in gently(groups)}
+        broker.told = await asyncio.to_thread(_judge, broker, groups, found, worked, asked)
         for key, told in broker.told.items():
-            told.dead = dead.get(key)
+            told.dead = None if found[key] is None else dead.get(key)
         broker.looks += 1
         self._news(broker.told.keys())
 
     def _topics_at(self, name: str, interest: Interest) -> list[str]:
         return [topic for topic in topics_of(interest) if name in self._views.where_is(topic)]
 
-    async def _ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
+    # Of what brokers answer only numbers are kept: whole answers of all groups would be much for Python's garbage
+    # collection to look through, and meanwhile nothing else is done.
+
+    async def _offsets(self, broker: str, group: str, topics: Collection[str]) -> _Offsets:
+        found: _Offsets = {}
+        for queue, it in (await self._brokers.progress(group, broker, topics)).items():
+            found.setdefault(queue.topic, {})[queue.id] = it.committed
+        return found
+
+    async def _ends(self, broker: str, topic: str) -> _Ends:
         try:
-            return await self._brokers.ends(topic, broker)
+            found = await self._brokers.ends(topic, broker)
         except Unknown:
             return {}
+        return {queue.id: (it.first, it.last) for queue, it in found.items()}
 
     async def _resolve(
         self,
         broker: _Broker,
         groups: Mapping[Key, Interest],
-        found: Mapping[Key, dict[Queue, Seen] | None],
+        found: _Found,
         doubts: Sequence[tuple[Key, Queue]],
     ) -> None:
         """Ask for queues of which the statistics do not tell whether the group ever was there."""
-        believed = {it: at for it, at in broker.never.items() if broker.looks - at < NEVER_EVERY}
+        believed = {it: known for it, known in broker.resolved.items() if broker.looks - known[0] < BELIEVED}
         asked = [it for it in doubts if it not in believed]
         ask = self._brokers.committed
         answers = await _all(broker, {it: partial(ask, groups[it[0]].group, it[1]) for it in asked[:MOST_DOUBTS]})
+        broker.resolved = believed | {it: (broker.looks, committed) for it, committed in answers.items()}
         for it in doubts:
             key, queue = it
-            seen = found[key] or {}
-            known = it in answers or it in believed
-            seen[queue] = seen[queue]._replace(committed=answers.get(it), asked=known)
-        broker.never = believed | {it: broker.looks for it, committed in answers.items() if committed is None}
+            seen = (found[key] or {})[queue.topic]
+            _, committed = broker.resolved.get(it, (0, None))
+            seen[queue.id] = replace(seen[queue.id], committed=committed, asked=it in broker.resolved)
 
-    async def _dead(self, name: str, broker: _Broker, groups: Mapping[Key, Interest]) -> dict[Key, int | None]:
+    async def _dead(self, broker: _Broker, groups: Mapping[Key, Interest]) -> dict[Key, int | None]:
         """Return how many dead letters lie there; not each time."""
         if broker.looks % DEAD_EVERY:
             return {key: told.dead for key, told in broker.told.items()}
-        found = await _all(broker, {key: partial(self._ends, DEAD + it.group, name) for key, it in groups.items()})
-        return {key: sum(it.last - it.first for it in ends.values()) for key, ends in found.items()}
+        found = await _all(
+            broker, {key: partial(self._ends, broker.name, DEAD + it.group) for key, it in groups.items()}
+        )
+        return {key: sum(last - first for first, last in ends.values()) for key, ends in found.items()}
 
 
-def _seen(ends: Ends, progress: Progress | None) -> Seen:
-    return Seen(ends.first, ends.last, progress.committed if progress else None)
+async def gently(many: Iterable[T]) -> AsyncIterator[T]:
+    """Yield one after the other, and let others on now and then: work on all of them takes a while."""
+    for number, it in enumerate(many):
+        if not number % GENTLY:
+            await asyncio.sleep(0)
+        yield it
 
 
-def _doubtful(ends: Ends, progress: Progress | None) -> bool:
+def _put_together(
+    broker: str,
+    keys: Sequence[Key],
+    topics: Mapping[Key, Sequence[str]],
+    offsets: Mapping[Key, _Offsets],
+    ends: Mapping[str, _Ends],
+) -> tuple[_Found, list[tuple[Key, Queue]]]:
+    """Return what was seen of each group, None where the broker was silent; and what is to be asked queue by queue."""
+    found: _Found = {}
+    doubts: list[tuple[Key, Queue]] = []
+    for key in keys:
+        its = topics[key]
+        if key not in offsets or not its or not all(topic in ends for topic in its):
+            found[key] = None
+            continue
+        seen = found[key] = {}
+        for topic in its:
+            committed = offsets[key].get(topic, {})
+            seen[topic] = {number: Seen(*it, committed.get(number)) for number, it in ends[topic].items()}
+            doubts += [(key, Queue(topic, broker, number)) for number, it in seen[topic].items() if _doubtful(it)]
+    return found, doubts
+
+
+def _doubtful(it: Seen) -> bool:
     """Whether it matters, and is not told, if the group ever was there: 0 may mean that, and so may nothing."""
-    return ends.last > ends.first and not (progress and progress.committed)
+    return it.last > it.first and not it.committed
 
 
 async def _all(broker: _Broker, asked: Mapping[Any, Callable[[], Awaitable[T]]]) -> dict[Any, T]:
@@ -213,28 +271,32 @@ async def _all(broker: _Broker, asked: Mapping[Any, Callable[[], Awaitable[T]]])
 def _judge(
     broker: _Broker,
     groups: Mapping[Key, Interest],
-    found: Mapping[Key, dict[Queue, Seen] | None],
+    found: _Found,
     worked: Mapping[Key, frozenset[Queue]],
-    now: tuple[float, float],
+    asked: Mapping[Key, tuple[float, float]],
 ) -> dict[Key, _Told]:
     """Note what was seen, and say what it means; away from the loop, for it takes a while."""
     told: dict[Key, _Told] = {}
     histories: dict[tuple[Key, str], History] = {}
     for key, interest in groups.items():
-        before = broker.told.get(key, _Told())
-        told[key] = _Told(dict.fromkeys(before.judged, NOTHING), None, before.at, before.asked)
-        seen = found[key]
-        if seen is not None:
-            told[key] = _Told({}, None, now[1], now[0])
-            for topic, some in groupby(sorted(seen), key=lambda queue: queue.topic):
-                queues = {queue.id: queue for queue in some}
-                history = broker.histories.get((key, topic), History())
-                working = frozenset(number for number, queue in queues.items() if queue in worked[key])
-                history.see(now[0], {number: seen[queue] for number, queue in queues.items()}, working)
-                begins = FROM_THE_OLDEST if topic.startswith(RETRY) else interest.begins
-                told[key].judged |= {queues[number]: it for number, it in history.judged(begins).items()}
-                histories[key, topic] = history
-        else:
-            histories |= {it: history for it, history in broker.histories.items() if it[0] == key}
+        before, known = broker.told.get(key), broker.histories
+        if before is not None and before.group != interest.group:  # one of the same name, or its spec.group is another
+            before, known = None, {}
+        before = before or _Told(interest.group)
+        told[key] = _Told(interest.group, dict.fromkeys(before.judged, NOTHING), None, before.at, before.asked)
+        seen, (now, today) = found[key], asked[key]
+        if seen is None:
+            histories |= {it: history for it, history in known.items() if it[0] == key}
+            continue
+        judged: dict[Queue, Judged] = {}
+        for topic, queues in seen.items():
+            history = histories[key, topic] = known.get((key, topic), History())
+            working = frozenset(number for number in queues if (topic, broker.name, number) in worked[key])
+            history.see(now, queues, working)
+            begins = FROM_THE_OLDEST if topic.startswith(RETRY) else interest.begins
+            judged |= {Queue(topic, broker.name, number): it for number, it in history.judged(begins).items()}
+        if judged.keys() == before.judged.keys():  # what is as before stays, for the garbage collection's sake again
+            judged = {queue: it if it == judged[queue] else judged[queue] for queue, it in before.judged.items()}
+        told[key] = _Told(interest.group, judged, None, today, now)
     broker.histories = histories
     return told

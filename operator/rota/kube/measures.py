@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter as Tallied
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from rota.kube import sums
 from rota.kube.brain import Done
 from rota.kube.group import AtBroker, Group
-from rota.kube.lags import Lag
-from rota.kube.tally import Tally
+from rota.kube.lags import Lag, gently
+from rota.kube.tally import News, Tally
 from rota.lag import Judgement
 from rota.metrics import Counter, Gauge, Histogram, Labels, render
 from rota.model import Holder, Queue, Reason
@@ -64,6 +64,7 @@ class Fact(NamedTuple):
     tally: Tally
     broker: AtBroker
     lag: Lag
+    under_way: float = 0.0  # seconds since the oldest handover on record was begun, whoever led then
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -92,14 +93,15 @@ class Measures:
         self,
         leads: Callable[[], bool] = lambda: False,
         ages: Callable[[], Mapping[str, float]] = dict,
+        lost: Callable[[], int] = lambda: 0,
         *,
         version: str = "",
         queues: bool = True,
     ) -> None:
-        """Count nothing yet; `ages`: for how long nothing was heard of each kind; `queues`: show each of them."""
+        """Count nothing yet; `ages`: how long ago each kind was heard of; `lost`: records that the journal has not."""
         self.tallies: dict[Key, Tally] = {}
         self._leads, self._ages = leads, ages
-        self._scraped: list[_Scrape] = []
+        self._queues = queues
         self._heard: dict[Labels, float] = {}
         self.rebalances = Counter(
             "rota_rebalances_total",
@@ -135,20 +137,25 @@ class Measures:
                 ("kind",),
                 look=lambda: self._heard,
             ),
+            Gauge(
+                "rota_journal_lost_total",
+                "Records that are missing in the journal, for its disk is full or too slow.",
+                look=lambda: {(): lost()},
+                kind="counter",
+            ),
             Gauge("rota_leader", "Whether this operator leads: 1 or 0.", look=lambda: {(): float(leads())}),
             Gauge("rota_build_info", "Always 1; the version.", ("version",), look=lambda: {(version,): 1}),
         )
-        self._looked_up = tuple(self._gauges(queues=queues))
 
     @property
     def metrics(self) -> tuple[Counter | Gauge | Histogram, ...]:
         """Return every metric there is."""
-        return (*self._of_groups, *self._looked_up, *self._own)
+        return (*self._of_groups, *self._gauges(()), *self._own)
 
     # What happens.
 
-    def take(self, done: Done, now: float) -> None:
-        """Count what a round of a group did."""
+    def take(self, done: Done, now: float) -> News:
+        """Count what a round of a group did, and return it."""
         labels = key = (done.group.namespace, done.group.name)
         self.planning.observe(done.seconds)
         for kind, count in done.writes.items():
@@ -172,6 +179,7 @@ class Measures:
         if ended := news.ended:
             self.rebalances.add(*labels, ended.reason, "Forced" if ended.forced else "Settled")
             self.rebalance.observe(ended.seconds or 0.0, *labels)
+        return news
 
     def _begin(self, *labels: str) -> None:
         """Show 0 of what may be counted: what first appears with a 1 has not grown, for who looks at growth."""
@@ -193,7 +201,7 @@ class Measures:
     # What is so.
 
     async def text(self, known: Known) -> str:
-        """Render everything; a hundred thousand queues take a while, so not on the loop."""
+        """Render everything; a hundred thousand queues take a while, so gently, and then not on the loop."""
         self._heard = {(kind,): age for kind, age in self._ages().items()}
         if not self._leads():
             self.forget(lambda _: False)
@@ -201,27 +209,25 @@ class Measures:
         there = {*known.keys()}
         self.forget(there.__contains__)
         now = asyncio.get_running_loop().time()
-        facts = [(key, fact) for key in sorted(there) if (fact := known.fact(key))]
+        facts = [(key, fact) async for key in gently(sorted(there)) if (fact := known.fact(key))]
         return await asyncio.to_thread(self._render, facts, now)
 
     def _render(self, facts: list[tuple[Key, Fact]], now: float) -> str:
-        self._scraped = [
+        scraped = [
             _Scrape(key, fact, sums.by_topic(fact.group.wish.spec, fact.broker, fact.lag), _owners(fact.group), now)
             for key, fact in facts
         ]
-        try:
-            return render(self.metrics)
-        finally:
-            self._scraped = []
+        return render((*self._of_groups, *self._gauges(scraped), *self._own))
 
-    def _look(self, read: Look) -> dict[Labels, float]:
-        return {(*it.labels, *labels): value for it in self._scraped for labels, value in read(it) if value is not None}
-
-    def _gauges(self, *, queues: bool) -> Iterator[Gauge]:
+    def _gauges(self, scraped: Sequence[_Scrape]) -> Iterator[Gauge]:
         for name, help_, labels, read in _LOOKED_UP:
-            if queues or name != "rota_queue_lag":
+            if self._queues or name != "rota_queue_lag":
                 kind = "counter" if name.endswith("_total") else "gauge"
-                yield Gauge(name, help_, (*OF_GROUP, *labels), look=partial(self._look, read), kind=kind)
+                yield Gauge(name, help_, (*OF_GROUP, *labels), look=partial(_looked_up, scraped, read), kind=kind)
+
+
+def _looked_up(scraped: Sequence[_Scrape], read: Look) -> dict[Labels, float]:
+    return {(*it.labels, *labels): value for it in scraped for labels, value in read(it) if value is not None}
 
 
 def _owners(group: Group) -> dict[Queue, str]:
@@ -235,17 +241,24 @@ def _status(field: str) -> Look:
     return read
 
 
-def _tallied(read: Callable[[Tally, float], float]) -> Look:
+def _tallied(read: Callable[[Tally], float]) -> Look:
     def found(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield (), read(it.fact.tally, it.now)
+        yield (), read(it.fact.tally)
 
     return found
 
 
+def _oldest(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), max(it.fact.tally.oldest(it.now), it.fact.under_way)
+
+
 def _members(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    found = Tallied(map(str, it.fact.tally.plan.standings.values()))
-    found["Foreign"] = len(it.fact.broker.foreigners or ())
-    yield from (((state,), count) for state, count in {"Ready": 0, **found}.items())
+    if it.fact.status:  # else nothing was decided yet
+        found = Tallied({"Ready": 0})
+        found.update(map(str, it.fact.tally.plan.standings.values()))
+        yield from (((state,), count) for state, count in found.items())
+    if it.fact.broker.foreigners is not None:
+        yield ("Foreign",), len(it.fact.broker.foreigners)
 
 
 def _releasing(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
@@ -285,8 +298,11 @@ def _topic(field: str) -> Look:
 
 
 def _verdicts(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    found = Tallied(dict.fromkeys(map(str, Judgement), 0))
-    found.update(str(judged.verdict) for judged in it.fact.lag.queues.values() if judged.verdict)
+    queues = it.fact.lag.queues
+    there = [queues[queue] for topic in it.topics.values() for queue in topic.queues if queue in queues]
+    known = [str(judged.verdict) for judged in there if judged.verdict]
+    found = Tallied(dict.fromkeys(map(str, Judgement), 0) if known else {})
+    found.update(known)
     yield from (((verdict,), count) for verdict, count in found.items())
 
 
@@ -319,19 +335,19 @@ _LOOKED_UP: tuple[tuple[str, str, Labels, Look], ...] = (
         "rota_handover_age_seconds",
         "For how long the oldest handover has been under way; 0: there is none.",
         (),
-        _tallied(Tally.oldest),
+        _oldest,
     ),
     (
         "rota_queue_unowned_seconds_total",
         "Queue-seconds for which nobody worked a queue.",
         (),
-        _tallied(lambda it, _: it.unowned),
+        _tallied(lambda it: it.unowned),
     ),
     (
         "rota_queue_contested_seconds_total",
         "Queue-seconds for which two members may have worked a queue, after a forced grant.",
         (),
-        _tallied(lambda it, _: it.contested),
+        _tallied(lambda it: it.contested),
     ),
     (
         "rota_imbalance_ratio",

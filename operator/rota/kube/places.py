@@ -167,6 +167,8 @@ class Places:
             problems = (Verdict(Reason.MISSING_SECRET, str(missing)),)
         if self._stays.get(key) is not stay or stay.reached != reached:  # it went, or moved, meanwhile
             return
+        if not self._awake:  # somebody else leads now
+            return
         stay.problems = problems
         if not problems:
             place = self._enter(key, stay, site)

@@ -16,7 +16,7 @@ import kopf
 
 from rota.kube import handlers
 from rota.kube.api import Api, ApiError, Unanswered
-from rota.kube.brain import Brain, Done
+from rota.kube.brain import Brain
 from rota.kube.fleets import Fleets
 from rota.kube.follow import Follower
 from rota.kube.group import Group
@@ -25,6 +25,8 @@ from rota.kube.journal import LIMIT, Journal
 from rota.kube.leader import Leader
 from rota.kube.measures import Measures
 from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Deployment, Pod, path
+from rota.kube.otlp import Exporter, settings
+from rota.kube.outlets import Outlets
 from rota.kube.page import PORT, Page, ages, metrics
 from rota.kube.places import Places
 from rota.kube.reports import Reports
@@ -32,6 +34,8 @@ from rota.kube.sight import Sight
 from rota.kube.site import Hub, routes
 
 RESYNC_SECONDS = 60.0
+
+VERSION = version("rota-operator")
 
 Told = Callable[[Any], None]
 News = Callable[[tuple[str, str]], None]  # told of a group of which something is known anew
@@ -72,28 +76,26 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
     async with AsyncExitStack() as open_:
         api = await open_.enter_async_context(Api(handlers.access))
         beside = await open_.enter_async_context(Api(handlers.access))  # the Lease waits for nothing else
-        reports, places = Reports(), Places(api)
+        reports, places, hub = Reports(), Places(api), Hub()
         open_.push_async_callback(places.close)
         open_.push_async_callback(reports.close)
         identity = options.identity or _identity()
         journal = Journal(options.journal, identity, options.journal_limit)
         open_.callback(journal.close)
-        hub = Hub()
-
-        def done(round_: Done) -> None:
-            journal.write(round_.plan.records)
-            sight.take(round_)
-            hub.tell((round_.group.namespace, round_.group.name))
-
-        brain = Brain(api, reports, places, Fleets(api, options.image), done)
+        traces = Exporter(settings(os.environ, identity, VERSION))
+        open_.push_async_callback(traces.close)
+        brain = Brain(api, reports, places, Fleets(api, options.image))
         open_.push_async_callback(brain.close)
-        watched = (api, brain, options.namespaces, hub.tell)
+        followed: list[Follower[Any]] = []
+        measures = _measures(brain, followed, journal, options)
+        sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
+        outlets = Outlets(journal, sight, hub, traces)
+        brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
+        watched = (api, brain, options.namespaces, outlets.heard)
         following, listing = followers(*watched), our_kinds(*watched)
-        followed = [*following, *listing]
-        leader = Leader(beside, options.own_namespace, identity, _leads(brain, hub), options.lease)
-        sight = _sight(brain, places, followed, identity, options)
-        places.worked, places.looked = sight.worked, lambda keys: hub.tell(*keys)
-        page = Page(followed, lambda: leader.leading, [metrics(sight.measures, sight), *routes(sight, hub)])
+        followed += [*following, *listing]
+        leader = Leader(beside, options.own_namespace, identity, _leads(brain, outlets), options.lease)
+        page = Page(followed, lambda: leader.leading, [metrics(measures, sight), *routes(sight, hub)])
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
@@ -101,12 +103,13 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
                 *(tasks.create_task(it.run(), name="follow") for it in following),
                 *(tasks.create_task(_again(it), name="resync") for it in listing),
                 tasks.create_task(places.run(), name="secrets"),
+                tasks.create_task(traces.run(), name="traces"),
                 tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
             ]
 
             async def watch() -> None:
                 nonlocal code
-                code = await _kopf(brain, options.namespaces, hub.tell, stop)
+                code = await _kopf(brain, options.namespaces, outlets.heard, stop)
 
             async def begin() -> None:
                 for it in [*following, *listing]:  # kopf gives up on kinds that are not there yet
@@ -122,20 +125,28 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
     return code
 
 
-def _sight(brain: Brain, places: Places, followed: Sequence[Follower[Any]], identity: str, options: Options) -> Sight:
-    known = version("rota-operator")
-    measures = Measures(lambda: brain.leads, lambda: ages(followed), version=known, queues=options.queue_metrics)
-    return Sight(brain, places, measures, identity, known, asyncio.get_running_loop().time)
+def _measures(brain: Brain, followed: Sequence[Follower[Any]], journal: Journal, options: Options) -> Measures:
+    return Measures(
+        lambda: brain.leads,
+        lambda: ages(followed),
+        lambda: journal.lost,
+        version=VERSION,
+        queues=options.queue_metrics,
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _led(brain: Brain) -> Callable[[], Mapping[tuple[str, str], Group]]:
     return lambda: brain.groups if brain.leads else {}
 
 
-def _leads(brain: Brain, hub: Hub) -> Callable[[bool], None]:
+def _leads(brain: Brain, outlets: Outlets) -> Callable[[bool], None]:
     def led(leads: bool) -> None:  # noqa: FBT001 - a value
         brain.lead(leads=leads)
-        hub.tell()
+        outlets.led(leads=leads)
 
     return led
 

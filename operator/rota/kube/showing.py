@@ -1,6 +1,7 @@
 """What is known of groups, put into the values that page and command line show."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +21,8 @@ def summary(it: Fact) -> shown.Summary:
     status, topics = it.status or it.group.written, sums.by_topic(it.group.wish.spec, it.broker, it.lag)
     conditions = {found["type"]: found for found in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
-    verdicts: dict[str, int] = {}
-    for judged in it.lag.queues.values():
-        if judged.verdict:
-            verdicts[judged.verdict] = verdicts.get(judged.verdict, 0) + 1
+    there = [it.lag.queues.get(queue, NOTHING).verdict for topic in topics.values() for queue in topic.queues]
+    verdicts = dict(Counter(str(verdict) for verdict in there if verdict))
     document = it.group.record.document
     return shown.Summary(
         namespace=it.group.namespace,
@@ -96,9 +95,10 @@ def _members(it: Fact, clients: Mapping[str, Client]) -> list[shown.Member]:
     found = []
     for name, known in sorted(it.group.pods.items()):
         pod = known.pod
-        mine = shares.get(Holder(name, pod.metadata.uid), ())
+        holder = Holder(name, pod.metadata.uid)
+        mine = everyone if everyone is not None and holder in shares else shares.get(holder, ())
         client = clients.get(client_id(pod))
-        rates = [it.lag.queues.get(queue, NOTHING).worked for queue in mine]
+        rates = [it.lag.queues.get(queue, NOTHING).worked for queue in mine]  # brokers do not know everyone's
         found.append(
             shown.Member(
                 name=name,
@@ -108,7 +108,7 @@ def _members(it: Fact, clients: Mapping[str, Client]) -> list[shown.Member]:
                 address=pod.status.pod_ip or "",
                 version=client.version if client else "",
                 language=client.language if client else "",
-                queues=len(mine) if everyone is None else len(everyone),
+                queues=len(mine),
                 generation=known.heard.report.generation if known.heard else None,
                 rate=None if None in rates else sum(rate for rate in rates if rate is not None),
                 troubles=[*known.heard.report.troubles.values()] if known.heard else [],
@@ -130,9 +130,13 @@ def _queues(it: Fact, topics: Mapping[str, sums.TopicLag]) -> list[shown.Queue]:
     owners = {queue: holder.name for holder, queues in it.group.shares.items() for queue in queues}
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
+    everyone = frozenset(document.everyone or ()) if document else frozenset()
+    states: dict[Queue, shown.State] = dict.fromkeys(everyone, "Everyone")
+    states |= dict.fromkeys(owners, "Owned")
+    states |= dict.fromkeys(releasing, "Releasing")
     seen = {queue for topic in topics.values() for queue in topic.queues}
     found = []
-    for queue in sorted(seen | owners.keys() | releasing.keys()):
+    for queue in sorted(seen | states.keys()):
         release, judged = releasing.get(queue), it.lag.queues.get(queue, NOTHING)
         topic = topics.get(queue.topic)
         found.append(
@@ -141,7 +145,7 @@ def _queues(it: Fact, topics: Mapping[str, sums.TopicLag]) -> list[shown.Queue]:
                 broker=queue.broker,
                 id=queue.id,
                 kind="Retry" if queue.topic.startswith(RETRY) else "Subscribed",
-                state="Releasing" if release else "Owned" if queue in owners else "Free",
+                state=states.get(queue, "Free"),
                 owner=release.holder.name if release else owners.get(queue),
                 to=release.to if release else None,
                 forced=queue in forced,

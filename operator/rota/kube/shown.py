@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 Kind = Literal["Subscribed", "Retry", "DeadLetter"]
+State = Literal["Owned", "Releasing", "Free", "Everyone"]  # Everyone: each member works it, the group is Broadcasting
 
 
 class Operator(Struct, frozen=True, rename="camel"):
@@ -103,7 +104,7 @@ class Queue(Struct, frozen=True, rename="camel"):
     broker: str
     id: int
     kind: Kind
-    state: Literal["Owned", "Releasing", "Free"]
+    state: State
     owner: str | None = None  # who works it; while it is released, the one who still does
     to: str | None = None  # who is to have it next
     forced: bool = False  # taken from one who was not heard, and who may still work it

@@ -1,15 +1,18 @@
 """What the operator knows now, for whoever asks: the page, the command line, Prometheus."""
 
+import asyncio
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from rota.kube import showing, shown
 from rota.kube.brain import Brain, Done
+from rota.kube.group import Group
 from rota.kube.measures import Fact, Measures
 from rota.kube.places import Places
-from rota.kube.tally import Tally
+from rota.kube.tally import News, Tally
 from rota.model import Queue
 from rota.planner import why
+from rota.planner.record import ago
 
 Key = tuple[str, str]
 
@@ -23,6 +26,7 @@ class Sight(NamedTuple):
     identity: str
     version: str
     now: Callable[[], float]  # the loop's
+    one_at_a_time: asyncio.Lock
 
     def keys(self) -> list[Key]:
         """Return all groups."""
@@ -33,8 +37,15 @@ class Sight(NamedTuple):
         group = self.brain.group(key)
         if group is None or group.body is None:
             return None
-        tally = self.measures.tallies.get(key) or Tally()
-        return Fact(group, tally, self.places.of(group, self.now()), self.places.lag(key))
+        tally, now = self.measures.tallies.get(key) or Tally(), self.now()
+        broker, lag = self.places.of(group, now), self.places.lag(key)
+        return Fact(group, tally.seen(now), broker, lag, self._under_way(group))
+
+    def _under_way(self, group: Group) -> float:
+        """Return for how long the oldest handover on record has been under way: we may not have seen it begin."""
+        document = group.record.document
+        begun = [it.at for it in document.releasing.values() if it.to] if document else []
+        return max((ago(at, self.brain.time()) for at in begun), default=0.0)
 
     def worked(self, key: Key) -> Collection[Queue]:
         """Return the queues of a group that somebody works; beside consumers that are not ours, all that there are."""
@@ -46,9 +57,9 @@ class Sight(NamedTuple):
             return [queue for view in broker.views.values() if view for queue in view.queues]
         return [queue for queues in group.shares.values() for queue in queues]
 
-    def take(self, done: Done) -> None:
-        """Count what a round of a group did."""
-        self.measures.take(done, self.now())
+    def take(self, done: Done) -> News:
+        """Count what a round of a group did, and return it."""
+        return self.measures.take(done, self.now())
 
     @property
     def operator(self) -> shown.Operator:
@@ -66,13 +77,14 @@ class Sight(NamedTuple):
         fact = self.fact(key)
         return showing.detail(self.operator, fact, self.places.clients(key)) if fact else None
 
-    def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
-        """Say why queues have their owners."""
+    async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
+        """Say why queues have their owners; that takes a while for many, so aside, and for one who asks at a time."""
         fact = self.fact((namespace, name))
         if fact is None:
             return None
         asked = [showing.queue_of(queue)] if queue else []
-        found = why(self.brain.snapshot(fact.group), self.brain.time(), asked)
+        async with self.one_at_a_time:
+            found = await asyncio.to_thread(why, self.brain.snapshot(fact.group), self.brain.time(), asked)
         said = showing.summary(fact)
         reasons = [shown.Reason(*it.queue, it.owner, it.told) for it in found]
         return shown.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)

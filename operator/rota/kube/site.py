@@ -43,7 +43,7 @@ class Showing(Protocol):
     def group(self, namespace: str, name: str) -> shown.Detail | None:
         """Return everything about a group; None if there is none."""
 
-    def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
+    async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
         """Say why queues have their owners; None if there is no such group, ValueError if no such queue."""
 
 
@@ -153,7 +153,7 @@ class _Site:
     async def why(self, asked: web.Request) -> web.StreamResponse:
         namespace, name = _named(asked)
         try:
-            reasons = self._showing.why(namespace, name, asked.query.get("queue"))
+            reasons = await self._showing.why(namespace, name, asked.query.get("queue"))
         except ValueError as error:
             return _refusal(400, str(error))
         return _answer(reasons) if reasons else _unknown(namespace, name)

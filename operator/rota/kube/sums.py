@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rota.kube.group import AtBroker
+from rota.kube.group import AtBroker, Group
 from rota.kube.history import NOTHING, Judged
 from rota.kube.lags import Lag
 from rota.kube.shown import Kind
@@ -51,6 +51,15 @@ def delay(topics: Mapping[str, TopicLag]) -> float | None:
 def two_digits(lag: int | None) -> int | None:
     """Round what people read in a list: a figure that changes all the time would be written all the time."""
     return lag if lag is None else int(float(f"{lag:.1e}"))
+
+
+def told(group: Group, broker: AtBroker, lag: Lag) -> int | None:
+    """Return the lag that the status is to have; who has not looked yet leaves it as it is."""
+    spec = group.wish.spec
+    if lag.at is None and not (spec and spec.message_model == "Broadcasting"):
+        written: int | None = group.status.get("lag")
+        return written
+    return two_digits(total(by_topic(group.wish.spec, broker, lag), "Subscribed"))
 
 
 def _sum(lags: Iterable[int | None]) -> int | None:

@@ -7,6 +7,7 @@ document that grants it. What was under way when we began to look is not counted
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from rota.documents import Assignment
@@ -15,6 +16,7 @@ from rota.model import Holder, Queue, Reason
 from rota.planner import Plan
 
 KEPT = 20  # rebalances
+SLOWEST = 200  # handovers that are kept of one rebalance
 
 
 class Handover(NamedTuple):
@@ -34,6 +36,14 @@ class Handover(NamedTuple):
         return self.obeyed - self.revoked
 
 
+class Past(NamedTuple):
+    """A rebalance that has ended, also one that began before we looked: what a trace tells of it."""
+
+    rebalance: Rebalance
+    slowest: tuple[Handover, ...]  # the forced ones, and those that took longest
+    handed: int  # how many there were
+
+
 class News(NamedTuple):
     """What is to be counted."""
 
@@ -41,6 +51,7 @@ class News(NamedTuple):
     handovers: tuple[Handover, ...] = ()
     ended: Rebalance | None = None
     held: Reason | None = None  # what holds back queues since just now
+    past: Past | None = None
 
 
 @dataclass
@@ -65,25 +76,38 @@ class Tally:
     contested: float = 0.0
     _document: Assignment | None = None
     _open: dict[Queue, _Open] = field(default_factory=dict)
-    _longest: float = 0.0  # of the handovers of this rebalance
+    _began: bool = False  # whether we saw this rebalance begin
+    _longest: float = 0.0  # of its handovers
+    _slowest: list[Handover] = field(default_factory=list)  # of the same
+    _handed: int = 0
     _at: float | None = None
 
     def take(self, plan: Plan, document: Assignment | None, obeyed: Mapping[Holder, int], now: float) -> News:
         """Go on from a plan, the document that stands after it, and the generations that members say they obey."""
+        begun = self._at is not None
         self.wait(now)
         before, self.plan = self.plan, replace(plan, document=None, data={}, records=())
         moved, forced = self._follow(document, now) if document else (0, 0)
         over = tuple(self._over(obeyed, now))
         self._longest = max([self._longest, *(it.seconds for it in over if it.before)])
         held = plan.held.reason if plan.held else None
-        news = held if held != (before.held.reason if before.held else None) else None
-        return News(moved, over, self._rebalance(plan, forced), None if news is Reason.NOTHING_WOULD_CHANGE else news)
+        news = held if begun and held != (before.held.reason if before.held else None) else None
+        past = self._rebalance(plan, forced, over)
+        ended = past.rebalance if past and self._began else None
+        return News(moved, over, ended, None if news is Reason.NOTHING_WOULD_CHANGE else news, past)
 
     def wait(self, now: float) -> None:
         """Let time pass: what nobody works, and what two may work, lasts on."""
         seconds, self._at = now - (now if self._at is None else self._at), now
-        self.unowned += seconds * self.plan.status.get("unownedQueues", 0)
+        foreign = any(verdict.reason is Reason.FOREIGN_MEMBERS for verdict in self.plan.problems)
+        if not foreign:  # else they are the others' share
+            self.unowned += seconds * self.plan.status.get("unownedQueues", 0)
         self.contested += seconds * (len(self._document.forced) if self._document else 0)
+
+    def seen(self, now: float) -> "Tally":
+        """Return it as it is now, for who reads it while it goes on."""
+        self.wait(now)
+        return replace(self, rebalances=self.rebalances.copy(), _open=dict(self._open))
 
     def oldest(self, now: float) -> float:
         """Return for how long the handover has been under way that began first."""
@@ -94,23 +118,26 @@ class Tally:
         last, self._document = self._document, document
         if last is None or last.generation == document.generation:
             return 0, 0
-        moved, forced, owned, was = 0, 0, _owners(document), _owners(last)
+        if document.generation != last.generation + 1:  # a record or a group made anew, or others wrote meanwhile
+            self._open.clear()
+            if document.generation < last.generation:
+                self.rebalances.clear()
+            return 0, 0
+        owned, was = _owners(document), _holders(last)
         for queue, release in document.releasing.items():
-            if queue not in last.releasing or last.releasing[queue].since != release.since:
+            if queue not in last.releasing:
                 self._open[queue] = _Open(release.holder, now)
-        for queue, owner in owned.items():
-            holder = was.get(queue) or (last.releasing[queue].holder if queue in last.releasing else None)
-            if holder != owner:
-                moved += holder is not None
-                it = self._open.setdefault(queue, _Open(holder, now))
-                it.after, it.generation, it.granted = owner, document.generation, now
-                it.forced = document.forced.get(queue) == document.generation
-                forced += it.forced
-            elif queue in self._open and self._open[queue].after is None:
-                del self._open[queue]  # it went back to him who had it
-        for queue in self._open.keys() - owned.keys() - document.releasing.keys():
-            del self._open[queue]
-        return moved, forced
+        given = {queue: owner for queue, owner in owned.items() if was.get(queue) != owner}
+        forced = {queue for queue in given if document.forced.get(queue) == document.generation}
+        for queue, owner in given.items():
+            if queue in self._open or queue not in last.releasing:  # else it was under way before we looked
+                it = self._open.setdefault(queue, _Open(was.get(queue), now))
+                it.after, it.generation, it.granted, it.forced = owner, document.generation, now, queue in forced
+        # What went back to whom had it is not under way any more, and neither is what nobody shall have.
+        self._open = {
+            queue: it for queue, it in self._open.items() if queue in (owned if it.after else document.releasing)
+        }
+        return len(given.keys() & was.keys()), len(forced)
 
     def _over(self, obeyed: Mapping[Holder, int], now: float) -> Iterable[Handover]:
         """Yield the handovers that are over: a member has said that it obeys what grants it the queue."""
@@ -119,28 +146,42 @@ class Tally:
                 del self._open[queue]
                 yield Handover(queue, it.before, it.after, it.revoked, it.granted, now, it.forced)
 
-    def _rebalance(self, plan: Plan, forced: int) -> Rebalance | None:
-        """Carry the group's last rebalance on; return it if it has just ended, and we saw it begin."""
+    def _rebalance(self, plan: Plan, forced: int, over: tuple[Handover, ...]) -> Past | None:
+        """Carry the group's last rebalance on; return it if it has just ended."""
         told = plan.status.get("lastRebalance")
         if not told:
             return None
         last = self.rebalances[0] if self.rebalances else None
         if last is None or last.at != told["at"]:
-            self._longest = 0.0
-            why: Mapping[str, Any] = next((it for it in plan.records if it.get("kind") == "plan"), {})
+            self._longest, self._slowest, self._handed = 0.0, [], 0
+            began = [it for it in plan.records if it.get("kind") == "plan" and it.get("at") == told["at"]]
+            why: Mapping[str, Any] = began[0] if began else {}  # of another document it says nothing of this one
+            self._began = bool(why)
             generation = why.get("generation", plan.status.get("generation", 0))
             last = Rebalance(told["reason"], str(why.get("message", "")), told["at"], generation)
             self.rebalances.appendleft(last)
             if "seconds" in told and not why:  # it was over before we looked
                 self.rebalances[0] = _now(last, told, 0, None)
                 return None
+        if over:
+            self._handed += len(over)
+            self._slowest = nlargest(SLOWEST, [*self._slowest, *over], key=lambda it: (it.forced, it.seconds))
         ended = last.seconds is None and "seconds" in told
-        self.rebalances[0] = _now(last, told, last.forced + forced, round(self._longest, 3) if ended else last.longest)
-        return self.rebalances[0] if ended else None
+        longest = (round(self._longest, 3) or None) if ended else last.longest  # None: no queue changed hands
+        self.rebalances[0] = _now(last, told, last.forced + forced, longest)
+        if not ended:
+            return None
+        past, self._slowest = Past(self.rebalances[0], tuple(self._slowest), self._handed), []
+        return past
 
 
 def _now(it: Rebalance, told: Mapping[str, Any], forced: int, longest: float | None) -> Rebalance:
     return Rebalance(it.reason, it.message, it.at, it.generation, told["moved"], forced, told.get("seconds"), longest)
+
+
+def _holders(document: Assignment) -> dict[Queue, Holder]:
+    """Return who may work each queue by a document."""
+    return {queue: release.holder for queue, release in document.releasing.items()} | _owners(document)
 
 
 def _owners(document: Assignment) -> dict[Queue, Holder]:

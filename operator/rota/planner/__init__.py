@@ -43,7 +43,7 @@ def why(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ()) -> list[Wh
     return whys(_situation(snapshot, now), queues)
 
 
-_NEWS = ("observedGeneration", "conditions")
+_NEWS = ("observedGeneration", "conditions", "lag")
 
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
@@ -108,13 +108,14 @@ def _differs(it: Situation, draft: Draft) -> bool:
 
 
 def _stale(it: Situation, strategy: str) -> bool:
-    """Whether entries, strategy, settings or the budget's times are not what the record says."""
+    """Whether entries, strategy, settings, the budget's times or who may be contested are not what the record says."""
     known = {name: share.uid for name, share in it.document.members.items()}
     entries = record.entries(it.document, it.snapshot, it.counted)
     owning = {holder.name: holder.uid for holder in it.owned.values()}
     settings = it.snapshot.settings != it.snapshot.wanted_settings
     ahead = any(record.ago(at, it.now) < 0 for at, _ in it.document.spent)
-    return settings or ahead or known != {**entries, **owning} or it.document.strategy != strategy
+    overcome = any(it.overcome(queue, since) for queue, since in it.document.forced.items())
+    return settings or ahead or overcome or known != {**entries, **owning} or it.document.strategy != strategy
 
 
 def _quiet_for(it: Situation) -> float:

@@ -137,8 +137,9 @@ class Situation:
 
     def overcome(self, queue: Queue, forced: int) -> bool:
         """Whether nobody can be working a queue any more that was forced from him by this generation."""
-        others = [pod for pod in self.snapshot.pods if pod.heard and queue in pod.heard.working]
-        return self._oldest >= forced and len(others) <= 1
+        if self._oldest < forced:
+            return False
+        return sum(pod.heard is not None and queue in pod.heard.working for pod in self.snapshot.pods) <= 1
 
     @cached_property
     def _oldest(self) -> int:

@@ -19,6 +19,22 @@ class Measures:
         self.commits = Counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
         self.pulls = Counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
         self.paused = Counter("rota_sidecar_paused_seconds_total", "Time for which nothing could be delivered at all.")
+        self._inflight = self._buffered = self._generation = 0  # as they are while all of it is rendered
+        self._gauges = (
+            Gauge("rota_sidecar_inflight", "Messages that are at the app.", look=lambda: {(): self._inflight}),
+            Gauge(
+                "rota_sidecar_buffered",
+                "Messages that were fetched and are not finished.",
+                look=lambda: {(): self._buffered},
+            ),
+            Gauge("rota_sidecar_generation", "The generation that is obeyed.", look=lambda: {(): self._generation}),
+        )
+
+    @property
+    def metrics(self) -> tuple[Counter | Gauge | Histogram, ...]:
+        """Return every metric there is."""
+        counted = (self.messages, self.delivery, self.end_to_end, self.redelivered, self.commits, self.pulls)
+        return (*counted, self.paused, *self._gauges)
 
     def answered(self, seconds: float) -> None:
         """Note how long a delivery was at the app."""
@@ -35,12 +51,5 @@ class Measures:
 
     def text(self, *, inflight: int, buffered: int, generation: int) -> str:
         """Render all of it, with what is so at this moment."""
-        known = (self.messages, self.delivery, self.end_to_end, self.redelivered, self.commits, self.pulls, self.paused)
-        gauges = (
-            Gauge("rota_sidecar_inflight", "Messages that are at the app.", look=lambda: {(): inflight}),
-            Gauge(
-                "rota_sidecar_buffered", "Messages that were fetched and are not finished.", look=lambda: {(): buffered}
-            ),
-            Gauge("rota_sidecar_generation", "The generation that is obeyed.", look=lambda: {(): generation}),
-        )
-        return render([*known, *gauges])
+        self._inflight, self._buffered, self._generation = inflight, buffered, generation
+        return render(self.metrics)

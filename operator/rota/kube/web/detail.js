@@ -59,10 +59,12 @@ const TOPICS = [
   of("number", ({ delay }) => duration(delay)),
 ];
 
+const WITHOUT = { Free: "nobody", Everyone: "every member" }; // who works a queue that has no owner
+
 const QUEUES = [
   of("", queueName),
   of("", ({ state, forced }) => [state, forced ? "taken by force" : ""]),
-  of("", ({ state, owner }) => owner ?? (state === "Free" ? "nobody" : "unknown")),
+  of("", ({ state, owner }) => owner ?? WITHOUT[state] ?? "unknown"),
   of("", ({ to }) => to ?? ""),
   of("number", lag),
   of("number", ({ delay }) => duration(delay)),

@@ -5,6 +5,7 @@ import { queue as words, queueName } from "./words.js";
 
 const MANY = 1500; // queues: above, cells are small
 const KINDS = { Releasing: " releasing", Free: " free" };
+const SIGNS = { Free: "", Everyone: "*" }; // in the cell of a queue that has no owner
 
 const numbers = new Map(); // of members: one keeps its number and colour as long as it is there
 const map = at("map");
@@ -81,7 +82,7 @@ function fill(found, it, matches) {
   const drawn = `${label} ${kind} ${owner} ${next}`;
   if (found.drawn === drawn) return;
   Object.assign(found, { drawn, queue: it, ariaLabel: label, className: kind });
-  found.textContent = it.state === "Free" ? "" : `${owner ?? "?"}${it.forced ? "!" : ""}`;
+  found.textContent = SIGNS[it.state] ?? `${owner ?? "?"}${it.forced ? "!" : ""}`;
   found.style.cssText = `--owner: ${colour(owner)}; --next: ${colour(next)}`;
 }
 

@@ -23,6 +23,7 @@ export const queueName = ({ topic, broker, id }) => `${topic}/${broker}/${id}`;
 
 function works({ state, owner, to }) {
   const next = to == null ? "" : `, next ${to}`;
+  if (state === "Everyone") return "worked by every member";
   if (state === "Free") return `free${next}`;
   return `${state === "Releasing" ? "being released by" : "owned by"} ${owner ?? "unknown"}${next}`;
 }

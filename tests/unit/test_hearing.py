@@ -1,0 +1,163 @@
+"""Hearing everybody once a round: who is asked, who is not, and what is news."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+import pytest
+
+from rota.documents import Report
+from rota.kube import hearing
+from rota.kube.group import Group
+from rota.kube.hearing import STEPS, hear_all
+from rota.kube.objects import Pod
+from rota.kube.reports import Answer, Reports
+
+KEY, OTHER = ("shop", "orders"), ("shop", "bills")
+
+
+class OverError(Exception):
+    """So many rounds are over."""
+
+
+class Members(Reports):
+    """Members that say what is put there, and what happens while one is asked."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.addresses: set[str] = set()
+        self.say: dict[str, Report | None] = {}
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def read(self, address: str, uid: str) -> Answer:
+        self.asked[uid] += 1
+        self.addresses.add(address)
+        self.meanwhile()
+        return Answer(self.say.get(uid), 1.0)
+
+
+def a_pod(name: str, group: str = "orders", phase: str = "Running", *, started: bool = True) -> Pod:
+    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
+    states = [{"name": "rota-sidecar", "state": {"running": {}}}] if started else []
+    body = {
+        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-{name}", "labels": {"rota.dev/group": group}},
+        "spec": {"initContainers": [sidecar], "volumes": [{"name": "it", "configMap": {"name": f"{group}-rota"}}]},
+        "status": {"podIP": "10.0.0.1", "phase": phase, "initContainerStatuses": states},
+    }
+    return msgspec.convert(body, Pod)
+
+
+def a_group(*names: str, name: str = "orders") -> Group:
+    group = Group("shop", name)
+    for pod in names:
+        group.see(a_pod(pod, name), now=0.0)
+    return group
+
+
+def a_report(name: str, generation: int = 1) -> Report:
+    return Report(member=name, uid=f"uid-{name}", generation=generation)
+
+
+@pytest.fixture
+def members(monkeypatch: pytest.MonkeyPatch) -> Members:
+    monkeypatch.setattr(hearing, "EVERY_SECONDS", 0.0)
+    return Members()
+
+
+async def hear(members: Members, *groups: Group, rounds: int = 1) -> list[tuple[str, str]]:
+    """Hear everybody for some rounds; return of whom there was news."""
+    steps, told = 0, list[tuple[str, str]]()
+
+    def known() -> Mapping[tuple[str, str], Group]:
+        nonlocal steps
+        steps += 1
+        if steps > rounds * STEPS:
+            raise OverError
+        return {(it.namespace, it.name): it for it in groups}
+
+    with pytest.raises(OverError):
+        await hear_all(known, members, told.append)
+    return told
+
+
+NAMES = [f"m{number}" for number in range(200)]
+
+
+async def test_everybody_is_asked_once_a_round(members: Members) -> None:
+    group, other = a_group(*NAMES), a_group("b1", "b2", name="bills")
+    await hear(members, group, other)
+    assert members.asked == dict.fromkeys([*(f"uid-{name}" for name in NAMES), "uid-b1", "uid-b2"], 1)
+    await hear(members, group, other, rounds=3)
+    assert set(members.asked.values()) == {4}
+    assert members.addresses == {"10.0.0.1"}
+
+
+async def test_whoever_is_awaited_has_not_begun_or_has_ended_is_not_asked(members: Members) -> None:
+    group = a_group("m1", "m2")
+    group.awaited = frozenset({"m2"})
+    group.see(a_pod("m3", started=False), now=0.0)
+    group.see(a_pod("m4", phase="Failed"), now=0.0)
+    await hear(members, group)
+    assert members.asked == {"uid-m1": 1}
+    group.awaited = frozenset()
+    await hear(members, group)
+    assert members.asked == {"uid-m1": 2, "uid-m2": 1}
+
+
+async def test_only_what_has_changed_is_news(members: Members) -> None:
+    group = a_group("m1")
+    members.say["uid-m1"] = a_report("m1")
+    assert await hear(members, group, rounds=3) == [KEY]
+    assert await hear(members, group) == []
+    members.say["uid-m1"] = a_report("m1", 2)
+    assert await hear(members, group, rounds=2) == [KEY]
+    heard = group.pods["m1"].heard
+    assert heard is not None
+    assert heard.report.generation == 2
+
+
+async def test_that_a_member_falls_silent_and_that_it_speaks_again_is_news_once(members: Members) -> None:
+    group = a_group("m1")
+    members.say["uid-m1"] = a_report("m1")
+    await hear(members, group)
+    members.say["uid-m1"] = None
+    assert await hear(members, group, rounds=3) == [KEY]
+    assert group.pods["m1"].unheard_since == 1.0, "when it was asked"
+    assert group.pods["m1"].heard is not None, "what it said last is known"
+    members.say["uid-m1"] = a_report("m1")
+    assert await hear(members, group, rounds=2) == [KEY]
+    assert group.pods["m1"].unheard_since is None
+
+
+async def test_news_is_told_of_the_group_that_it_is_about(members: Members) -> None:
+    group, other = a_group("m1"), a_group("b1", name="bills")
+    members.say |= {"uid-m1": a_report("m1"), "uid-b1": a_report("b1")}
+    assert sorted(await hear(members, group, other)) == [OTHER, KEY]
+    members.say["uid-b1"] = a_report("b1", 7)
+    assert await hear(members, group, other) == [OTHER]
+
+
+async def test_a_pod_that_vanishes_while_it_is_asked_is_no_error_and_no_news(members: Members) -> None:
+    group = a_group("m1")
+    members.say["uid-m1"] = a_report("m1")
+    members.meanwhile = group.pods.clear
+    assert await hear(members, group) == []
+    assert members.asked == {"uid-m1": 1}
+
+
+async def test_what_a_pod_said_is_not_taken_for_the_words_of_its_successor(members: Members) -> None:
+    group = a_group("m1")
+    members.say["uid-m1"] = a_report("m1")
+    new = a_pod("m1", started=False)  # so that it is not asked itself
+    new = msgspec.structs.replace(new, metadata=msgspec.structs.replace(new.metadata, uid="new"))
+    members.meanwhile = lambda: group.see(new, now=1.0)
+    assert await hear(members, group, rounds=1) == []
+    assert group.pods["m1"].heard is None
+
+
+async def test_a_pod_that_vanishes_before_its_turn_is_passed_over(members: Members) -> None:
+    group = a_group(*NAMES)
+    members.say = {f"uid-{name}": a_report(name) for name in NAMES}
+    members.meanwhile = group.pods.clear
+    assert await hear(members, group, rounds=2) == []
+    assert len(members.asked) < len(NAMES)

@@ -1,0 +1,248 @@
+"""Why each queue has its owner: of living groups, told in sentences."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
+from rota.model import Queue, Reason, Verdict
+from rota.planner import Pod, Snapshot, plan, why
+
+Q = [Queue("orders", "a", number) for number in range(8)]
+
+
+def settled(**changed: Any) -> Snapshot:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
+    return a_snapshot(**({"document": document, "pods": obeying(document)} | changed))
+
+
+def told(snapshot: Snapshot, *queues: Queue) -> list[str]:
+    return [it.told for it in why(snapshot, NOW, queues)]
+
+
+ROOMS = {"roomLabel": "topology.kubernetes.io/zone", "brokers": [{"broker": "a", "room": "east"}]}
+NAMED = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"}]}]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sentence"),
+    [
+        ("Sticky", {}, "m1 keeps all of its 3 queues (an even share is 3)"),
+        ("Averagely", {}, "m1 is member 1 of 2, whose block of orders is a/0 to a/2"),
+        ("ByConfig", {"byConfig": {"members": NAMED}}, "the policy names it for m1"),
+        (
+            "MachineRoomNearby",
+            {"machineRoomNearby": ROOMS},
+            "its room east has 2 of 2 members; among them m1 is member 1 of 2, whose block of orders is a/0 to a/2",
+        ),
+    ],
+)
+def test_a_queue_that_is_where_the_strategy_wants_it_has_the_strategys_reason(
+    strategy: str, options: dict[str, Any], sentence: str
+) -> None:
+    it = settled(policy=a_policy(strategy=strategy, options=options))
+    it = replace(it, pods=tuple(replace(pod, room="east") for pod in it.pods))
+    (found,) = why(it, NOW, [Q[0]])
+    assert found == (Q[0], "m1", f"orders/a/0 stays with m1: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("AveragelyByCircle", {}),
+        ("ConsistentHash", {"consistentHash": {"virtualNodes": 20}}),
+        ("Balanced", {}),
+        ("Averagely", {}),
+        ("Sticky", {}),
+    ],
+)
+def test_every_queue_of_a_fleet_has_a_reason(strategy: str, options: dict[str, Any]) -> None:
+    policy = a_policy(strategy=strategy, options=options)
+    first = plan(a_snapshot(policy=policy, pods=(a_pod("m1", a_report("m1", 0)), a_pod("m2", a_report("m2", 0)))), NOW)
+    assert first.document
+    it = a_snapshot(policy=policy, document=first.document, pods=obeying(first.document))
+    reasons = why(it, NOW, Q[:6])
+    owners = {queue: name for name, share in first.document.members.items() for queue in share.queues}
+    assert {it.queue: it.owner for it in reasons} == owners
+    for found in reasons:
+        assert found.told.startswith(f"{found.queue} stays with {found.owner}: ")
+        assert "not what" not in found.told
+
+
+def test_by_machine_rooms_it_is_the_room() -> None:
+    rooms = [Queue("orders", "east@a", number) for number in range(2)]
+    document = a_document(members={"m1": rooms}, strategy="ByMachineRoom")
+    policy = a_policy(strategy="ByMachineRoom", options={"byMachineRoom": {"rooms": ["east"]}})
+    views = {"orders": a_view(2, brokers=("east@a",))}
+    it = a_snapshot(policy=policy, document=document, pods=obeying(document), views=views)
+    shares = "m1 is member 1 of the 1 that share its queues in blocks, topic by topic"
+    assert told(it, rooms[0]) == [f"orders/east@a/0 stays with m1: room east is in the policy, and {shares}"]
+
+
+def test_who_asks_for_nothing_is_told_of_one_queue_of_each_member() -> None:
+    assert [(it.queue, it.owner) for it in why(settled(), NOW)] == [(Q[0], "m1"), (Q[3], "m2")]
+
+
+def test_a_queue_that_is_not_where_the_policys_strategy_wants_it_is_told_so_whatever_the_document_says() -> None:
+    held = settled(policy=a_policy(strategy="AveragelyByCircle", paused=True))
+    assert told(held, Q[1], Q[4]) == [
+        "orders/a/1 stays with m1, which is not what AveragelyByCircle answers",
+        "orders/a/4 stays with m2, which is not what AveragelyByCircle answers",
+    ]
+
+
+def test_the_strategy_is_asked_about_what_is_so_now() -> None:
+    it = settled()
+    (found,) = told(replace(it, pods=(*it.pods, a_pod("m3", a_report("m3", 0)))), Q[2])
+    assert found == "orders/a/2 stays with m1, which is not what Sticky answers"
+
+
+def test_beside_foreigners_it_is_their_way_of_sharing_by_client_ids() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
+    it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
+    mine, ours, other = why(it, NOW, [Q[0], Q[2], Q[5]])
+    assert mine.owner == "m1"
+    assert mine.told == (
+        "orders/a/0 stays with 10.0.0.1@m1: 10.0.0.1@m1 is member 1 of 3, whose block of orders is a/0 to a/1"
+    )
+    assert (ours.owner, "10.0.0.1@m2 is member 2 of 3" in ours.told) == ("m2", True)
+    said = "1 consumer that is not Rota's is in the group: 10.0.0.9@old; queues are shared as they do it"
+    assert other == (Q[5], None, f"orders/a/5 has no owner of ours: {said}")
+
+
+def test_beside_foreigners_a_policy_that_is_missing_does_not_matter() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
+    it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",), policy=None)
+    assert "is member 1 of 3" in told(it, Q[0])[0]
+
+
+def test_a_queue_on_its_way_tells_from_whom_and_to_whom() -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:4]}, taken={Q[4]: ("m1", "m2"), Q[5]: ("m2", None)})
+    assert why(settled(document=document, pods=obeying(document)), NOW, [Q[4], Q[5]]) == [
+        (Q[4], None, "orders/a/4 is on its way: m1 releases it, m2 is to have it next"),
+        (Q[5], None, "orders/a/5 is on its way: m2 releases it, nobody is to have it"),
+    ]
+
+
+def test_a_queue_that_leaves_the_group_can_be_asked_for_while_it_is_on_record() -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:7]}, taken={Q[7]: ("m2", None)})
+    owned, leaving = why(settled(document=document, pods=obeying(document)), NOW, [Q[6], Q[7]])
+    assert leaving.told == "orders/a/7 is on its way: m2 releases it, nobody is to have it"
+    assert owned == (Q[6], "m2", "orders/a/6 is still with m2: it is not the group's any more, and is to be given up")
+
+
+def test_a_free_queue_has_no_owner() -> None:
+    document = a_document(members={"m1": Q[:3]})
+    assert why(settled(document=document, pods=obeying(document)), NOW, [Q[3]]) == [
+        (Q[3], None, "orders/a/3 has no owner")
+    ]
+    assert told(a_snapshot(), Q[0]) == ["orders/a/0 has no owner"]
+
+
+@pytest.mark.parametrize("queue", [Queue("orders", "a", 6), Queue("orders", "b", 0), Queue("payments", "a", 0)])
+def test_a_queue_that_is_not_there_is_a_sentence(queue: Queue) -> None:
+    with pytest.raises(ValueError, match=f"^There is no queue {queue} among the group's 6$"):
+        why(settled(), NOW, [Q[0], queue])
+
+
+def test_a_queue_of_a_topic_that_is_seen_and_not_subscribed_to_is_not_the_groups() -> None:
+    it = settled(views={"orders": a_view(6), "payments": a_view(1, "payments")})
+    with pytest.raises(ValueError, match="There is no queue payments/a/0 among the group's 6"):
+        why(it, NOW, [Queue("payments", "a", 0)])
+
+
+def test_examples_come_in_the_order_of_queues() -> None:
+    document = a_document(members={"m1": Q[3:6], "m2": Q[:3]})
+    assert [it.owner for it in why(settled(document=document, pods=obeying(document)), NOW)] == ["m2", "m1"]
+
+
+def test_beside_foreigners_whoever_does_not_count_has_no_part_and_who_has_no_client_id_is_named() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
+    (m1, m2) = obeying(document)
+    it = a_snapshot(document=document, pods=(replace(m1, client_id=""), gone(m2)), foreigners=("old",))
+    assert told(it, Q[0], Q[2]) == [
+        "orders/a/0 stays with m1: m1 is member 1 of 2, whose block of orders is a/0 to a/2",
+        "orders/a/2 is still with m2: that member is Lost, and has not given it up yet",
+    ]
+
+
+def gone(it: Pod) -> Pod:
+    return replace(it, ready=False, steady=LONG, heard=None, unheard=LONG)
+
+
+def test_where_nobody_is_left_queues_stay_with_whom_they_were() -> None:
+    it = settled()
+    lost = replace(it, pods=tuple(gone(pod) for pod in it.pods))
+    assert told(lost, Q[0]) == ["orders/a/0 is still with m1: nobody is there to take it over"]
+    assert told(replace(it, pods=()), Q[0]) == ["orders/a/0 is still with m1: nobody is there to take it over"]
+
+
+def test_what_a_member_that_does_not_count_has_not_given_up_is_told_with_its_standing() -> None:
+    it = settled()
+    (m1, m2) = it.pods
+    assert told(replace(it, pods=(m1, gone(m2))), Q[3]) == [
+        "orders/a/3 is still with m2: that member is Lost, and has not given it up yet"
+    ]
+    assert told(replace(it, pods=(m1, replace(m2, terminating=True))), Q[3]) == [
+        "orders/a/3 is still with m2: that member is Leaving, and has not given it up yet"
+    ]
+    for pods in ((m1,), (m1, replace(m2, uid="another"))):
+        assert told(replace(it, pods=pods), Q[3]) == [
+            "orders/a/3 is still with m2: that member is not there, and has not given it up yet"
+        ]
+
+
+def test_a_paused_group_says_that_it_is() -> None:
+    document = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m2", None)})
+    it = settled(document=document, pods=obeying(document), spec=a_spec(paused=True))
+    assert told(it, Q[0], Q[3], Q[4]) == [
+        "orders/a/0 is still with m1: the group is paused, and it is to be given up",
+        "orders/a/3 is on its way: m2 releases it, nobody is to have it",
+        "orders/a/4 has no owner: the group is paused",
+    ]
+    assert why(it, NOW) == [], "nobody shall own any"
+    with pytest.raises(ValueError, match="There is no queue orders/a/7"):
+        why(it, NOW, [Q[7]])
+    unseen = replace(it, views={"orders": None})
+    assert told(unseen, Q[0]) == told(it, Q[0])
+
+
+def test_in_a_broadcasting_group_every_member_reads_every_queue() -> None:
+    document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:6]), strategy="")
+    it = settled(document=document, pods=obeying(document), spec=a_spec(messageModel="Broadcasting"))
+    said = (Q[2], None, "orders/a/2 is read by every member: the group is Broadcasting")
+    assert why(it, NOW, [Q[2]]) == [said]
+    assert [found.queue for found in why(it, NOW)] == [Q[0]]
+    with pytest.raises(ValueError, match="There is no queue orders/a/7 among the group's 6"):
+        why(it, NOW, [Q[7]])
+    assert why(replace(it, views={"orders": a_view(2)}), NOW, [Q[2]]) == [said], "it still is, by the document"
+
+
+def test_without_a_policy_to_follow_what_is_assigned_stays() -> None:
+    missing = (Verdict(Reason.MISSING_POLICY, "There is no RebalancePolicy steady"),)
+    assert told(settled(policy=None, problems=missing), Q[0]) == [
+        "orders/a/0 stays with m1: the policy cannot be followed, so what is assigned stays"
+    ]
+
+
+def test_where_the_strategy_fails_its_sentence_is_the_reason() -> None:
+    policy = a_policy(strategy="Custom", options={"custom": {"name": "nowhere"}})
+    (found,) = told(settled(policy=policy), Q[0])
+    assert found.startswith("orders/a/0 stays with m1: There is no custom strategy nowhere")
+    assert found.endswith("; until then every queue stays where it is")
+
+
+def test_a_group_that_cannot_be_understood_still_tells_of_what_is_on_record() -> None:
+    it = settled(spec=None)
+    assert why(it, NOW) == []
+    assert told(it, Q[0]) == ["orders/a/0 is still with m1: the group cannot be understood, so what is assigned stays"]
+
+
+def test_what_goes_to_a_namesake_of_its_owner_tells_that_the_owner_is_not_there() -> None:
+    it = settled()
+    (m1, m2) = it.pods
+    anew = replace(it, gone=frozenset({"uid-m1"}), pods=(replace(m1, uid="new"), m2))
+    assert told(anew, Q[0]) == [
+        "orders/a/0 goes to m1: its owner m1 is not there; m1 had 0 queues (an even share is 3)"
+    ]

@@ -1,0 +1,335 @@
+"""What is known of groups, as the values that page and command line show."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from builders import NOW, a_document, a_view
+from rota.brokers import Client
+from rota.documents import Assignment, Report, to_ranges, write_assignment
+from rota.kube import showing, shown
+from rota.kube.group import AtBroker, Group
+from rota.kube.history import Judged
+from rota.kube.lags import Lag
+from rota.kube.measures import Fact, Measures
+from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod
+from rota.kube.tally import Tally
+from rota.lag import Judgement
+from rota.model import Queue
+from rota.planner import Plan
+from rota.planner.members import Standing
+
+Q = [Queue("orders", "a", number) for number in range(6)]
+RETRY = "%RETRY%orders"
+LEADS = shown.Operator("rota-0", "0.1.0", leads=True)
+READY = {"type": "Ready", "status": "True", "reason": "Settled", "message": "6 queues, 2 members"}
+STATUS = {
+    "members": 2,
+    "queues": 6,
+    "idleMembers": 1,
+    "unownedQueues": 0,
+    "conditions": [{**READY, "lastTransitionTime": "2026-11-21T08:00:00.000Z"}],
+    "lastRebalance": {"reason": "MemberLeft", "at": "2026-11-21T08:00:00.000Z", "moved": 3, "seconds": 1.5},
+}
+
+
+def a_pod(name: str, ready: str = "True") -> Pod:
+    """Return a pod with a sidecar as the API server has it."""
+    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
+    body = {
+        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-{name}", "labels": {"rota.dev/group": "orders"}},
+        "spec": {"initContainers": [sidecar], "volumes": [{"name": "it", "configMap": {"name": "orders-rota"}}]},
+        "status": {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": ready}]},
+    }
+    return msgspec.convert(body, Pod)
+
+
+def a_group(document: Assignment | None = None, status: dict[str, Any] | None = None, **spec: Any) -> Group:
+    """Return a group with a record, of which no pod was seen yet."""
+    found = Group("shop", "orders")
+    broker = {"rocketmq": {"nameServers": ["rmq:9876"]}}
+    body = {"broker": broker, "subscriptions": [{"topic": "orders"}], **spec}
+    found.wants(Custom(Metadata("orders", uid="1", namespace="shop"), body, status or {}), None)
+    if document:
+        labels, owners = {"rota.dev/group": "orders"}, [Owner("1", controller=True)]
+        texts = {name: text for name, text in write_assignment(document).items() if isinstance(text, str)}
+        metadata = Metadata("orders-rota", "2", "shop", "42", labels=labels, owner_references=owners)
+        found.keep(ConfigMap(metadata, data=texts))
+    return found
+
+
+def a_fact(group: Group, lags: dict[Queue, Judged] | None = None, **known: Any) -> Fact:
+    """Return what is known of a group whose topic has six queues."""
+    broker = AtBroker({"orders": a_view(6)}, known.pop("foreigners", ()))
+    dead, at = known.pop("dead", None), known.pop("at", None)
+    return Fact(group, Tally(plan=Plan(**known)), broker, Lag(lags or {}, dead, at))
+
+
+def lagging(*lags: int | None, **given: Any) -> dict[Queue, Judged]:
+    found = {}
+    for queue, lag in zip(Q, lags, strict=False):
+        told: dict[str, Any] = {"first": 0, "last": 9, "lag": lag, "verdict": Judgement.KEEPING_UP, "worked": 2.0}
+        found[queue] = Judged(**told | {"committed": None if lag is None else 9 - lag, "delay": lag} | given)
+    return found
+
+
+def owning(**changed: Any) -> Assignment:
+    return a_document(members={"m1": Q[:3], "m2": Q[3:6]}, **changed)
+
+
+def test_of_a_group_that_was_never_planned_for_nothing_is_made_up() -> None:
+    fact = a_fact(a_group())
+    nothing: dict[str, Any] = dict.fromkeys(("members", "queues", "idle", "unowned", "generation"), 0)
+    nothing |= {"ready": False, "moving": False} | dict.fromkeys(("reason", "message", "strategy"), "")
+    assert showing.summary(fact) == shown.Summary("shop", "orders", **nothing)
+    found = showing.detail(LEADS, fact, {})
+    assert (found.members, found.conditions, found.rebalances, found.looked_at) == ([], [], [], None)
+    assert {(queue.state, queue.owner, queue.lag) for queue in found.queues} == {("Free", None, None)}
+
+
+def test_a_group_without_topics_or_a_spec_is_shown_too() -> None:
+    group = Group("shop", "orders")
+    group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {"subscriptions": 5}), None)
+    found = showing.detail(LEADS, Fact(group, Tally(), AtBroker(), Lag({})), {})
+    assert (found.at_broker, found.topics, found.queues) == ("orders", [], [])
+
+
+def test_before_the_first_plan_what_people_were_told_last_is_shown() -> None:
+    found = showing.summary(a_fact(a_group(owning(), STATUS)))
+    assert (found.ready, found.reason, found.message) == (True, "Settled", "6 queues, 2 members")
+    assert (found.members, found.queues, found.idle, found.unowned) == (2, 6, 1, 0)
+    assert (found.generation, found.strategy, found.moving) == (5, "Sticky", False)
+    assert found.last_rebalance == shown.Rebalance("MemberLeft", "", "2026-11-21T08:00:00.000Z", 0, 3, 0, 1.5)
+
+
+def test_after_a_plan_it_is_what_that_said() -> None:
+    now = {**STATUS, "members": 7, "conditions": [{**READY, "status": "False", "reason": "NoMembers"}]}
+    fact = a_fact(a_group(owning(), STATUS), status=now)
+    fact.tally.rebalances.appendleft(shown.Rebalance("MemberJoined", "m2 joined", "later", 6))
+    found = showing.summary(fact)
+    assert (found.members, found.ready, found.reason) == (7, False, "NoMembers")
+    assert found.last_rebalance == fact.tally.rebalances[0]
+    assert showing.detail(LEADS, fact, {}).rebalances == [*fact.tally.rebalances]
+
+
+@pytest.mark.parametrize(("progressing", "moving"), [("True", True), ("False", False)])
+def test_a_handover_is_under_way_while_the_plan_or_the_record_says_so(progressing: str, moving: bool) -> None:  # noqa: FBT001 - a row of the table
+    status = {"conditions": [{"type": "Progressing", "status": progressing, "reason": "x"}]}
+    assert showing.summary(a_fact(a_group(owning(), status))).moving == moving
+    taken = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m1", "m2")})
+    assert showing.summary(a_fact(a_group(taken, status))).moving
+
+
+def test_a_condition_is_shown_as_it_stands_in_the_status() -> None:
+    bare = {"type": "Degraded", "status": "False", "reason": "Settled"}
+    found = showing.detail(
+        LEADS,
+        a_fact(a_group(None, {"conditions": [READY | {"lastTransitionTime": "2026-11-21T08:00:00.000Z"}, bare]})),
+        {},
+    )
+    assert found.conditions == [
+        shown.Condition("Ready", "True", "Settled", "6 queues, 2 members", "2026-11-21T08:00:00.000Z"),
+        shown.Condition("Degraded", "False", "Settled", "", ""),
+    ]
+
+
+def test_lag_is_told_by_queue_by_topic_and_by_group() -> None:
+    fact = a_fact(a_group(owning()), lagging(1, 2, 3, 0, 0, 0), dead=4, at=NOW)
+    found = showing.detail(LEADS, fact, {})
+    assert found.looked_at == "2025-11-21T08:00:00.000Z"
+    assert found.topics == [shown.Topic("orders", "Subscribed", 6, 6, 3)]
+    assert (found.summary.lag, found.summary.delay, found.summary.dead, found.summary.retrying) == (6, 3, 4, None)
+    assert found.summary.verdicts == {"KeepingUp": 6}
+    orders: dict[str, Any] = {"topic": "orders", "broker": "a", "id": 2, "kind": "Subscribed", "estimate": False}
+    offsets: dict[str, Any] = {"first": 0, "last": 9, "committed": 6, "lag": 3, "delay": 3, "verdict": "KeepingUp"}
+    assert found.queues[2] == shown.Queue(**orders, **offsets, state="Owned", owner="m1")
+
+
+def test_a_lag_that_is_not_known_is_no_number_and_no_verdict_is_made_up() -> None:
+    lags = lagging(1, 2, 3, 0, 0) | lagging(None, verdict=None)
+    found = showing.detail(LEADS, a_fact(a_group(owning()), lags), {})
+    assert [queue.lag for queue in found.queues] == [None, 2, 3, 0, 0, None]
+    assert [queue.verdict for queue in found.queues][:2] == [None, "KeepingUp"]
+    assert (found.summary.lag, found.summary.delay, found.topics[0].lag) == (None, None, None)
+    assert found.summary.verdicts == {"KeepingUp": 4}
+
+
+def test_where_a_filter_passes_over_messages_all_that_is_counted_is_an_estimate() -> None:
+    group = a_group(owning(), subscriptions=[{"topic": "orders", "expression": "paid"}])
+    found = showing.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    assert found.summary.estimate
+    assert found.topics[0].estimate
+    assert {queue.estimate for queue in found.queues} == {True}
+
+
+def test_queues_tell_who_has_them_who_gets_them_and_what_was_forced() -> None:
+    document = a_document(
+        members={"m1": Q[:2], "m2": Q[2:3]}, taken={Q[3]: ("m1", "m2"), Q[4]: ("m2", None)}, forced={Q[2]: 4}
+    )
+    found = {queue.id: queue for queue in showing.detail(LEADS, a_fact(a_group(document)), {}).queues}
+    assert {number: (it.state, it.owner, it.to, it.forced) for number, it in found.items()} == {
+        0: ("Owned", "m1", None, False),
+        1: ("Owned", "m1", None, False),
+        2: ("Owned", "m2", None, True),
+        3: ("Releasing", "m1", "m2", False),
+        4: ("Releasing", "m2", None, False),
+        5: ("Free", None, None, False),
+    }
+
+
+def test_queues_on_record_that_are_not_seen_are_shown_and_retries_are_of_their_kind_in_order() -> None:
+    retried = Queue(RETRY, "a", 0)
+    document = a_document(members={"m1": [*Q[:6], retried]}, taken={Queue("old", "a", 0): ("m1", None)})
+    fact = a_fact(a_group(document))._replace(broker=AtBroker({"orders": None}))
+    found = showing.detail(LEADS, fact, {})
+    assert [(it.topic, it.id, it.kind) for it in found.queues] == [
+        (RETRY, 0, "Retry"),
+        ("old", 0, "Subscribed"),
+        *(("orders", number, "Subscribed") for number in range(6)),
+    ]
+    assert found.topics == [shown.Topic("orders", "Subscribed", 0)]
+
+
+def everyones(**spec: Any) -> Group:
+    document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:5]), strategy="")
+    group = a_group(document, messageModel="Broadcasting", **spec)
+    for name in ("m1", "m2", "m3"):
+        group.see(a_pod(name), now=0.0)
+    return group
+
+
+def test_in_a_broadcasting_group_every_queue_is_everyones_but_one_that_is_not_on_record_yet() -> None:
+    found = showing.detail(LEADS, a_fact(everyones()), {})
+    assert [(it.state, it.owner, it.to) for it in found.queues] == [("Everyone", None, None)] * 5 + [
+        ("Free", None, None)
+    ]
+
+
+def test_in_a_broadcasting_group_whoever_has_an_entry_has_every_queue_and_its_rate_is_not_known() -> None:
+    found = showing.detail(LEADS, a_fact(everyones()), {})
+    assert {it.name: (it.queues, it.rate) for it in found.members} == {"m1": (5, None), "m2": (5, None), "m3": (0, 0)}
+
+
+async def test_of_a_broadcasting_group_no_queue_is_counted_as_unowned() -> None:
+    class Known:
+        def fact(self, _: tuple[str, str]) -> Fact:
+            return a_fact(everyones(), status={"unownedQueues": 0, "queues": 5})
+
+        def keys(self) -> list[tuple[str, str]]:
+            return [("shop", "orders")]
+
+    text = await Measures(lambda: True).text(Known())
+    labels = '{namespace="shop",group="orders"}'
+    assert f"rota_unowned_queues{labels} 0\n" in text
+    assert f"rota_queue_unowned_seconds_total{labels} 0\n" in text
+    assert "rota_imbalance_ratio{" not in text
+    assert "rota_queue_lag{" not in text
+
+
+def a_report(name: str, **told: Any) -> Report:
+    return Report(member=name, uid=f"uid-{name}", generation=5, held=to_ranges(Q[:3]), **told)
+
+
+def test_a_member_tells_what_it_obeys_works_and_is_kept_from() -> None:
+    group = a_group(owning())
+    group.see(a_pod("m1"), now=0.0)
+    group.pods["m1"].hear(a_report("m1", troubles={"AppNotListening": "its app does not listen"}), 1.0, 1.0)
+    clients = {"10.0.0.1@m1#uid-m1": Client("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
+    fact = a_fact(group, lagging(*[1] * 6), standings={"m1": Standing.READY})
+    (found,) = showing.detail(LEADS, fact, clients).members
+    assert found == shown.Member(
+        "m1",
+        "10.0.0.1@m1#uid-m1",
+        "Rota",
+        "Ready",
+        "10.0.0.1",
+        "V5_1_4",
+        "PYTHON",
+        queues=3,
+        generation=5,
+        rate=6.0,
+        troubles=["its app does not listen"],
+    )
+
+
+def test_of_a_member_that_was_not_heard_no_generation_is_known_and_of_one_that_no_broker_sees_no_client() -> None:
+    group = a_group(owning())
+    group.see(a_pod("m2", "False"), now=0.0)
+    group.see(a_pod("m1"), now=0.0)
+    m1, m2 = showing.detail(LEADS, a_fact(group, lagging(1)), {}).members
+    assert (m1.name, m1.state, m2.state) == ("m1", "Ready", "Joining"), "before there is a plan"
+    assert (m2.generation, m2.version, m2.language, m2.troubles) == (None, "", "", [])
+    assert (m1.queues, m1.rate) == (3, None), "of two of its queues nobody knows how quickly they are worked"
+
+
+def test_a_pod_that_was_made_anew_under_the_name_of_an_owner_owns_nothing() -> None:
+    group = a_group(a_document(members={"m1": Q[:3]}))
+    body = a_pod("m1")
+    group.see(msgspec.structs.replace(body, metadata=msgspec.structs.replace(body.metadata, uid="new")), now=0.0)
+    (found,) = showing.detail(LEADS, a_fact(group), {}).members
+    assert found.queues == 0
+
+
+def test_foreign_members_come_after_ours_with_what_their_broker_knows() -> None:
+    group = a_group(owning())
+    group.see(a_pod("m1"), now=0.0)
+    clients = {"10.0.0.9@1": Client("10.0.0.9@1", "10.0.0.9:41", "JAVA", "V4_9_4")}
+    fact = a_fact(group, foreigners=("10.0.0.9@1", "10.0.0.8@2"))
+    ours, java, unknown = showing.detail(LEADS, fact, clients).members
+    assert (ours.origin, java.origin, unknown.origin) == ("Rota", "Foreign", "Foreign")
+    assert java == shown.Member("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9:41", "V4_9_4", "JAVA")
+    assert unknown == shown.Member("10.0.0.8@2", "10.0.0.8@2", "Foreign", "Foreign")
+    assert (java.queues, java.generation, java.rate) == (None, None, None)
+
+
+def test_whose_foreign_members_are_not_known_shows_none() -> None:
+    assert showing.detail(LEADS, a_fact(a_group(), foreigners=None), {}).members == []
+
+
+def test_who_stands_by_shows_who_owns_what_and_no_lag() -> None:
+    standby = shown.Operator("rota-1", "0.1.0", leads=False)
+    fact = Fact(a_group(owning(), STATUS), Tally(), AtBroker(), Lag({}))
+    found = showing.detail(standby, fact, {})
+    assert not found.operator.leads
+    assert [queue.owner for queue in found.queues] == ["m1"] * 3 + ["m2"] * 3
+    assert {queue.lag for queue in found.queues} == {None}
+    assert (found.summary.lag, found.summary.queues, found.topics, found.looked_at) == (None, 6, [], None)
+
+
+def test_a_group_has_another_name_at_brokers_if_its_spec_says_so() -> None:
+    assert showing.detail(LEADS, a_fact(a_group(group="shop-orders")), {}).at_broker == "shop-orders"
+    assert showing.detail(LEADS, a_fact(a_group()), {}).at_broker == "orders"
+
+
+def test_what_is_shown_can_be_read_back() -> None:
+    group = everyones()
+    found = showing.detail(LEADS, a_fact(group, lagging(1, None), at=NOW), {})
+    assert msgspec.json.decode(msgspec.json.encode(found), type=shown.Detail) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "queue"),
+    [
+        ("orders/broker-a/3", Queue("orders", "broker-a", 3)),
+        ("%RETRY%orders/b/0", Queue("%RETRY%orders", "b", 0)),
+        ("orders/room/broker/12", Queue("orders", "room/broker", 12)),
+        ("orders/a/007", Queue("orders", "a", 7)),
+    ],
+)
+def test_a_queue_is_read_as_it_is_written(text: str, queue: Queue) -> None:
+    assert showing.queue_of(text) == queue
+
+
+@pytest.mark.parametrize(
+    "text", ["", "orders", "orders/3", "/a/3", "orders//3", "orders/a/", "orders/a/-1", "orders/a/x"]
+)
+def test_what_is_no_queue_is_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3") as caught:
+        showing.queue_of(text)
+    assert str(caught.value).startswith(f"The queue {text!r} ")
+
+
+def test_an_id_that_no_queue_can_have_is_not_read() -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        showing.queue_of(f"orders/a/{10**7}")

@@ -1,0 +1,177 @@
+"""A group's lag, topic by topic: what is added up, what is not known, what is an estimate."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import a_spec, a_view
+from rota.kube.group import AtBroker, Group
+from rota.kube.history import Judged
+from rota.kube.lags import Lag
+from rota.kube.objects import Custom, Metadata
+from rota.kube.shown import Kind
+from rota.kube.sums import TopicLag, by_topic, delay, told, total, two_digits
+from rota.model import Queue
+from rota.planner import View
+
+RETRY = "%RETRY%orders"
+
+
+def a_lag(*lags: int | None, topic: str = "orders", waited: float | None = 1.0) -> dict[Queue, Judged]:
+    """Return how far a group is behind on the queues of a topic, in the order of their ids."""
+    return {
+        Queue(topic, "a", number): Judged(lag=lag, delay=None if lag is None else lag * (waited or 0.0))
+        for number, lag in enumerate(lags)
+    }
+
+
+def seen(lags: dict[Queue, Judged], spec: Any = None, **views: View | None) -> dict[str, TopicLag]:
+    """Add up lags of the topics orders and %RETRY%orders, which have two queues and none unless said."""
+    every = {"orders": a_view(2), RETRY: a_view(0, RETRY)} | {
+        name.replace("retry", RETRY): it for name, it in views.items()
+    }
+    return by_topic(spec or a_spec(), AtBroker(every), Lag(lags))
+
+
+def test_a_topic_is_as_far_behind_as_its_queues_together_and_its_oldest_message() -> None:
+    assert seen(a_lag(3, 4)) == {
+        "orders": TopicLag("Subscribed", a_view(2).queues, 7, 4.0, estimate=False),
+    }
+
+
+def test_nothing_behind_is_known_to_be_nothing() -> None:
+    assert seen(a_lag(0, 0))["orders"][2:4] == (0, 0.0)
+
+
+@pytest.mark.parametrize("lags", [a_lag(3, None), a_lag(3), {}])
+def test_where_one_queue_is_not_known_neither_is_its_topic_nor_the_group(lags: dict[Queue, Judged]) -> None:
+    found = seen(lags | a_lag(5, topic="payments"), payments=a_view(1, "payments"))
+    assert found["orders"][2:4] == (None, None)
+    assert found["payments"][2:4] == (5, 5.0)
+    assert (total(found, "Subscribed"), delay(found)) == (None, None)
+
+
+def test_messages_may_be_known_where_their_age_is_not() -> None:
+    lags = a_lag(3, 4) | {Queue("orders", "a", 1): Judged(lag=4)}
+    assert seen(lags)["orders"][2:4] == (7, None)
+    assert delay(seen(lags)) is None
+
+
+def test_a_group_is_as_far_behind_as_all_its_topics_and_as_late_as_the_latest() -> None:
+    found = seen(a_lag(3, 4) | a_lag(9, topic="payments"), payments=a_view(1, "payments"))
+    assert (total(found, "Subscribed"), delay(found)) == (16, 9.0)
+
+
+def test_what_is_to_be_tried_again_counts_apart() -> None:
+    found = seen(a_lag(3, 4) | a_lag(50, topic=RETRY), retry=a_view(1, RETRY))
+    assert found[RETRY] == TopicLag("Retry", a_view(1, RETRY).queues, 50, 50.0, estimate=False)
+    assert (total(found, "Subscribed"), total(found, "Retry"), delay(found)) == (7, 50, 4.0)
+
+
+@pytest.mark.parametrize("view", [None, a_view(0, RETRY)])
+def test_before_there_is_a_retry_topic_nothing_is_told_of_it(view: View | None) -> None:
+    found = seen(a_lag(3, 4), retry=view)
+    assert [*found] == ["orders"]
+    assert total(found, "Retry") is None
+
+
+def test_a_retry_topic_that_is_not_known_leaves_the_rest_known() -> None:
+    found = seen(a_lag(3, 4), retry=a_view(1, RETRY))
+    assert (total(found, "Subscribed"), delay(found)) == (7, 4.0)
+    assert total(found, "Retry") is None
+
+
+@pytest.mark.parametrize("view", [None, a_view(0)])
+def test_a_topic_that_brokers_do_not_tell_of_or_that_has_no_queues_is_not_known(view: View | None) -> None:
+    found = seen(a_lag(3, 4), orders=view)
+    assert found == {"orders": TopicLag("Subscribed", (), None, None, estimate=False)}
+    assert (total(found, "Subscribed"), delay(found)) == (None, None)
+
+
+def test_of_a_group_of_which_no_topic_is_known_nothing_is_told() -> None:
+    assert by_topic(a_spec(), AtBroker(), Lag({})) == {}
+    assert (total({}, "Subscribed"), total({}, "Retry"), delay({})) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("subscription", "estimate"),
+    [
+        ({}, False),
+        ({"expression": "*"}, False),
+        ({"expression": " * "}, False),
+        ({"expression": "created || paid"}, True),
+        ({"expression": "a > 5", "type": "SQL92"}, True),
+        ({"expression": "*", "type": "SQL92"}, True),
+    ],
+)
+def test_where_a_filter_passes_over_messages_lag_is_an_estimate(subscription: dict[str, str], estimate: bool) -> None:  # noqa: FBT001 - a row of the table
+    spec = a_spec(subscriptions=[{"topic": "orders", **subscription}, {"topic": "payments"}])
+    found = seen(a_lag(3, 4) | a_lag(1, topic=RETRY), spec, retry=a_view(1, RETRY), payments=a_view(1, "payments"))
+    assert {topic: it.estimate for topic, it in found.items()} == {"orders": estimate, RETRY: False, "payments": False}
+
+
+def test_of_a_group_that_cannot_be_understood_what_is_seen_is_told() -> None:
+    found = by_topic(None, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)))
+    assert found["orders"][2:] == (7, 4.0, False)
+
+
+@pytest.mark.parametrize(
+    ("lag", "rounded"),
+    [
+        (None, None),
+        (0, 0),
+        (7, 7),
+        (99, 99),
+        (100, 100),
+        (104, 100),
+        (106, 110),
+        (12_345, 12_000),
+        (12_600, 13_000),
+        (999, 1000),
+        (123_456_789_012, 120_000_000_000),
+        (2**63 - 1, 9_200_000_000_000_000_000),
+    ],
+)
+def test_people_read_two_digits(lag: int | None, rounded: int | None) -> None:
+    assert two_digits(lag) == rounded
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_rounding_is_never_far_off_and_changes_nothing_twice(lag: int) -> None:
+    rounded = two_digits(lag)
+    assert rounded is not None
+    assert abs(rounded - lag) <= lag * 0.05
+    assert two_digits(rounded) == rounded
+    assert set(str(rounded)[2:]) <= {"0"}
+
+
+known = st.none() | st.integers(0, 1000)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["Subscribed", "Retry"]), known, known)))
+def test_a_total_is_known_only_where_every_part_is(parts: list[tuple[Kind, int | None, float | None]]) -> None:
+    topics = {
+        str(number): TopicLag(kind, (), lag, waited, estimate=False) for number, (kind, lag, waited) in enumerate(parts)
+    }
+    for kind in ("Subscribed", "Retry"):
+        lags = [lag for each, lag, _ in parts if each == kind]
+        assert total(topics, kind) == (sum(lag or 0 for lag in lags) if lags and None not in lags else None)
+    delays = [waited for each, _, waited in parts if each == "Subscribed"]
+    assert delay(topics) == (max(it or 0 for it in delays) if delays and None not in delays else None)
+
+
+@pytest.mark.parametrize(
+    ("lags", "at", "lag"), [({}, None, 70), (a_lag(1200, 34), 5.0, 1200), (a_lag(3, None), 5.0, None)]
+)
+def test_who_has_not_looked_yet_leaves_what_people_were_told(
+    lags: dict[Queue, Judged], at: float | None, lag: int | None
+) -> None:
+    group = Group("shop", "orders")
+    group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {}, {"lag": 70}), None)
+    assert told(group, AtBroker({"orders": a_view(2)}), Lag(lags, at=at)) == lag
+
+
+def test_a_group_that_was_never_told_of_has_no_lag_before_anybody_looked() -> None:
+    assert told(Group("shop", "orders"), AtBroker(), Lag({})) is None

@@ -1,0 +1,89 @@
+"""What members say keeps them from working, told to people as the group's problems."""
+
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from builders import NOW, a_document, a_snapshot, obeying
+from rota.model import Queue, Reason, Verdict
+from rota.planner import Heard, Plan, Pod, plan
+
+Q = [Queue("orders", "a", number) for number in range(6)]
+DOCUMENT = a_document(members={"m1": Q[:3], "m2": Q[3:6], "m3": (), "m4": (), "m5": ()})
+DEAF = "Nothing listens on port 8080"
+
+
+def pods(**troubles: dict[str, str]) -> tuple[Pod, ...]:
+    """Return the members that obey, some of them with troubles."""
+    found = []
+    for pod in obeying(DOCUMENT):
+        assert pod.report is not None
+        report = structs.replace(pod.report, troubles=troubles.get(pod.name, {}))
+        found.append(replace(pod, heard=Heard(report)))
+    return tuple(found)
+
+
+def planned(*members: Pod, **world: Any) -> Plan:
+    return plan(a_snapshot(document=DOCUMENT, pods=members, **world), NOW)
+
+
+def troubles(found: Plan) -> list[Verdict]:
+    """Return what is wrong besides that some own nothing."""
+    return [it for it in found.problems if it.reason is not Reason.IDLE_MEMBERS]
+
+
+def test_a_members_trouble_is_the_groups_problem_in_its_words_and_under_its_name() -> None:
+    found = planned(*pods(m1={"AppNotListening": DEAF}))
+    assert troubles(found) == [Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
+    conditions = {it["type"]: (it["status"], it["message"]) for it in found.status["conditions"]}
+    assert conditions["AppNotListening"] == ("True", f"m1: {DEAF}")
+    assert conditions["Degraded"] == ("True", f"m1: {DEAF}")
+    assert conditions["Ready"][0] == "True"
+    assert [(it.reason, it.warning) for it in found.events if it.warning] == [(Reason.APP_NOT_LISTENING, True)]
+
+
+def test_what_several_members_say_is_told_once_with_their_names() -> None:
+    said = {"AppNotListening": DEAF}
+    assert troubles(planned(*pods(m1=said, m2={"AppNotListening": "another sentence"}))) == [
+        Verdict(Reason.APP_NOT_LISTENING, f"m1, m2: {DEAF}")
+    ]
+    assert troubles(planned(*pods(m1=said, m2=said, m3=said, m4=said, m5=said))) == [
+        Verdict(Reason.APP_NOT_LISTENING, f"m1, m2, m3 and 2 more: {DEAF}")
+    ]
+
+
+def test_each_reason_is_a_problem_of_its_own() -> None:
+    found = troubles(
+        planned(*pods(m1={"AppNotListening": DEAF, "StateNotWritten": "Full"}, m2={"StateNotWritten": "No"}))
+    )
+    assert found == [
+        Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}"),
+        Verdict(Reason.STATE_NOT_WRITTEN, "m1, m2: Full"),
+    ]
+
+
+def test_reasons_of_a_later_sidecar_are_passed_over() -> None:
+    found = planned(*pods(m1={"NotInvented": "It is wrong", "AppNotListening": DEAF}))
+    assert troubles(found) == [Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
+
+
+def test_what_the_operator_knows_itself_is_told_once() -> None:
+    ours = Verdict(Reason.UNKNOWN_TOPIC, "There is no topic orders")
+    said = {"UnknownTopic": "topic orders is not there", "AppNotListening": DEAF}
+    found = planned(*pods(m1=said), problems=(ours,))
+    assert troubles(found) == [ours, Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
+    assert troubles(planned(*pods(m1=said)))[0] == Verdict(Reason.UNKNOWN_TOPIC, "m1: topic orders is not there")
+
+
+def test_who_has_ended_has_no_troubles_and_neither_has_one_that_was_never_heard() -> None:
+    m1, m2, *rest = pods(m1={"AppNotListening": DEAF}, m2={"StateNotWritten": "Full"})
+    found = planned(replace(m1, ended=True, ready=False), replace(m2, heard=None), *rest)
+    assert [it for it in found.problems if it.reason in {Reason.APP_NOT_LISTENING, Reason.STATE_NOT_WRITTEN}] == []
+
+
+def test_a_member_that_works_again_is_no_problem_any_more() -> None:
+    first = planned(*pods(m1={"AppNotListening": DEAF}))
+    after = planned(*pods(), status=first.status)
+    assert troubles(after) == []
+    assert "AppNotListening" not in {it["type"] for it in after.status["conditions"]}
