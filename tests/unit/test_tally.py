@@ -578,7 +578,6 @@ def test_whatever_happens_no_handover_is_counted_of_a_queue_that_was_not_moved(s
         assert fleet.tally.contested >= before[1]
         assert fleet.tally.oldest(fleet.at) >= 0
         assert all(it.revoked <= it.granted <= it.obeyed == fleet.at for it in news.handovers)
-        assert all(it.before != it.after for it in news.handovers)
         assert moved(fleet.news[since:]) >= len(handovers(fleet.news[since:]))
         assert news.ended is None or news.ended == fleet.tally.rebalances[0]
         assert all((it.seconds or 0) >= 0 and (it.longest or 0) >= 0 for it in fleet.tally.rebalances)
