@@ -1,6 +1,7 @@
 """What the operator shows of groups: lag, metrics, who owns what and why; on a real API server."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -81,7 +82,7 @@ async def test_nothing_is_left_of_a_group_that_is_deleted(world: World, memory: 
     await memory.create_topic("bills", BROKER, 6)
     await two_members(world)
     async with billing(world) as other:
-        assert await scraped(other, "rota_generation")
+        await world.soon(partial(_is_shown, other))
         await world.api.delete(other.path)
 
         async def gone() -> bool:
@@ -89,7 +90,11 @@ async def test_nothing_is_left_of_a_group_that_is_deleted(world: World, memory: 
             return "billing" not in text
 
         await world.soon(gone)
-    assert await scraped(world, "rota_generation")
+    assert await _is_shown(world)
+
+
+async def _is_shown(world: World) -> bool:
+    return bool(await scraped(world, "rota_generation"))
 
 
 async def test_who_stands_by_shows_nothing_about_groups(world: World) -> None:
