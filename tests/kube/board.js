@@ -46,24 +46,25 @@ function ticks(low, high, about) {
   const rough = (high - low) / about;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((it) => it * power).find((it) => it >= rough);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(at);
-  return found;
+  const [first, last] = [Math.ceil(low / step), Math.floor(high / step + 1e-6)];
+  return Array.from({ length: last - first + 1 }, (_, number) => (first + number || 0) * step);
 }
 
 function across(svg, left, width, height) {
   const x = (at) => left + (at / board.seconds) * (width - left);
   for (const at of ticks(0, board.seconds, 4).filter((it) => x(it) < width - 30)) {
-    svg.append(shape("line", { x1: x(at), x2: x(at), y1: 0, y2: height, stroke: "#eef0f2" }));
-    svg.append(shape("text", { x: x(at), y: height + 11, "text-anchor": "middle" }, clock(at)));
+    svg.append(shape("line", { x1: x(at), x2: x(at), y1: 0, y2: height, stroke: "#eee" }));
+    svg.append(shape("text", { x: x(at), y: height + 11, "text-anchor": at ? "middle" : "start" }, clock(at)));
   }
   return x;
 }
 
 function annotations(svg, x, height) {
-  for (const { at, text } of board.annotations) {
+  for (const { at, until, text } of board.annotations) {
+    const given = { x: x(at), y: 0, width: x(until) - x(at), height, fill: NAMED.purple, opacity: 0.15 };
+    svg.append(shape("rect", given));
     const line = shape("line", {
-      x1: x(at), x2: x(at), y1: 0, y2: height, stroke: NAMED.purple, "stroke-dasharray": "3 2", opacity: 0.7,
+      x1: x(at), x2: x(at), y1: 0, y2: height, stroke: NAMED.purple, "stroke-dasharray": "3 2",
     });
     line.append(shape("title", {}, text));
     svg.append(line);
@@ -101,10 +102,11 @@ function timeseries(panel, width) {
   const values = series.flatMap((it) => it.values.map(([, value]) => value));
   const low = Math.min(defaults.min ?? Infinity, ...values);
   const high = Math.max(...values) > low ? Math.max(...values) : low + 1;
+  const base = Math.max(low, Math.min(0, high));
   const svg = shape("svg", { width, height: height + BOTTOM });
   const y = (value) => height - ((value - low) / (high - low)) * (height - 6);
   for (const at of ticks(low, high, 3)) {
-    svg.append(shape("line", { x1: LEFT, x2: width, y1: y(at), y2: y(at), stroke: "#eef0f2" }));
+    svg.append(shape("line", { x1: LEFT, x2: width, y1: y(at), y2: y(at), stroke: "#eee" }));
     svg.append(shape("text", { x: LEFT - 4, y: y(at) + 3, "text-anchor": "end" }, said(at, defaults.unit)));
   }
   const x = across(svg, LEFT, width, height);
@@ -112,7 +114,7 @@ function timeseries(panel, width) {
   const legend = element("p", "", "legend");
   series.forEach(({ name, values: points }, number) => {
     const colour = COLOURS[number % COLOURS.length];
-    for (const run of runs(points)) svg.append(...line(run, x, y, low, colour, defaults.custom.fillOpacity / 100));
+    for (const run of runs(points)) svg.append(...line(run, x, y, base, colour, 0.1 + defaults.custom.fillOpacity / 100));
     const entry = element("span", name);
     const mark = element("i");
     mark.style.background = colour;
@@ -122,10 +124,10 @@ function timeseries(panel, width) {
   return [svg, legend];
 }
 
-function line(run, x, y, low, colour, opacity) {
+function line(run, x, y, base, colour, opacity) {
   if (run.length === 1) return [shape("circle", { cx: x(run[0][0]), cy: y(run[0][1]), r: 1.5, fill: colour })];
   const upper = run.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`);
-  const lower = run.map(([at, , from]) => `${x(at).toFixed(1)},${y(from ?? low).toFixed(1)}`).reverse();
+  const lower = run.map(([at, , from]) => `${x(at).toFixed(1)},${y(from ?? base).toFixed(1)}`).reverse();
   return [
     shape("polygon", { points: [...upper, ...lower].join(" "), fill: colour, opacity }),
     shape("polyline", { points: upper.join(" "), fill: "none", stroke: colour, "stroke-width": 1.3 }),
@@ -140,6 +142,7 @@ function timeline(panel, width) {
   const height = Math.max(series.length * BAR, 20);
   const svg = shape("svg", { width, height: height + BOTTOM });
   const x = across(svg, left, width, height);
+  annotations(svg, x, height);
   series.forEach(({ name, values }, number) => {
     svg.append(shape("text", { x: left - 6, y: number * BAR + 9, "text-anchor": "end" }, name));
     for (const run of runs(values)) {
@@ -150,7 +153,6 @@ function timeline(panel, width) {
       }
     }
   });
-  annotations(svg, x, height);
   const legend = element("p", "", "legend");
   for (const { text, color } of Object.values(states)) {
     const entry = element("span", text);
@@ -212,7 +214,7 @@ function draw(told) { // eslint-disable-line no-unused-vars
   const [title, words] = document.querySelector("header").children;
   title.textContent = board.title;
   words.textContent = `${board.description} Drawn by our tests, not by Grafana: ${clock(0)} to ${clock(board.seconds)}, `
-    + "UTC. Dashed purple lines are rebalances.";
+    + "UTC. Rebalances are purple, from the dashed line on.";
   const bands = new Map();
   for (const panel of board.panels) {
     if (panel.type === "row") {

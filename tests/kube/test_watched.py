@@ -1,14 +1,19 @@
-"""A real fleet, watched: what dashboards ask of a real Prometheus, what mqadmin says of lag, what the commands print.
+"""A real fleet, watched: what dashboards, mqadmin, our commands and a real browser show of it.
 
-One fleet serves all of it, for it takes a while to stand up: it is paused and falls behind, catches up, grows, and
-loses a member.
+One fleet serves all of it, for it takes a while to stand up: it is paused and falls behind, catches up, hands over a
+queue of which a message is held, grows, loses a member, and in the end its operator is killed and another one leads.
 """
 
 import asyncio
 import json
+import os
 import sys
+import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +21,24 @@ import aiohttp
 import msgspec
 import pytest
 
-from ground.api import Api
+from ground.api import Api, Object
+from ground.browser import Browser, a_browser, chromium
 from ground.controlplane import Cluster
+from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
 from ground.local import LocalNode
 from ground.poll import soon
 from ground.prometheus import Prometheus
 from ground.rocketmq import RocketMQ
+from kube import board
 from kube.panels import expressions
 from kube.shop import GROUP, QUEUES, Shop, a_shop
 from kube.test_operator import an_operator
+from kube.test_page import LIVE, PICTURES, a_handover_is_seen, has, label_of
 from rota.kube.shown import Detail
 from rota.model import Queue
 
+DRAWS = "ROTA_PICTURES" in os.environ
 BOARDS = sorted((Path(__file__).parents[2] / "charts/rota/dashboards").glob("*.json"))
 
 pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(900)]
@@ -36,12 +46,15 @@ pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(900)]
 
 @dataclass
 class Watched:
-    """A fleet, its operator's address, and a Prometheus that scrapes both."""
+    """A fleet, its operator and where that answers, and a Prometheus that scrapes both."""
 
     shop: Shop
     operator: str
+    process: Process
+    another: Callable[[], AbstractAsyncContextManager[Process]]  # operator, at the same address
     prometheus: Prometheus
     rocketmq: RocketMQ
+    began: float = field(default_factory=time.time)
 
     async def detail(self) -> Detail:
         """Return what the operator shows of the group."""
@@ -51,9 +64,20 @@ class Watched:
 
     async def scrape(self) -> None:
         """Scrape the operator and the sidecars that there are now."""
-        pods = [f"{address}:9911" for it in await self.shop.pods() if (address := it["status"].get("podIP"))]
-        ours = [self.operator.removeprefix("http://")]
-        self.prometheus.scrape(ours, pods, namespace=self.shop.namespace, group=GROUP)  # as a PodMonitor adds them
+
+        async def all_have_addresses() -> bool:
+            return all("podIP" in it["status"] for it in await self.shop.pods())
+
+        await self.shop.soon(all_have_addresses)
+        groups = [self._target(self.operator.removeprefix("http://"), pod="rota-0")]
+        for it in await self.shop.pods():  # with labels as a PodMonitor adds them
+            labels = {"namespace": self.shop.namespace, "group": GROUP, "pod": it["metadata"]["name"]}
+            groups.append(self._target(f"{it['status']['podIP']}:9911", **labels))
+        self.prometheus.instance.write("prometheus/targets.json", json.dumps(groups))
+
+    @staticmethod
+    def _target(address: str, **labels: str) -> Object:
+        return {"targets": [address], "labels": labels}
 
     async def rota(self, *arguments: str) -> str:
         """Run a command of ours."""
@@ -76,21 +100,41 @@ async def watched(  # noqa: PLR0917 - fixtures have names
     tmp_path: Path,
 ) -> AsyncIterator[Watched]:
     address = addresses()
+
+    def an_operator_there(name: str) -> AbstractAsyncContextManager[Process]:
+        return an_operator(control_plane.kubeconfig, namespace, address, tmp_path / f"{name}.log")
+
     async with (
-        an_operator(control_plane.kubeconfig, namespace, address, tmp_path / "operator.log"),
+        an_operator_there("rota-0") as process,
         a_shop(api, namespace, rocketmq, local_node, tmp_path) as shop,
     ):
-        prometheus = Prometheus(instance, [f"{address}:8080"])
+        prometheus = Prometheus(instance, [])
         await asyncio.to_thread(prometheus.up)
-        yield Watched(shop, f"http://{address}:8080", prometheus, rocketmq)
+        another = partial(an_operator_there, "rota-1")
+        found = Watched(shop, f"http://{address}:8080", process, another, prometheus, rocketmq)
+        await found.scrape()
+        yield found
         prometheus.down()
 
 
-async def test_a_fleet_is_seen_as_it_is(watched: Watched) -> None:
+@pytest.fixture
+async def chrome(instance: Instance) -> AsyncIterator[Browser]:
+    with skip_what_is_missing():
+        await asyncio.to_thread(chromium)
+    async with a_browser(instance) as started:
+        yield started
+
+
+async def test_a_fleet_is_seen_as_it_is(watched: Watched, chrome: Browser) -> None:
     await watched.shop.works(2)
+    await watched.scrape()
     await _lag_agrees_with_mqadmin(watched)
     await _commands_print_it(watched)
+    await _the_page_shows_a_handover(watched, chrome)
     await _every_panel_has_data(watched)
+    await _every_panel_draws_it(watched, chrome)
+    assert chrome.errors == []
+    await _the_page_outlives_an_operator(watched, chrome)
 
 
 async def _lag_agrees_with_mqadmin(watched: Watched) -> None:
@@ -107,8 +151,7 @@ async def _lag_agrees_with_mqadmin(watched: Watched) -> None:
     broker = watched.rocketmq.brokers[0].name
     for number in range(QUEUES):
         for _ in range(number + 1):
-            shop.sent += 1
-            await shop.brokers.send(GROUP, b"%d" % shop.sent, queue=Queue(GROUP, broker, number))
+            await shop.send(Queue(GROUP, broker, number))
 
     async def behind() -> bool:
         found = {it.id: it.lag for it in (await watched.detail()).queues if it.topic == GROUP}
@@ -138,10 +181,38 @@ async def _commands_print_it(watched: Watched) -> None:
     assert {it["name"] for it in members} == pods
     assert {it["origin"] for it in members} == {"Rota"}
     assert {it["language"] for it in members} == {"PYTHON"}
-    assert sum(it["queues"] for it in members) == QUEUES + 1  # with the one for retries
+    assert sum(it["queues"] for it in members) in {QUEUES, QUEUES + 1}  # with the one for retries
     why = await watched.rota("explain", group, f"{GROUP}/{watched.rocketmq.brokers[0].name}/0")
     assert any(name in why for name in pods)
     assert "GroupResumed" in why
+
+
+async def _the_page_shows_a_handover(watched: Watched, chrome: Browser) -> None:
+    """Take a queue from a member whose app has a message of it, and see that it is released only after that."""
+    shop = watched.shop
+    first, second = sorted(it["metadata"]["name"] for it in await shop.pods())
+    its = next(it for it in (await watched.detail()).queues if (it.topic, it.owner) == (GROUP, first))
+    shop.rules.write_text('[{"act": "hold"}]')
+    number = await shop.send(Queue(its.topic, its.broker, its.id))
+
+    async def at_the_app() -> bool:
+        return any(it["number"] == number for line in shop.lines() for it in line.get("messages", ()))
+
+    await shop.soon(at_the_app)
+    queue = f"{its.topic}/{its.broker}/{its.id}"
+
+    async def hand_over() -> None:
+        every = {"topic": its.topic, "broker": its.broker, "ids": f"0-{QUEUES - 1}"}
+        await shop.follow("second-has-all", "ByConfig", byConfig={"members": [{"index": 1, "queues": [every]}]})
+        await chrome.wait_for(f"{label_of(queue)}?.includes('being released')")
+        assert number not in shop.deliveries()
+        shop.rules.write_text("[]")
+
+    page = f"{watched.operator}/#{shop.namespace}/{GROUP}"
+    await a_handover_is_seen(chrome, page, queue, (first, second), hand_over)
+    assert shop.deliveries()[number] == 1
+    await shop.follow("sticky")
+    await shop.works(2)
 
 
 async def _every_panel_has_data(watched: Watched) -> None:
@@ -165,9 +236,9 @@ async def _every_panel_has_data(watched: Watched) -> None:
         await shop.works(3)
         await watched.scrape()
         values = {"datasource": "ground", "namespace": shop.namespace, "group": GROUP, "topic": GROUP}
-        asked = [(board.stem, *it) for board in BOARDS for it in expressions(board, values)]
+        asked = [(path.stem, *it) for path in BOARDS for it in expressions(path, values)]
         assert asked
-        for board, title, expression in asked:
+        for name, title, expression in asked:
 
             async def answered(expression: str = expression) -> list[dict[str, Any]]:
                 return await asyncio.to_thread(watched.prometheus.graph, expression, 600)
@@ -175,5 +246,45 @@ async def _every_panel_has_data(watched: Watched) -> None:
             try:
                 await soon(answered, 60)
             except TimeoutError as error:
-                error.add_note(f"{board}: {title} has no data: {expression}")
+                error.add_note(f"{name}: {title} has no data: {expression}")
                 raise
+        if DRAWS:
+            await shop.soon(partial(_scraped_for_a_while, watched), 120)
+
+
+async def _scraped_for_a_while(watched: Watched) -> list[dict[str, Any]]:
+    """Say whether three members have been: a picture of a few seconds would show little."""
+    asked = "count(count_over_time(rota_sidecar_generation[1m]) >= 40) >= 3"
+    return await asyncio.to_thread(watched.prometheus.query, asked)
+
+
+async def _every_panel_draws_it(watched: Watched, chrome: Browser) -> None:
+    """Draw every board in the browser, while something is wrong: one table is about nothing else."""
+    shop = watched.shop
+    await shop.follow("forgotten")
+
+    async def wrong() -> list[dict[str, Any]]:
+        return await asyncio.to_thread(watched.prometheus.query, 'rota_group_problem{reason="MissingPolicy"} == 1')
+
+    await shop.soon(wrong)
+    values = {"namespace": shop.namespace, "group": GROUP, "topic": ".*"}
+    source = board.Source(watched.prometheus, time.time() - watched.began, values)
+    for path in BOARDS:
+        assert await board.draw(chrome, path, source) == [], path
+        if DRAWS:
+            await chrome.screenshot(PICTURES / f"{path.stem}-board.png")
+    await shop.follow("sticky")
+
+
+async def _the_page_outlives_an_operator(watched: Watched, chrome: Browser) -> None:
+    """Kill the operator that leads: an open page says since when it is stale, and goes on with the next one."""
+    await chrome.open(f"{watched.operator}/#{watched.shop.namespace}/{GROUP}")
+    await chrome.wait_for(LIVE)
+    watched.process.kill()
+    await chrome.wait_for(has("#live", "Stale since 20"))
+    assert await chrome.evaluate("document.querySelectorAll('.cell').length") >= QUEUES, "what was last known"
+    await watched.process.wait()
+    async with watched.another():
+        await chrome.wait_for(LIVE)
+        await chrome.wait_for(has("#operator", "operator rota-1, which leads"))
+    assert all("ERR_" in it for it in chrome.errors), "which the browser writes down by itself"
