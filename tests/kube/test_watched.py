@@ -235,13 +235,15 @@ async def _every_panel_has_data(watched: Watched) -> None:
         await shop.api.delete(f"{shop.pods_path}/{victim}", {"gracePeriodSeconds": 0})
         await shop.works(3)
         await watched.scrape()
-        values = {"datasource": "ground", "namespace": shop.namespace, "group": GROUP, "topic": GROUP}
+        variables = {"namespace": shop.namespace, "group": GROUP, "topic": GROUP}
+        values = {"datasource": "ground", "__rate_interval": board.RATE, **variables}
         asked = [(path.stem, *it) for path in BOARDS for it in expressions(path, values)]
         assert asked
         for name, title, expression in asked:
 
-            async def answered(expression: str = expression) -> list[dict[str, Any]]:
-                return await asyncio.to_thread(watched.prometheus.graph, expression, 600)
+            async def answered(expression: str = expression) -> bool:
+                told = await asyncio.to_thread(watched.prometheus.graph, expression, 600)
+                return any(value != "NaN" for one in told for _, value in one["values"])
 
             try:
                 await soon(answered, 60)
