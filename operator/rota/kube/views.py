@@ -144,6 +144,8 @@ class Views:
                 why = error
         if (queues, type(why)) == (before.queues, type(before.why)) and before.since:
             return
+        if topic not in self._topics:  # nobody wants to know any more
+            return
         self._topics[topic] = _Topic(queues, asyncio.get_running_loop().time(), why)
         for key in [key for key, interest in self._interests.items() if topic in topics_of(interest)]:
             self._news(key)
@@ -159,6 +161,8 @@ class Views:
             _log.info("%s/%s: %s", *key, error)
             refused = isinstance(error, Refused)
             now = _Online(problems=(Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
+        if self._interests.get(key) != interest:  # it went, or wants to know something else by now
+            return False
         before, self._online[key] = self._online.get(key), now
         return before != now
 

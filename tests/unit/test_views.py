@@ -1,0 +1,70 @@
+"""What brokers tell of groups: what comes too late is of nobody any more."""
+
+import asyncio
+
+from rota.brokers import Client
+from rota.brokers.memory import BROKER, Memory
+from rota.kube.views import Interest, Views
+from rota.model import Queue
+
+KEY = ("shop", "orders")
+ORDERS = Interest("orders", ("orders",), broadcasting=False)
+
+
+class Late(Memory):
+    """A cluster that answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+        self.slow = ""
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        await self._wait("queues")
+        return await super().queues(topic)
+
+    async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
+        await self._wait("clients")
+        return await super().clients(group, broker)
+
+    async def _wait(self, what: str) -> None:
+        if self.slow == what:
+            self.asked.set()
+            await self.may.wait()
+
+
+async def looked_too_late(what: str) -> Views:
+    """Forget a group while something is being asked for it."""
+    memory = Late()
+    await memory.create_topic("orders", BROKER, 2)
+    views = Views(memory, lambda _: None)
+    views.want(KEY, ORDERS)
+    memory.slow = what
+    looking = asyncio.create_task(views.look(KEY))
+    await memory.asked.wait()
+    views.want(KEY, None)
+    memory.may.set()
+    await looking
+    return views
+
+
+async def test_a_route_that_nobody_wants_any_more_is_not_kept() -> None:
+    views = await looked_too_late("queues")
+    assert views.where_is("orders") == frozenset()
+    assert not views._topics
+
+
+async def test_who_was_there_in_a_group_that_is_gone_is_not_kept() -> None:
+    views = await looked_too_late("clients")
+    assert not views._online
+    assert views.clients(KEY) == {}
+
+
+async def test_what_is_told_in_time_is_kept() -> None:
+    memory = Memory()
+    await memory.create_topic("orders", BROKER, 2)
+    views = Views(memory, lambda _: None)
+    views.want(KEY, ORDERS)
+    await views.look(KEY)
+    assert views.where_is("orders") == {BROKER}
+    assert views.of(KEY, 0.0, ()).foreigners == ()
