@@ -298,12 +298,8 @@ def _topic(field: str) -> Look:
 
 
 def _verdicts(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    queues = it.fact.lag.queues
-    there = [queues[queue] for topic in it.topics.values() for queue in topic.queues if queue in queues]
-    known = [str(judged.verdict) for judged in there if judged.verdict]
-    found = Tallied(dict.fromkeys(map(str, Judgement), 0) if known else {})
-    found.update(known)
-    yield from (((verdict,), count) for verdict, count in found.items())
+    known = sums.verdicts(it.topics, it.fact.lag)
+    yield from (((str(verdict),), known[verdict]) for verdict in Judgement if known)
 
 
 def _dead(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:

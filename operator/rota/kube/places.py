@@ -202,11 +202,14 @@ class Places:
                     except Exception as error:  # noqa: BLE001 - of one group; the others are looked after all the same
                         _log.warning("The Secrets of %s/%s were not read: %s", *key, error)
 
+    def _place(self, key: Key) -> _Place | None:
+        stay = self._stays.get(key)
+        return self._places.get(stay.place) if stay and stay.place else None
+
     def of(self, group: Group, now: float) -> AtBroker:
         """Return what is known of a group at its brokers."""
         key = (group.namespace, group.name)
-        stay = self._stays.get(key)
-        place = self._places.get(stay.place) if stay and stay.place else None
+        stay, place = self._stays.get(key), self._place(key)
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
         rivals = self._rivals(key, stay)
@@ -215,20 +218,18 @@ class Places:
 
     def lag(self, key: Key) -> Lag:
         """Return how far a group is behind, as far as its brokers tell."""
-        stay = self._stays.get(key)
-        place = self._places.get(stay.place) if stay and stay.place else None
+        place = self._place(key)
         return place.lags.of(key) if place else Lag({})
 
     def clients(self, key: Key) -> Mapping[str, Client]:
         """Return who was last seen in a group at its brokers, by id."""
-        stay = self._stays.get(key)
-        place = self._places.get(stay.place) if stay and stay.place else None
+        place = self._place(key)
         return place.views.clients(key) if place else {}
 
     async def unlock(self, group: Group, client: str, queues: Collection[Queue]) -> None:
         """Give back the locks of a member that has ended; where that fails they run out by themselves."""
-        stay = self._stays.get((group.namespace, group.name))
-        place = self._places.get(stay.place) if stay and stay.place else None
+        key = (group.namespace, group.name)
+        stay, place = self._stays.get(key), self._place(key)
         if stay and place:
             try:
                 await place.brokers.unlock(stay.wanted.group, client, queues)

@@ -1,7 +1,6 @@
 """What is known of groups, put into the values that page and command line show."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +17,13 @@ _QUEUE = re.compile(r"([^/]+)/(.+)/(\d{1,6})")
 
 def summary(it: Fact) -> shown.Summary:
     """Return a group in a line."""
-    status, topics = it.status or it.group.written, sums.by_topic(it.group.wish.spec, it.broker, it.lag)
+    return _summary(it, sums.by_topic(it.group.wish.spec, it.broker, it.lag))
+
+
+def _summary(it: Fact, topics: Mapping[str, sums.TopicLag]) -> shown.Summary:
+    status = it.status or it.group.written
     conditions = {found["type"]: found for found in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
-    there = [it.lag.queues.get(queue, NOTHING).verdict for topic in topics.values() for queue in topic.queues]
-    verdicts = dict(Counter(str(verdict) for verdict in there if verdict))
     document = it.group.record.document
     return shown.Summary(
         namespace=it.group.namespace,
@@ -42,7 +43,7 @@ def summary(it: Fact) -> shown.Summary:
         dead=it.lag.dead,
         delay=sums.delay(topics),
         estimate=any(topic.estimate for topic in topics.values()),
-        verdicts=verdicts,
+        verdicts=dict(sums.verdicts(topics, it.lag)),
         last_rebalance=next(iter(it.tally.rebalances), None) or _told(status.get("lastRebalance")),
     )
 
@@ -54,7 +55,7 @@ def detail(operator: shown.Operator, it: Fact, clients: Mapping[str, Client]) ->
     conditions = (it.status or it.group.written).get("conditions") or ()
     return shown.Detail(
         operator=operator,
-        summary=summary(it),
+        summary=_summary(it, topics),
         at_broker=(spec.group if spec else None) or it.group.name,
         conditions=[_condition(found) for found in conditions],
         members=[*_members(it, clients), *_foreigners(it, clients)],

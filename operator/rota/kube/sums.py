@@ -1,5 +1,6 @@
 """A group's lag, topic by topic: what its queues come to, and what of that is only an estimate."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -46,6 +47,12 @@ def delay(topics: Mapping[str, TopicLag]) -> float | None:
     """Return for how long the oldest message has waited that is left of what is subscribed to."""
     found = [it.delay for it in topics.values() if it.kind == "Subscribed"]
     return max((it for it in found if it is not None), default=None) if None not in found else None
+
+
+def verdicts(topics: Mapping[str, TopicLag], lag: Lag) -> Counter[str]:
+    """Count the group's queues by what their history says, as far as it says anything."""
+    there = (lag.queues.get(queue, NOTHING).verdict for topic in topics.values() for queue in topic.queues)
+    return Counter(str(verdict) for verdict in there if verdict)
 
 
 def two_digits(lag: int | None) -> int | None:

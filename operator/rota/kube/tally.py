@@ -14,6 +14,7 @@ from rota.documents import Assignment
 from rota.kube.shown import Rebalance
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan
+from rota.planner.record import owners
 
 KEPT = 20  # rebalances
 SLOWEST = 200  # handovers that are kept of one rebalance
@@ -123,7 +124,7 @@ class Tally:
             if document.generation < last.generation:
                 self.rebalances.clear()
             return 0, 0
-        owned, was = _owners(document), _holders(last)
+        owned, was = owners(document), _holders(last)
         for queue, release in document.releasing.items():
             if queue not in last.releasing:
                 self._open[queue] = _Open(release.holder, now)
@@ -181,11 +182,4 @@ def _now(it: Rebalance, told: Mapping[str, Any], forced: int, longest: float | N
 
 def _holders(document: Assignment) -> dict[Queue, Holder]:
     """Return who may work each queue by a document."""
-    return {queue: release.holder for queue, release in document.releasing.items()} | _owners(document)
-
-
-def _owners(document: Assignment) -> dict[Queue, Holder]:
-    owned: dict[Queue, Holder] = {}
-    for name, share in document.members.items():
-        owned |= dict.fromkeys(share.queues, Holder(name, share.uid))
-    return owned
+    return {queue: release.holder for queue, release in document.releasing.items()} | owners(document)
