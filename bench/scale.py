@@ -76,12 +76,12 @@ class _Scale:
         say(f"making {GROUPS} topics of {QUEUES} queues.")
         broker = self.rocketmq.brokers[0].name
         client = Cluster(Site((self.rocketmq.name_server,)))
-        await _all(partial(client.create_topic, name, broker, QUEUES) for name in self.groups)
+        await all_of(partial(client.create_topic, name, broker, QUEUES) for name in self.groups)
         await client.close()
         say(f"making {GROUPS} groups and {GROUPS * MEMBERS} pods.")
         await soon(partial(self._made, self.groups[0]), 60)
-        await _all(partial(self._made, name) for name in self.groups[1:])
-        await _all(partial(self._pod, group, number) for group in self.groups for number in range(MEMBERS))
+        await all_of(partial(self._made, name) for name in self.groups[1:])
+        await all_of(partial(self._pod, group, number) for group in self.groups for number in range(MEMBERS))
 
         await self._until(lambda: self.crowd.addressed == GROUPS * MEMBERS, 600)
 
@@ -226,7 +226,7 @@ class _Scale:
     async def _changes(self, number: int) -> float:
         groups = self.groups[-CHANGED:]
         began = time.monotonic()
-        await _all(partial(self._end, group) for group in groups)
+        await all_of(partial(self._end, group) for group in groups)
         await self._until(lambda: all(self._whole(group, MEMBERS - 1 - number) for group in groups), 120)
         took = time.monotonic() - began
         await self._quiet()
@@ -243,7 +243,7 @@ class _Scale:
             )
             for number in range(POKES * CHANGED)
         ]
-        return await _seconds(_all(changes))
+        return await _seconds(all_of(changes))
 
     async def _follow_sticky(self) -> None:
         where = "/apis/rota.dev/v1alpha1/namespaces/default"
@@ -251,7 +251,7 @@ class _Scale:
         await self.api.create(f"{where}/rebalancepolicies", {**policy, "spec": {"strategy": "Sticky"}})
         wish = {"spec": {"policyRef": {"name": "sticky"}}}
         groups = [f"{where}/consumergroups/{group}" for group in self.groups[-CHANGED:]]
-        await _all(partial(self.api.patch, group, wish) for group in groups)
+        await all_of(partial(self.api.patch, group, wish) for group in groups)
         await self._quiet()
 
     async def _over(self, group: str) -> float:
@@ -279,7 +279,7 @@ async def _seconds(work: Awaitable[object]) -> float:
     return time.monotonic() - began
 
 
-async def _all(work: Iterable[Callable[[], Awaitable[object]]]) -> None:
+async def all_of(work: Iterable[Callable[[], Awaitable[object]]]) -> None:
     """Do all of it, a few at once."""
     waiting = iter(work)
 

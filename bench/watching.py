@@ -10,7 +10,7 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from bench.measure import Row, Sample
+from bench.scale import all_of
 from ground.browser import Browser, a_browser, chromium
 from ground.instance import Instance, temporary
 from ground.prometheus import Prometheus
@@ -45,7 +46,6 @@ from rota.planner import plan
 GROUPS, QUEUES, MEMBERS = int(os.environ.get("SCALE", "1000")), 100, 10
 FULL = 9  # queues of each topic that have messages, two each; the others are empty
 LOOKS, SCRAPES, LOADS = 2 * DEAD_EVERY, 7, 5
-AT_ONCE = 16
 TICK = 0.005  # seconds
 NOW = 1_763_712_000.0
 
@@ -167,17 +167,17 @@ class _Watching:
     async def _prepare(self) -> None:
         say(f"making {GROUPS} topics of {QUEUES} queues, and as many groups.")
         make = self.cluster.create_topic
-        await _all(partial(make, name, self.broker, QUEUES) for name in self.names)
-        await _all(partial(make, RETRY + name, self.broker, 1) for name in self.names)
-        await _all(partial(self.cluster.update_group, name, self.broker) for name in self.names)
+        await all_of(partial(make, name, self.broker, QUEUES) for name in self.names)
+        await all_of(partial(make, RETRY + name, self.broker, 1) for name in self.names)
+        await all_of(partial(self.cluster.update_group, name, self.broker) for name in self.names)
         await self.client.route(self.names[0])
         say("sending messages, and committing.")
         wanted = (Queue(name, self.broker, number) for number in 2 * [*range(FULL)] for name in self.names)
-        await _all(partial(self._send, queue) for queue in wanted)
+        await all_of(partial(self._send, queue) for queue in wanted)
         await self._commit(range(FULL - 1))
         for name in self.names:
             self.views.want(("shop", name), Interest(name, (name,), broadcasting=False))
-        await _all(partial(self.views.look, key) for key in self.views.interests)
+        await all_of(partial(self.views.look, key) for key in self.views.interests)
         self.groups = {key: _planned(*key, self.views, self.measures) for key in self.views.interests}
 
     async def _send(self, queue: Queue) -> None:
@@ -189,7 +189,7 @@ class _Watching:
         for number in numbers:
             offset = 1 + number % 2 if number < FULL else 0
             wanted = (requests.commit(name, Queue(name, self.broker, number), offset) for name in self.names)
-            await _all(partial(self.client.get, self.broker, request) for request in wanted)
+            await all_of(partial(self.client.get, self.broker, request) for request in wanted)
 
     # Lag.
 
@@ -317,17 +317,6 @@ def _pod(namespace: str, name: str, group: str) -> Pod:
     body = a_pod(name, group)
     body["metadata"] |= {"namespace": namespace, "uid": f"0f8e1c5a-93b7-4d2f-8a61-{name[-5:]:>012}"}
     return msgspec.convert({**body, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}, Pod)
-
-
-async def _all(work: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Do all of it, a few at once."""
-    waiting = iter(work)
-
-    async def one() -> None:
-        for it in waiting:
-            await it()
-
-    await asyncio.gather(*(one() for _ in range(AT_ONCE)))
 
 
 # The page.

@@ -219,6 +219,11 @@ class Group:
         members = document.members if document else {}
         return {Holder(name, share.uid): share.queues for name, share in members.items()}
 
+    @property
+    def owners(self) -> dict[Queue, str]:
+        """The name of each queue's owner by the record."""
+        return {queue: holder.name for holder, queues in self.shares.items() for queue in queues}
+
     def names(self, now: float) -> Collection[str]:
         """Return how client ids of our own end, those of pods too that ended a while ago: brokers forget slowly."""
         document = self.record.document

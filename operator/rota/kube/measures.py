@@ -214,7 +214,7 @@ class Measures:
 
     def _render(self, facts: list[tuple[Key, Fact]], now: float) -> str:
         scraped = [
-            _Scrape(key, fact, sums.by_topic(fact.group.wish.spec, fact.broker, fact.lag), _owners(fact.group), now)
+            _Scrape(key, fact, sums.by_topic(fact.group.wish.spec, fact.broker, fact.lag), fact.group.owners, now)
             for key, fact in facts
         ]
         return render((*self._of_groups, *self._gauges(scraped), *self._own))
@@ -228,10 +228,6 @@ class Measures:
 
 def _looked_up(scraped: Sequence[_Scrape], read: Look) -> dict[Labels, float]:
     return {(*it.labels, *labels): value for it in scraped for labels, value in read(it) if value is not None}
-
-
-def _owners(group: Group) -> dict[Queue, str]:
-    return {queue: holder.name for holder, queues in group.shares.items() for queue in queues}
 
 
 def _status(field: str) -> Look:

@@ -128,7 +128,7 @@ def _foreigners(it: Fact, clients: Mapping[str, Client]) -> list[shown.Member]:
 
 def _queues(it: Fact, topics: Mapping[str, sums.TopicLag]) -> list[shown.Queue]:
     document = it.group.record.document
-    owners = {queue: holder.name for holder, queues in it.group.shares.items() for queue in queues}
+    owners = it.group.owners
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
     everyone = frozenset(document.everyone or ()) if document else frozenset()
