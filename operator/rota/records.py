@@ -5,7 +5,7 @@ read as a record: the brace that closes it is its last character.
 """
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,6 +14,7 @@ SCHEMA = 1
 
 Count = Annotated[int, Meta(ge=0)]
 Time = Annotated[datetime, Meta(tz=True)]
+Ranges = dict[str, dict[str, str]]  # ids such as 0-3,7 by topic and broker
 
 
 def journal_record(kind: str, group: str, at: str, **facts: object) -> dict[str, object]:
@@ -73,11 +74,64 @@ class Handover(
     act: str
     proof: str
     state: str
-    queues: dict[str, dict[str, str]]
+    queues: Ranges
     holder: str | None = None
     holder_uid: str | None = None
     to: str | None = None
     to_uid: str | None = None
+
+
+class Obeyed(Fact, frozen=True, kw_only=True, tag="obeyed"):
+    """A member was first heard to obey the document that gives it some queues."""
+
+    generation: Count
+    member: str
+    uid: str
+    queues: Ranges
+
+
+class Rebalance(Fact, frozen=True, kw_only=True, tag="rebalance"):
+    """A rebalance is over."""
+
+    generation: Count
+    reason: str
+    outcome: str
+    began: Time
+    moved: Count
+    forced: Count
+    seconds: float
+
+
+class Owner(Struct, frozen=True):
+    """A pod of a group, how it stands, and what it owns."""
+
+    uid: str
+    standing: str
+    queues: Ranges
+    room: str | None = None
+
+
+class Releasing(Struct, frozen=True, rename={"holder": "from", "holder_uid": "fromUid"}):
+    """Queues that were taken from their holder, and given to nobody yet."""
+
+    holder: str
+    holder_uid: str
+    to: str | None
+    queues: Ranges
+
+
+class Owners(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
+    """Who owns what, and by which rules: where reading can begin."""
+
+    generation: Count
+    model: str
+    ordering: str
+    start_from: str
+    policy: str | None
+    rules: dict[str, Any]
+    members: dict[str, Owner]
+    releasing: list[Releasing]
+    unowned: Ranges
 
 
 class Columns(Struct, frozen=True):
@@ -118,9 +172,9 @@ class Gap(Record, frozen=True, kw_only=True, tag="gap"):
     missing: Count
 
 
-KINDS: tuple[type[Record], ...] = (Membership, Plan, Handover, Offsets, Verdict, Gap)
+KINDS: tuple[type[Record], ...] = (Membership, Plan, Handover, Obeyed, Rebalance, Owners, Offsets, Verdict, Gap)
 
-AnyRecord = Membership | Plan | Handover | Offsets | Verdict | Gap
+AnyRecord = Membership | Plan | Handover | Obeyed | Rebalance | Owners | Offsets | Verdict | Gap
 
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _NAMES = {kind.__struct_config__.tag for kind in KINDS}

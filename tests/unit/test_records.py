@@ -100,7 +100,7 @@ def test_a_kind_of_later_versions_can_be_passed_over() -> None:
         (1, {"at": "2026-11-21T09:00:00"}, "The plan record cannot be read: Expected `datetime` with a timezone"),
         (1, {"group": None}, "The plan record cannot be read: Expected `str`, got `null`"),
         (
-            3,
+            6,
             {"topics": {"orders": {"broker-a": {"ids": [0, 1], "first": [0], "last": [0, 9], "committed": [0, 9]}}}},
             "The offsets record cannot be read: ids, first, last and committed are not of one length",
         ),
@@ -121,10 +121,16 @@ def fields(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def leaves(kind: Any, path: str) -> Iterator[tuple[str, str]]:
     if get_origin(kind) is dict:
         yield from leaves(get_args(kind)[1], f"{path}.*")
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    elif get_origin(kind) is list and is_a_struct(get_args(kind)[0]):
+        yield from fields(get_args(kind)[0], f"{path}[].")
+    elif is_a_struct(kind):
         yield from fields(kind, f"{path}.")
     else:
         yield path, spelled(kind)
+
+
+def is_a_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def spelled(kind: Any) -> str:
@@ -134,7 +140,7 @@ def spelled(kind: Any) -> str:
         return f"list: {spelled(get_args(kind)[0])}"
     if get_origin(kind) in {Union, UnionType}:
         return f"{spelled(get_args(kind)[0])} or null"
-    return {int: "integer", str: "string", datetime: "time"}[kind]
+    return {int: "integer", float: "number", str: "string", datetime: "time", Any: "any"}[kind]
 
 
 def tables() -> dict[str, list[tuple[str, str]]]:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from rota.kube.brain import Done
 from rota.kube.journal import Journal
+from rota.kube.noting import Notes
 from rota.kube.offsets import Offsets
 from rota.kube.otlp import Exporter
 from rota.kube.sight import Sight
@@ -19,14 +20,16 @@ class Outlets:
     def __init__(self, journal: Journal, sight: Sight, hub: Hub, traces: Exporter) -> None:
         """Tell nothing yet."""
         self._journal, self._sight, self._hub, self._traces = journal, sight, hub, traces
-        self._offsets = Offsets(sight.places.lag)
+        self._offsets, self._notes = Offsets(sight.places.lag), Notes()
         self._writing: set[asyncio.Task[None]] = set()
 
     def done(self, done: Done) -> None:
         """Tell what a round of a group did."""
-        self._journal.write(done.plan.records)
-        key = (done.group.namespace, done.group.name)
-        self._traces.take(key, self._sight.take(done))
+        key, brain = (done.group.namespace, done.group.name), self._sight.brain
+        news = self._sight.take(done)
+        notes = self._notes.of(done, news, brain.time(), lambda: brain.snapshot(done.group))
+        self._journal.write([*done.plan.records, *notes])
+        self._traces.take(key, news)
         self._hub.tell(key)
 
     def looked(self, groups: Collection[Key]) -> None:
@@ -46,10 +49,12 @@ class Outlets:
         group = self._sight.brain.group(key)
         if group is None or group.body is None:
             self._sight.measures.forget(lambda other: other != key)
+            self._notes.forget(lambda other: other != "/".join(key))
         self._hub.tell(key)
 
     def led(self, *, leads: bool) -> None:
         """Tell that this operator leads now, or does not: then others count."""
         if not leads:
             self._sight.measures.forget(lambda _: False)
+            self._notes.forget(lambda _: False)
         self._hub.tell()

@@ -42,6 +42,10 @@ class Seconds(float):
             raise ValueError(f"Expected a duration such as 500ms, 30s or 1m, got {text!r}")
         return cls(float(found[1]) * cls.UNITS[found[2]])
 
+    def __str__(self) -> str:
+        """Write it so that it can be read back."""
+        return f"{self:.6f}".rstrip("0").rstrip(".") + "s"
+
 
 class Mistake(ValueError):  # noqa: N818 - it is the user's word for it
     """What somebody wrote cannot be meant; the text is one sentence that names the field."""
@@ -320,6 +324,18 @@ def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
     for mistake in in_policy(spec):
         raise Mistake(mistake)
     return spec
+
+
+def policy_body(policy: PolicySpec) -> dict[str, Any]:
+    """Write a policy as a RebalancePolicy's `spec`, without defaults; `policy_spec` reads it back."""
+    told: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
+    usual: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
+    chosen = {name: _chosen(value) for name, value in told.items() if value != usual[name]}
+    return {"strategy": policy.strategy, **chosen}
+
+
+def _chosen(value: Any) -> Any:
+    return {name: _chosen(it) for name, it in value.items() if it is not None} if isinstance(value, dict) else value
 
 
 _NEEDED = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}

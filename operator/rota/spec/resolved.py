@@ -75,6 +75,14 @@ def read_settings(text: str | bytes) -> Settings:
     raise ValueError(f"The settings in group.json cannot be read: {why}")
 
 
+def group(text: str) -> str:
+    """Return what settings call the group at the broker; empty: they do not tell."""
+    try:
+        return str(json.loads(text)["group"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
 def drain(text: str) -> float:
     """Return the drain timeout that settings tell: it stays while the policy cannot be read."""
     try:

@@ -1,0 +1,187 @@
+"""The shape of every table: of the journal's records, and of what is made of them."""
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+_TEXT, _COUNT, _TIME, _NUMBER = StringType(), LongType(), TimestampType(), DoubleType()
+
+
+def _by_name(kind: DataType) -> MapType:
+    return MapType(_TEXT, kind)
+
+
+def _struct(**fields: DataType) -> StructType:
+    """Return a struct; names that Python keeps for itself end in an underscore here."""
+    return StructType([StructField(name.removesuffix("_"), kind) for name, kind in fields.items()])
+
+
+def _fact(**fields: DataType) -> StructType:
+    return _struct(group=_TEXT, at=_TIME, **fields, date=DateType())
+
+
+RANGES = _by_name(_by_name(_TEXT))  # ids such as 0-3,7 by topic and broker
+_OFFSETS = ArrayType(_COUNT)
+COLUMNS = _struct(ids=ArrayType(IntegerType()), first=_OFFSETS, last=_OFFSETS, committed=_OFFSETS)
+_PRESENT = _struct(uid=_TEXT, standing=_TEXT, room=_TEXT)
+_OWNER = _struct(uid=_TEXT, standing=_TEXT, queues=RANGES, room=_TEXT)
+_RELEASING = _struct(from_=_TEXT, fromUid=_TEXT, to=_TEXT, queues=RANGES)
+
+# The journal, by kind: what a record has under its own names, and the day that it is filed under.
+JOURNAL: dict[str, StructType] = {
+    "membership": _fact(generation=_COUNT, members=_by_name(_PRESENT)),
+    "plan": _fact(
+        generation=_COUNT,
+        strategy=_TEXT,
+        reason=_TEXT,
+        message=_TEXT,
+        members=_COUNT,
+        queues=_COUNT,
+        held=_TEXT,
+    ),
+    "handover": _fact(
+        generation=_COUNT,
+        act=_TEXT,
+        proof=_TEXT,
+        state=_TEXT,
+        from_=_TEXT,
+        fromUid=_TEXT,
+        to=_TEXT,
+        toUid=_TEXT,
+        queues=RANGES,
+    ),
+    "obeyed": _fact(generation=_COUNT, member=_TEXT, uid=_TEXT, queues=RANGES),
+    "rebalance": _fact(
+        generation=_COUNT,
+        reason=_TEXT,
+        outcome=_TEXT,
+        began=_TIME,
+        moved=_COUNT,
+        forced=_COUNT,
+        seconds=_NUMBER,
+    ),
+    "owners": _fact(
+        generation=_COUNT,
+        model=_TEXT,
+        ordering=_TEXT,
+        startFrom=_TEXT,
+        policy=_TEXT,
+        rules=_TEXT,  # the JSON of a RebalancePolicy's spec
+        members=_by_name(_OWNER),
+        releasing=ArrayType(_RELEASING),
+        unowned=RANGES,
+    ),
+    "offsets": _fact(topics=_by_name(_by_name(COLUMNS)), verdicts=_by_name(_COUNT)),
+    "verdict": _fact(condition=_TEXT, status=_TEXT, reason=_TEXT, message=_TEXT),
+    "gap": _struct(at=_TIME, writer=_TEXT, since=_TIME, missing=_COUNT, date=DateType()),
+}
+
+# Lines that are no records, and why.
+QUARANTINE = _struct(file=_TEXT, line=_TEXT, reason=_TEXT, date=DateType())
+
+# Who held which queue when.
+INTERVALS = _struct(
+    group=_TEXT,
+    topic=_TEXT,
+    broker=_TEXT,
+    queue=IntegerType(),
+    member=_TEXT,
+    uid=_TEXT,
+    since=_TIME,
+    until=_TIME,  # null: it does
+    generation=_COUNT,  # that gave it the queue
+    forced=BooleanType(),
+    obeyed=_TIME,  # when it was heard to know of it; null: not told
+    seconds=_NUMBER,  # from the revoke until then; null: it was nobody's before
+)
+
+# What should not be in that.
+VIOLATIONS = _struct(
+    group=_TEXT,
+    topic=_TEXT,
+    broker=_TEXT,
+    queue=IntegerType(),
+    kind=_TEXT,
+    since=_TIME,
+    until=_TIME,
+    members=ArrayType(_TEXT),
+    why=_TEXT,
+)
+
+# A group's hour.
+ROLLUP = _struct(
+    group=_TEXT,
+    hour=_TIME,
+    rebalances=_by_name(_COUNT),  # by reason
+    rebalance_seconds_p50=_NUMBER,
+    rebalance_seconds_p99=_NUMBER,
+    moved_queues=_COUNT,
+    forced_queues=_COUNT,
+    handovers=_COUNT,
+    handover_seconds_p50=_NUMBER,
+    handover_seconds_p99=_NUMBER,
+    unowned_queue_seconds=_NUMBER,
+    contested_queue_seconds=_NUMBER,
+    redelivered=_COUNT,
+    imbalance=_NUMBER,
+    idle_member_hours=_NUMBER,
+    lag_p50=_NUMBER,
+    lag_p99=_NUMBER,
+    lag_max=_COUNT,
+    delay_p50=_NUMBER,
+    delay_p99=_NUMBER,
+    verdict_minutes=_by_name(_NUMBER),
+    minutes_seen=_NUMBER,
+    complete=BooleanType(),
+)
+
+# What a policy would have come to in a group.
+RESULTS = _struct(
+    group=_TEXT,
+    policy=_TEXT,
+    strategy=_TEXT,
+    hours=_NUMBER,
+    changes=_COUNT,  # of members or queues
+    rebalances=_COUNT,
+    moves=_COUNT,
+    forced=_COUNT,
+    pause_seconds=_NUMBER,  # queue-seconds in which nobody delivered
+    pause_p99=_NUMBER,  # of one queue's pause
+    imbalance=_NUMBER,  # by rate, the most over the mean; over all of the time
+    imbalance_max=_NUMBER,
+    idle_member_hours=_NUMBER,
+    unowned_queue_seconds=_NUMBER,
+    duplicates=_NUMBER,  # expected
+    lag_mean=_NUMBER,
+    lag_peak=_NUMBER,
+    problem=_TEXT,  # why the policy cannot be used for the group
+)
+
+# The same over time, for plots.
+SERIES = _struct(group=_TEXT, policy=_TEXT, at=_TIME, lag=_NUMBER, imbalance=_NUMBER, moves=_COUNT)
+
+# What it would have cost, part by part.
+COSTS = _struct(
+    group=_TEXT,
+    policy=_TEXT,
+    rank=IntegerType(),  # 1: the best
+    cost=_NUMBER,
+    cost_moves=_NUMBER,
+    cost_pause=_NUMBER,
+    cost_duplicates=_NUMBER,
+    cost_imbalance=_NUMBER,
+    cost_idle=_NUMBER,
+    cost_unowned=_NUMBER,
+    cost_lag=_NUMBER,
+)

@@ -1,0 +1,24 @@
+"""The Spark session: made in one place, given to everything else."""
+
+from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.skewJoin.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def session(name: str, settings: dict[str, str] | None = None) -> SparkSession:
+    """Return a session on this machine, or where spark-submit wants it."""
+    builder = SparkSession.builder.appName(name)
+    chosen = SETTINGS | (settings or {})
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()  # without a master, that is local[*]
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
