@@ -338,6 +338,28 @@ class FullReport(Report, frozen=True, kw_only=True):
     queues: list[Worked] = []  # those that it holds or releases
 
 
+class _Place(Struct):
+    """Where a member is with a queue; it is somebody else's word, so it must fit into a column of offsets."""
+
+    topic: str
+    broker: str
+    id: int
+    committed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
+
+
+class _Places(Struct):
+    queues: list[_Place] = []
+
+
+def read_offsets(text: bytes | str) -> dict[Queue, int | None]:
+    """Read from a report where a member is with each queue; of what cannot be read nothing is known."""
+    try:
+        found = msgspec.json.decode(text, type=_Places)
+    except (ValueError, RecursionError):
+        return {}
+    return {Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}
+
+
 def read_report(text: bytes | str) -> Report:
     """Read a report; what is none is a sentence, and fields of later versions are passed over."""
     try:

@@ -7,11 +7,12 @@ together; what was deleted before it was read is nobody's lag any more.
 **Trends, not thresholds.** A queue is judged by how offsets moved over the last looks, so that nothing has to be set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
+from rota.model import Queue
 from rota.spec import StartFrom
 
 LOOKED_LONG = 120.0  # seconds
@@ -80,6 +81,18 @@ def delay(looks: Sequence[Look], begins: StartFrom) -> float | None:
             return now.at - (earlier.at + part * (later.at - earlier.at))
     looked = now.at - looks[0].at
     return looked if next_one < looks[0].last and looked >= LOOKED_LONG else None
+
+
+def slowest(members: Sequence[Mapping[Queue, int | None] | None]) -> dict[Queue, int]:
+    """Return where the last of those is who all work every queue; only of queues of which each of them tells it."""
+    known = [it for it in members if it is not None]
+    if not known or len(known) < len(members):
+        return {}
+    first, *others = known
+    told = {queue: [offset, *(it.get(queue) for it in others)] for queue, offset in first.items()}
+    return {
+        queue: min(it for it in each if it is not None) for queue, each in told.items() if each and None not in each
+    }
 
 
 def _rewound(offsets: Sequence[int]) -> bool:

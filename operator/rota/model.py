@@ -16,6 +16,8 @@ from typing import NamedTuple
 RETRY = "%RETRY%"
 NOBODY = -1
 
+_QUEUE = re.compile(r"([^/]+)/(.+)/(\d{1,6})", re.ASCII)
+
 
 class Queue(NamedTuple):
     """The unit of assignment."""
@@ -27,6 +29,14 @@ class Queue(NamedTuple):
     def __str__(self) -> str:
         """Spell it as in messages to people."""
         return f"{self.topic}/{self.broker}/{self.id}"
+
+
+def queue_of(text: str) -> Queue:
+    """Read a queue as people spell it; a topic has no slash, a broker may have one."""
+    found = _QUEUE.fullmatch(text)
+    if not found:
+        raise ValueError(f"The queue {text!r} cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3")
+    return Queue(found[1], found[2], int(found[3]))
 
 
 # Who owns what at present; a Mapping does not take a Queue where a tuple is promised, hence both.

@@ -103,7 +103,8 @@ def silent(values: str) -> dict[str, str]:
 
 
 QUEUES = of_group("queues", "8x240")
-OWNED = QUEUES | of_group("imbalance_ratio", "1x240", ', by="queues"')
+TOPIC = members(2) | of_group("group_lag_estimated", "0x240", ', topic="orders"')
+TOPICS = TOPIC | of_group("group_lag_estimated", "1x240", ', topic="payments"')
 OPERATOR = {"namespace": "rota-system", "job": "rota"}
 CASES = [
     Case(
@@ -143,17 +144,41 @@ CASES = [
         "20m",
         (Fires("warning"),),
     ),
-    Case("RotaLagUnknown", "brokers never told", OWNED, "15m", (Fires("warning"),)),
+    Case("RotaLagUnknown", "brokers never told", TOPIC, "15m", (Fires("warning"),)),
+    Case("RotaLagUnknown", "of one topic of two they do not tell", TOPICS | lag("0x60"), "15m", (Fires("warning"),)),
+    Case(
+        "RotaLagUnknown",
+        "a broker of several never told, and nobody works the group",
+        members(0) | of_group("lag_age_seconds", "0+30x60"),
+        "20m",
+        (Fires("warning"),),
+    ),
     Case(
         "RotaLagUnknown",
         "one of two brokers does not tell",
-        OWNED | of_group("lag_age_seconds", "5x60") | lag("0x60", "%RETRY%orders"),
+        TOPIC | of_group("lag_age_seconds", "5x60") | lag("0x60", "%RETRY%orders"),
         "15m",
         (Fires("warning"),),
     ),
-    Case("RotaLagUnknown", "the operator has just begun", OWNED, "5m"),
-    Case("RotaLagUnknown", "brokers tell", OWNED | lag("0x60") | of_group("lag_age_seconds", "5 15 " * 30), "20m"),
-    Case("RotaLagUnknown", "it is a Broadcasting group", QUEUES, "20m"),
+    Case("RotaLagUnknown", "the operator has just begun", TOPIC, "5m"),
+    Case(
+        "RotaLagUnknown",
+        "brokers tell of both topics, each to another operator's scrape",
+        TOPICS | lag("0x60", instance="b") | lag("0x60", "payments") | of_group("lag_age_seconds", "5 15 " * 30),
+        "20m",
+    ),
+    Case(
+        "RotaLagUnknown",
+        "only retries are not known",
+        TOPIC | lag("0x60") | of_group("group_lag_estimated", "0x60", ', topic="%RETRY%orders"'),
+        "20m",
+    ),
+    Case(
+        "RotaLagUnknown",
+        "it is a Broadcasting group without members",
+        members(0) | of_group("group_lag_estimated", "1x60", ', topic="orders"'),
+        "20m",
+    ),
     Case("RotaDeadLettersGrowing", "they grow", of_group("dead_letters", "3+1x120"), "45m", (Fires("warning", "30"),)),
     Case("RotaDeadLettersGrowing", "one was one", of_group("dead_letters", "3x20 4x100"), "20m"),
     Case("RotaDeadLettersGrowing", "many lie there", of_group("dead_letters", "90000x120"), "45m"),
@@ -199,7 +224,19 @@ CASES = [
         (Fires("critical", "25%"),),
     ),
     Case("RotaQueueUnowned", "for a moment", QUEUES | of_group("unowned_queues", "0x10 8x6 0x50"), "8m"),
-    Case("RotaQueueUnowned", "others have them", QUEUES | members(2, 2) | of_group("unowned_queues", "4x60"), "15m"),
+    Case(
+        "RotaQueueUnowned",
+        "others are there, and some are nobody's all the same",
+        QUEUES | members(2, 2) | of_group("unowned_queues", "4x60"),
+        "15m",
+        (Fires("critical", "50%"),),
+    ),
+    Case(
+        "RotaQueueUnowned",
+        "others were there, and it is not known whether they still are",
+        QUEUES | of_group("members", "2x10 _x50", ', state="Foreign"') | of_group("unowned_queues", "0x10 4x50"),
+        "15m",
+    ),
     Case(
         "RotaGroupNotReady",
         "its topic is unknown",

@@ -305,6 +305,16 @@ def test_the_operator_is_reached_by_the_test_and_by_who_scrapes(everything: Rend
     assert who[1:] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
+def test_the_operator_is_read_by_whom_the_values_name(helm: Helm) -> None:
+    nodes = {"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.128/25"]}}
+    people = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}, "podSelector": {}}
+    guarded = helm.template(networkPolicy={"enabled": True, "memberNamespaces": ["shop"], "readFrom": [nodes, people]})
+    ((ports, who),) = reachable(guarded, "rota")
+    assert ports == [{"port": "http"}]
+    assert who[1:] == [nodes, people]
+    assert len(reachable(guarded, "rota-members")[0][1]) == 1, "members are read by nobody else"
+
+
 def test_members_are_guarded_where_groups_are(helm: Helm) -> None:
     guarded = helm.template(
         watchNamespaces=["shop", "billing"], networkPolicy={"enabled": True, "scrapeMembersFrom": ["monitoring"]}

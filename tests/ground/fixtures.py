@@ -49,7 +49,7 @@ async def api(control_plane: Cluster) -> AsyncIterator[Api]:
 @pytest.fixture
 async def namespace(api: Api) -> AsyncIterator[str]:
     """Make a namespace that ends with the test."""
-    name = f"rota-{secrets.token_hex(3)}"
+    name = f"rota-{secrets.token_hex(8)}"
     await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
     await api.delete(f"/api/v1/namespaces/{name}")

@@ -16,10 +16,11 @@ from typing import Any, Self
 
 import msgspec
 from aiohttp import web
-from msgspec.structs import replace
+from msgspec.structs import asdict
 
 from ground.api import Api, ApiError, Object
 from ground.poll import soon
+from rota.documents import FullReport, Worked
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
@@ -73,7 +74,11 @@ def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
 
 
 async def reported(
-    asked: web.Request, member: Member, changed: asyncio.Event, troubles: Mapping[str, str] = MappingProxyType({})
+    asked: web.Request,
+    member: Member,
+    changed: asyncio.Event,
+    troubles: Mapping[str, str] = MappingProxyType({}),
+    offsets: Mapping[Queue, int] = MappingProxyType({}),
 ) -> web.Response:
     """Answer with a member's report, by long poll if that is asked for; `changed` is set with every change of it."""
     after = asked.query.get("after")
@@ -83,7 +88,9 @@ async def reported(
                 while int(after) == member.revision:
                     changed.clear()
                     await changed.wait()
-    return web.Response(body=msgspec.json.encode(replace(member.report(), troubles={**troubles})))
+    said = asdict(member.report()) | {"troubles": {**troubles}}
+    queues = [Worked(*queue, committed, committed, 0, locked=False) for queue, committed in offsets.items()]
+    return web.Response(body=msgspec.json.encode(FullReport(**said, queues=queues)))
 
 
 class One:
@@ -97,6 +104,7 @@ class One:
         self.silent = False
         self.deaf = False  # to pokes
         self.troubles: dict[str, str] = {}
+        self.offsets: dict[Queue, int] = {}  # of a Broadcasting group's member
         self.takes = 0.0  # seconds that what is open takes to end
         self._changed = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -216,7 +224,7 @@ class One:
         self.fleet.reads += 1
         if self.silent:
             await asyncio.Event().wait()
-        return await reported(asked, self.member, self._changed, self.troubles)
+        return await reported(asked, self.member, self._changed, self.troubles, self.offsets)
 
     async def _drain(self, asked: web.Request) -> web.Response:
         assert (await asked.json())["uid"] == self.uid

@@ -106,7 +106,7 @@ class Fleets:
     def put(self, detail: shown.Detail) -> None:
         self.details[detail.summary.name] = detail
 
-    def groups(self) -> shown.Groups:
+    async def groups(self) -> shown.Groups:
         return shown.Groups(self.operator, [it.summary for it in self.details.values()])
 
     def group(self, namespace: str, name: str) -> shown.Detail | None:
@@ -283,6 +283,20 @@ MOVING = [
     a_queue(4, "m1", forced=True),
     a_queue(5, None, lag=4, verdict="Stopped"),
 ]
+
+
+async def test_what_foreigners_work_is_told_from_what_is_free(browser: Browser, served: Served) -> None:
+    served.put(a_detail(queues=[a_queue(0, None), a_queue(1, None, state="Foreign")]))
+    await open_group(browser, served.url)
+    assert await browser.evaluate(LABELS) == [
+        "orders/broker-a/0: free, lag 0, KeepingUp",
+        "orders/broker-a/1: a foreigner's, lag 0, KeepingUp",
+    ]
+    drawn = await browser.evaluate("[...document.querySelectorAll('.cell')].map(it => it.textContent)")
+    assert drawn == ["", "-"], "whoever sees no colours reads the sign"
+    told = await browser.evaluate("[...document.querySelectorAll('#queues tr')].map(it => it.innerText)")
+    assert ["nobody" in line for line in told] == [True, False]
+    assert "a foreigner" in told[1]
 
 
 async def test_the_map_says_of_each_queue_who_works_it(browser: Browser, served: Served) -> None:
@@ -597,6 +611,15 @@ async def test_so_many_may_listen_and_who_goes_makes_room(served: Served, monkey
             return again.status == 200
 
     await soon(let_in)
+
+
+async def test_who_listens_from_one_address_leaves_room_for_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "MOST_OF_ONE", 1)
+    async with get(f"{served.url}v1/events") as one, get(f"{served.url}v1/events") as another:
+        assert (one.status, another.status) == (200, 503)
+        assert "1 listen for changes from 127." in (await another.json())["error"]
 
 
 async def test_who_listens_is_let_go_at_the_end(served: Served) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from kube.scraped import scraped, series
-from kube.world import World, billing, two_members
+from kube.world import World, a_group, billing, two_members
 from rota.brokers.memory import BROKER, Memory
 from rota.kube import hearing, lags
 from rota.kube.shown import Detail
@@ -53,6 +53,30 @@ async def test_lag_is_told_by_queue_with_its_member_by_topic_and_in_the_status(w
         return (await world.status()).get("lag") == 120  # to two digits
 
     await world.soon(written)
+
+
+async def test_a_broadcasting_groups_lag_is_that_of_its_slowest_member(world: World, memory: Memory) -> None:
+    queues = [Queue("orders", BROKER, number) for number in range(8)]
+    world.fleet.everyone = True
+    await world.api.delete(world.path)  # the model of a group never changes
+    await world.api.create(world.path.rpartition("/")[0], a_group(messageModel="Broadcasting"))
+    await world.fleet.add("orders-a", "orders-b")
+    await sends(memory, 0, 9)
+    quick, slow = world.fleet.members.values()
+    quick.offsets, slow.offsets = dict.fromkeys(queues, 0) | {queues[0]: 9}, dict.fromkeys(queues, 0) | {queues[0]: 2}
+    brain = world.operator.brain
+    hears = asyncio.create_task(hearing.hear_all(lambda: brain.groups, world.operator.reports, brain.wake))
+
+    async def told(*lag: float) -> bool:
+        return await scraped(world, "rota_group_lag", topic="orders") == [*lag]
+
+    await world.soon(partial(told, 7))
+    assert (shown(world).summary.lag, shown(world).summary.estimate, shown(world).summary.delay) == (7, True, None)
+    slow.offsets = {}
+    await world.soon(told)
+    slow.offsets = dict.fromkeys(queues, 0) | {queues[0]: 8}
+    await world.soon(partial(told, 1))
+    hears.cancel()
 
 
 async def test_a_rebalance_is_counted_and_shown_with_its_reason(world: World) -> None:
@@ -132,7 +156,11 @@ async def test_what_troubles_a_member_is_a_condition_though_nothing_is_awaited_o
     world.fleet.members["orders-a"].troubles = {"AppPathNotFound": said}
     assert (await world.condition("AppPathNotFound"))["message"] == f"orders-a: {said}"
     assert (await world.condition("Degraded"))["reason"] == "AppPathNotFound"
-    assert await scraped(world, "rota_group_problem", reason="AppPathNotFound") == [1]
+
+    async def counted() -> bool:  # which is done after the status is written
+        return await scraped(world, "rota_group_problem", reason="AppPathNotFound") == [1]
+
+    await world.soon(counted)
     world.fleet.members["orders-a"].troubles = {}
     await world.well("AppPathNotFound")
     hears.cancel()

@@ -14,8 +14,8 @@ from builders import a_spec
 from ground.poll import soon
 from rota.brokers import Consumer, Membership, Unreachable
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.documents import Share
-from rota.model import Queue
+from rota.documents import Share, read_offsets
+from rota.model import RETRY, Queue
 from rota.sidecar import endings, push, shell, sources, steps
 from rota.sidecar.notes import Notes, Offsets
 from rota.spec.resolved import write_settings
@@ -400,6 +400,30 @@ async def test_what_is_to_be_tried_again_is_read_from_its_beginning_wherever_the
         await member.obeys([FIRST, RETRIES])
         await member.did("1")
         assert [it.attempt for it in member.app.heard] == [1, 2]
+
+
+async def test_another_groups_retries_begin_as_the_settings_say(tmp_path: Path) -> None:
+    memory, others = Memory(), Queue(f"{RETRY}others", BROKER, 0)
+    memory.make(others.topic, BROKER, 1)
+    await memory.send(others.topic, b"old", queue=others)
+    wanted = [{"topic": TOPIC}, {"topic": others.topic}]
+    async with a_member(tmp_path, memory, startFrom={"position": "Latest"}, subscriptions=wanted) as member:
+        await member.obeys([others])
+        await soon(lambda: _is(memory.offsets[GROUP].get(others) == 1))
+        await memory.send(others.topic, b"new", queue=others)
+        await member.did("new")
+
+
+async def test_the_operator_reads_from_a_members_report_where_it_is_with_each_queue(tmp_path: Path) -> None:
+    async with a_member(tmp_path, messageModel="Broadcasting") as member:
+        await member.send(*texts(0, 3), queue=0)
+        await member.obeys([FIRST])
+        await member.did("0", "1", "2")
+
+        async def told() -> bool:
+            return read_offsets((await member.ask("/v1/report"))[1]) == {FIRST: 3}
+
+        await soon(told)
 
 
 @pytest.mark.parametrize("model", ["Clustering", "Broadcasting"])

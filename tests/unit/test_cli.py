@@ -284,8 +284,8 @@ def refused(sentence: str, *arguments: str, feed: str | None = None) -> None:
     [
         ("orders/broker-a/8", "There is no queue orders/broker-a/8 among these 8"),
         ("payments/broker-a/0", "There is no queue payments/broker-a/0"),
-        ("orders/0", "QUEUE 'orders/0' cannot be read: write it as TOPIC/BROKER/ID"),
-        ("orders/broker-a/x", "QUEUE 'orders/broker-a/x' cannot be read"),
+        ("orders/0", "The queue 'orders/0' cannot be read: write it as TOPIC/BROKER/ID"),
+        ("orders/broker-a/x", "The queue 'orders/broker-a/x' cannot be read"),
     ],
 )
 def test_a_queue_that_is_not_there_cannot_be_explained(queue: str, sentence: str) -> None:

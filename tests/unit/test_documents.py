@@ -21,6 +21,7 @@ from rota.documents import (
     from_ranges,
     ids_of,
     read_assignment,
+    read_offsets,
     read_report,
     to_ranges,
     write_assignment,
@@ -262,3 +263,35 @@ def test_nonsense_without_end_is_refused(text: str) -> None:
         read_report(text)
     with pytest.raises(ValueError, match=r"^The report cannot be read: "):
         read_report('{"member":"m","uid":"u","generation":1,"held":' + text)
+
+
+A_PLACE = {
+    "topic": "orders",
+    "broker": "broker-a",
+    "id": 5,
+    "committed": 7,
+    "pulled": 9,
+    "buffered": 2,
+    "locked": False,
+}
+
+
+def test_where_a_member_is_with_its_queues_is_read_from_its_report() -> None:
+    places = [A_PLACE, A_PLACE | {"id": 6, "committed": None}]
+    assert read_offsets(json.dumps({"member": "m1", "queues": places})) == {Q5: 7, Q5._replace(id=6): None}
+    assert read_offsets("{}") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"queues": 5}',
+        '{"queues": [{}]}',
+        *(json.dumps({"queues": [A_PLACE | {"committed": it}]}) for it in (-1, 2**63, "7", 1.5)),
+    ],
+)
+def test_what_cannot_be_an_offset_is_not_known(text: str) -> None:
+    assert read_offsets(text) == {}

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
+from builders import a_document
 from rota.documents import Report
 from rota.kube import hearing
-from rota.kube.group import Group
+from rota.kube.group import Group, Record
 from rota.kube.hearing import STEPS, hear_all
 from rota.kube.objects import Pod
 from rota.kube.reports import Answer, Reports
+from rota.model import Queue
 
 KEY, OTHER = ("shop", "orders"), ("shop", "bills")
 
@@ -28,12 +30,16 @@ class Members(Reports):
         self.addresses: set[str] = set()
         self.say: dict[str, Report | None] = {}
         self.meanwhile: Callable[[], None] = lambda: None
+        self.offsets: dict[str, dict[Queue, int | None]] = {}
 
     async def read(self, address: str, uid: str) -> Answer:
         self.asked[uid] += 1
         self.addresses.add(address)
         self.meanwhile()
         return Answer(self.say.get(uid), 1.0)
+
+    async def read_with_offsets(self, address: str, uid: str) -> tuple[Answer, dict[Queue, int | None] | None]:
+        return await self.read(address, uid), self.offsets.get(uid)
 
 
 def a_pod(name: str, group: str = "orders", phase: str = "Running", *, started: bool = True) -> Pod:
@@ -161,3 +167,52 @@ async def test_a_pod_that_vanishes_before_its_turn_is_passed_over(members: Membe
     members.meanwhile = group.pods.clear
     assert await hear(members, group, rounds=2) == []
     assert len(members.asked) < len(NAMES)
+
+
+FIRST, SECOND = Queue("orders", "a", 0), Queue("orders", "a", 1)
+
+
+def everyones(*names: str) -> Group:
+    """Return a Broadcasting group: its record has an entry for each of these, and pods are there for them."""
+    group = a_group(*names)
+    group.record = Record(document=a_document(members=dict.fromkeys(names, ()), everyone=(FIRST, SECOND)))
+    return group
+
+
+async def test_members_of_a_broadcasting_group_tell_where_they_are_also_those_that_are_awaited(
+    members: Members,
+) -> None:
+    group = everyones("m1", "m2")
+    group.awaited = frozenset({"m2"})
+    members.say = {f"uid-{name}": a_report(name) for name in ("m1", "m2")}
+    members.offsets = {"uid-m1": {FIRST: 5, SECOND: 9}, "uid-m2": {FIRST: 7, SECOND: None}}
+    assert group.reported == {}
+    assert await hear(members, group) == [KEY, KEY]
+    assert group.reported == {FIRST: 5}
+    members.offsets["uid-m2"] = {FIRST: 3, SECOND: 4}
+    assert await hear(members, group) == [], "where somebody is wakes nobody"
+    assert group.reported == {FIRST: 3, SECOND: 4}
+
+
+async def test_where_one_member_cannot_be_heard_nobody_knows_who_is_the_slowest(members: Members) -> None:
+    group = everyones("m1", "m2")
+    members.say = {f"uid-{name}": a_report(name) for name in ("m1", "m2")}
+    members.offsets = {"uid-m1": {FIRST: 5}, "uid-m2": {FIRST: 7}}
+    await hear(members, group)
+    assert group.reported == {FIRST: 5}
+    del members.say["uid-m2"], members.offsets["uid-m2"]
+    await hear(members, group)
+    assert group.reported == {}
+    group.see(a_pod("m2", phase="Failed"), now=0.0)
+    assert group.reported == {FIRST: 5}, "who has ended reads nothing any more"
+    group.see(a_pod("m3", started=False), now=0.0)
+    assert group.reported == {FIRST: 5}, "who has not begun is not behind"
+    group.begin()
+    assert group.reported == {}, "who begins to lead hears everybody anew"
+
+
+async def test_in_a_group_with_owners_nobody_is_asked_where_he_is(members: Members) -> None:
+    group = a_group("m1")
+    members.say["uid-m1"], members.offsets["uid-m1"] = a_report("m1"), {FIRST: 5}
+    await hear(members, group)
+    assert (group.pods["m1"].offsets, group.reported) == (None, {})

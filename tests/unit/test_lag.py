@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.lag import Judgement, Look, delay, judge
+from rota.lag import Judgement, Look, delay, judge, slowest
+from rota.model import Queue
 from rota.spec import StartFrom
 
 LATEST, EARLIEST, TIMED = (StartFrom(position=it) for it in ("Latest", "Earliest", "Timestamp"))
@@ -137,3 +138,27 @@ def test_who_was_at_the_end_and_did_not_go_back_keeps_up(seen: list[Look]) -> No
     judgement = judge(seen, LATEST)
     if judgement and 0 in [look.behind(LATEST) for look in seen]:
         assert judgement in {Judgement.KEEPING_UP, Judgement.REWOUND}
+
+
+ONE, OTHER = Queue("orders", "a", 0), Queue("orders", "a", 1)
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ([], {}),
+        ([{ONE: 5, OTHER: 7}], {ONE: 5, OTHER: 7}),
+        ([{ONE: 5, OTHER: 7}, {ONE: 9, OTHER: 0}], {ONE: 5, OTHER: 0}),
+        ([{ONE: 5, OTHER: 7}, {ONE: 9}], {ONE: 5}),
+        ([{ONE: 5}, {ONE: 9, OTHER: 7}], {ONE: 5}),
+        ([{ONE: 5, OTHER: 7}, {ONE: None, OTHER: 8}], {OTHER: 7}),
+        ([{ONE: None}], {}),
+        ([{ONE: 5}, None], {}),
+        ([None, {ONE: 5}], {}),
+        ([{ONE: 5}, {}], {}),
+    ],
+)
+def test_a_broadcasting_group_is_where_its_slowest_member_is_if_all_of_them_tell(
+    members: list[dict[Queue, int | None] | None], told: dict[Queue, int]
+) -> None:
+    assert slowest(members) == told

@@ -33,6 +33,10 @@ class Slow(Memory):
         self.freed = asyncio.Event()
         self.between: list[Queue] = []  # sent to after a group's progress was told
         self.asked = 0
+        self.forgotten: set[str] = set()  # brokers that the name servers have lost sight of
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        return tuple(it for it in await super().queues(topic) if it.broker not in self.forgotten)
 
     async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
         while broker in self.silent:
@@ -56,6 +60,7 @@ class Cluster:
     views: Views
     lags: Lags
     worked: set[Queue] = field(default_factory=set)
+    reported: dict[Queue, int] = field(default_factory=dict)
 
     async def sends(self, queue: Queue, count: int) -> None:
         for _ in range(count):
@@ -97,13 +102,14 @@ async def a_cluster(*brokers: str, begins: StartFrom = StartFrom()) -> AsyncIter
         await memory.create_topic("orders", broker, 1)
     views = Views(memory, lambda _: None)
     worked: set[Queue] = set()
-    known = Lags(memory, views, lambda _: worked)
+    reported: dict[Queue, int] = {}
+    known = Lags(memory, views, lambda _: worked, reported=lambda _: reported)
     known.seconds = 0.01
     views.want(KEY, Interest("orders", ("orders",), broadcasting=False, begins=begins))
     await views.look(KEY)
     running = asyncio.create_task(known.run())
     try:
-        yield Cluster(memory, views, known, worked)
+        yield Cluster(memory, views, known, worked, reported)
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -266,12 +272,105 @@ async def test_what_nobody_works_has_stopped_and_what_somebody_has_stalls() -> N
         await judged(Judgement.STALLED)
 
 
-async def test_a_broadcasting_group_has_no_offsets_at_brokers() -> None:
+async def test_a_broadcasting_group_is_where_its_members_say_and_no_broker_is_asked() -> None:
+    async with a_cluster(A, B) as it:
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        await it.sends(AT_A, 5)
+        await it.sends(AT_B, 4)
+        it.commits(AT_A, 1)
+        it.reported[AT_A] = 2
+        await it.tells(AT_A, 3)
+        await it.looks(A, times=3)
+        await it.looks(B, times=2)
+        found = it.lag.queues[AT_A]
+        assert (found.lag, found.committed, found.delay, found.verdict, found.worked) == (3, 2, None, None, None)
+        assert it.lag.queues[AT_B][:4] == (0, 4, None, None), "nobody told it; it is not 0 for beginning at the end"
+        assert it.memory.asked == 0
+        assert it.lag.dead == 0
+        it.reported[AT_B] = 0
+        await it.tells(AT_B, 4)
+
+
+async def test_what_members_said_is_not_taken_for_the_groups_offset_once_it_has_owners() -> None:
     async with a_cluster() as it:
-        it.views.want(("shop", "all"), Interest("all", ("orders",), broadcasting=True))
-        await it.tells(AT_A, 0)
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        await it.sends(AT_A, 5)
+        it.reported[AT_A] = 4
+        await it.tells(AT_A, 1)
+        it.commits(AT_A, 2)
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+        assert it.lag.queues == {}
+        await it.tells(AT_A, 3)
         await it.looks(times=2)
-        assert it.lags.of(("shop", "all")) == Lag({})
+        assert it.lag.queues[AT_A].verdict is not Judgement.REWOUND
+
+
+async def test_a_broker_that_has_left_the_route_is_missed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_cluster(A, B) as it:
+        await it.tells(AT_B, 0)
+        await soon(lambda: _is(it.lag.dead == 0), 30)
+        assert it.lag.missing == frozenset()
+        it.memory.forgotten = {B}
+        await it.views.look(KEY)
+        await it.looks(times=3)
+        assert (it.lag.missing, it.lag.dead) == (frozenset({"orders"}), None)
+        it.memory.forgotten = set()
+        await it.views.look(KEY)
+        assert it.lag.missing == frozenset()
+        it.memory.forgotten = {B}
+        await it.views.look(KEY)
+        monkeypatch.setattr(lags, "GONE_SECONDS", 0.0)
+        await soon(lambda: _is(not it.lag.missing), 30)
+        assert {*it.lag.queues} == {AT_A}
+
+
+async def test_time_in_which_there_was_no_route_does_not_count_for_what_it_has_lost() -> None:
+    memory = Slow((A, B))
+    for broker in (A, B):
+        await memory.create_topic("orders", broker, 1)
+    views = Views(memory, lambda _: None)
+    known = Lags(memory, views, lambda _: ())
+    views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+    await views.look(KEY)
+    known._note_routes(0.0)
+    memory.down(NAME_SERVER)
+    await views.look(KEY)
+    known._note_routes(1000.0)
+    memory.up(NAME_SERVER)
+    memory.forgotten = {B}
+    await views.look(KEY)
+    known._note_routes(1000.0 + lags.GONE_SECONDS - 1)
+    assert known.of(KEY).missing == {"orders"}
+    known._note_routes(1000.0 + lags.GONE_SECONDS)
+    assert known.of(KEY).missing == frozenset()
+
+
+async def _is(true: bool) -> bool:  # noqa: FBT001 - a value
+    return true
+
+
+async def test_how_long_a_broker_that_never_told_has_been_asked_is_known() -> None:
+    async with a_cluster() as it:
+        it.memory.down(A)
+        await soon(lambda: _is(it.lag.asked is not None), 30)
+        first = it.lag.asked
+        await it.looks(times=2)
+        assert it.lag.asked == first is not None
+        assert it.lag.at is None
+        it.memory.up(A)
+        await it.tells(AT_A, 0)
+        assert it.lag.asked is not None
+        assert it.lag.asked > first
+
+
+async def test_another_groups_retries_begin_where_the_settings_say() -> None:
+    others = Queue(RETRY + "others", A, 0)
+    async with a_cluster() as it:
+        it.memory.make(others.topic, A, 1)
+        await it.sends(others, 2)
+        it.views.want(KEY, Interest("orders", (others.topic,), broadcasting=False))
+        await it.views.look(KEY)
+        await it.tells(others, 0)
 
 
 async def test_another_group_under_the_same_name_is_not_told_as_the_one_before() -> None:

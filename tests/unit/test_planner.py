@@ -473,6 +473,27 @@ def test_beside_foreign_members_only_our_share_is_granted() -> None:
     assert conditions(unknown)["Degraded"] == ("True", "NoView")
 
 
+def test_what_foreigners_work_is_theirs_and_not_called_nobodys() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
+    before = settled(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
+    found = plan(before, NOW)
+    assert found.document is None
+    assert (found.status["unownedQueues"], found.foreign) == (0, frozenset(Q[4:6]))
+    assert conditions(found)["Ready"] == ("True", "Settled")
+    assert "QueuesUnowned" not in conditions(found)
+    alone = plan(a_snapshot(document=a_document(), foreigners=("10.0.0.9@old",)), NOW)
+    assert (alone.status["unownedQueues"], alone.foreign) == (0, frozenset(Q[:6]))
+    assert conditions(alone)["Ready"] == ("False", "NoMembers")
+    assert alone.problems[0].message == "Only foreigners are there to work 6 queues"
+
+
+def test_beside_foreigners_a_queue_of_our_share_that_nobody_works_is_told_as_that() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:3]}, strategy="Averagely", barrier=6)
+    found = plan(settled(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",)), NOW)
+    assert (found.status["unownedQueues"], found.foreign) == (1, frozenset(Q[4:6]))
+    assert conditions(found)["Ready"] == ("False", "QueuesUnowned")
+
+
 def test_a_strategy_that_fails_leaves_everything_and_orphans_go_to_who_owns_least() -> None:
     policy = a_policy(strategy="Custom", options={"custom": {"name": "nowhere"}})
     before = settled(policy=policy, views={"orders": a_view(8)})
@@ -521,6 +542,13 @@ def test_one_foreigner_is_told_as_one() -> None:
     both = plan(settled(foreigners=("10.0.0.9@7", "10.0.0.9@8")), NOW)
     told = next(one["message"] for one in both.status["conditions"] if one["type"] == "ForeignMembers")
     assert told.startswith("2 consumers that are not Rota's are in the group: ")
+
+
+def test_another_groups_retries_that_are_not_seen_are_missed_as_any_topic_is() -> None:
+    spec = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "%RETRY%other"}])
+    unseen = {"orders": a_view(), "%RETRY%other": None, "%RETRY%orders": None}
+    assert conditions(plan(settled(spec=spec, views=unseen), NOW))["Degraded"] == ("True", "NoView")
+    assert "NoView" not in conditions(plan(settled(views={"orders": a_view(), "%RETRY%orders": None}), NOW))
 
 
 def test_another_groups_retries_may_be_read() -> None:

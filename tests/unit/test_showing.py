@@ -178,6 +178,51 @@ def test_queues_tell_who_has_them_who_gets_them_and_what_was_forced() -> None:
     }
 
 
+def test_what_foreigners_work_is_not_shown_as_free() -> None:
+    group = a_group(a_document(members={"m1": Q[:3]}))
+    fact = a_fact(group, foreign=frozenset({*Q[2:5]}), foreigners=("10.0.0.9@1",))
+    assert [(it.state, it.owner) for it in showing.detail(LEADS, fact, {}).queues] == [
+        *[("Owned", "m1")] * 3,
+        *[("Foreign", None)] * 2,
+        ("Free", None),
+    ]
+
+
+def test_while_its_spec_cannot_be_understood_a_group_is_told_of_by_the_last_one_that_could() -> None:
+    group = a_group(
+        owning(), group="shop-orders", subscriptions=[{"topic": "orders", "expression": "paid"}, {"topic": RETRY}]
+    )
+    bad = Custom(Metadata("orders", "7", "shop", "1"), {"subscriptions": 5}, {})
+    assert group.uid == "1"
+    group.wants(msgspec.structs.replace(bad, metadata=Metadata("orders", uid="1", namespace="shop")), None)
+    assert group.wish.spec is None
+    found = showing.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    assert (found.at_broker, found.topics[0].estimate, found.summary.estimate) == ("shop-orders", True, True)
+    group.wants(Custom(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
+    other = showing.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    assert (other.at_broker, other.topics[0].estimate) == ("orders", False), "it is another group"
+
+
+def test_an_operator_that_never_understood_a_spec_knows_from_the_record_what_brokers_call_the_group() -> None:
+    group = a_group()
+    settings = '{"group": "shop-orders", "schema": 1}'
+    group.wants(Custom(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
+    labels, owners = {"rota.dev/group": "orders"}, [Owner("2", controller=True)]
+    metadata = Metadata("orders-rota", "3", "shop", "43", labels=labels, owner_references=owners)
+    for text, told in (("{}", "orders"), (settings, "shop-orders")):
+        metadata = msgspec.structs.replace(metadata, resource_version=f"{int(metadata.resource_version) + 1}")
+        group.keep(ConfigMap(metadata, data={"group.json": text}))
+        assert showing.detail(LEADS, a_fact(group), {}).at_broker == told
+
+
+def test_another_groups_retries_are_subscribed_to_as_any_topic_is() -> None:
+    others = Queue("%RETRY%others", "a", 0)
+    group = a_group(a_document(members={"m1": [others]}), subscriptions=[{"topic": others.topic}])
+    fact = a_fact(group)._replace(broker=AtBroker({others.topic: a_view(1, others.topic)}, ()))
+    found = showing.detail(LEADS, fact, {})
+    assert [it.kind for it in found.queues] == [found.topics[0].kind] == ["Subscribed"]
+
+
 def test_queues_on_record_that_are_not_seen_are_shown_and_retries_are_of_their_kind_in_order() -> None:
     retried = Queue(RETRY, "a", 0)
     document = a_document(members={"m1": [*Q[:6], retried]}, taken={Queue("old", "a", 0): ("m1", None)})
@@ -306,30 +351,3 @@ def test_what_is_shown_can_be_read_back() -> None:
     group = everyones()
     found = showing.detail(LEADS, a_fact(group, lagging(1, None), at=NOW), {})
     assert msgspec.json.decode(msgspec.json.encode(found), type=shown.Detail) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "queue"),
-    [
-        ("orders/broker-a/3", Queue("orders", "broker-a", 3)),
-        ("%RETRY%orders/b/0", Queue("%RETRY%orders", "b", 0)),
-        ("orders/room/broker/12", Queue("orders", "room/broker", 12)),
-        ("orders/a/007", Queue("orders", "a", 7)),
-    ],
-)
-def test_a_queue_is_read_as_it_is_written(text: str, queue: Queue) -> None:
-    assert showing.queue_of(text) == queue
-
-
-@pytest.mark.parametrize(
-    "text", ["", "orders", "orders/3", "/a/3", "orders//3", "orders/a/", "orders/a/-1", "orders/a/x"]
-)
-def test_what_is_no_queue_is_a_sentence(text: str) -> None:
-    with pytest.raises(ValueError, match="cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3") as caught:
-        showing.queue_of(text)
-    assert str(caught.value).startswith(f"The queue {text!r} ")
-
-
-def test_an_id_that_no_queue_can_have_is_not_read() -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
-        showing.queue_of(f"orders/a/{10**7}")

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import a_spec, a_view
-from rota.kube.group import AtBroker, Group
+from builders import a_document, a_spec, a_view
+from rota.documents import Assignment
+from rota.kube.group import AtBroker, Group, Record
 from rota.kube.history import Judged
 from rota.kube.lags import Lag
 from rota.kube.objects import Custom, Metadata
 from rota.kube.shown import Kind
-from rota.kube.sums import TopicLag, by_topic, delay, told, total, two_digits
+from rota.kube.sums import TopicLag, by_topic, delay, of_group, told, total, two_digits
 from rota.model import Queue
 from rota.planner import View
 
@@ -27,12 +28,12 @@ def a_lag(*lags: int | None, topic: str = "orders", waited: float | None = 1.0) 
     }
 
 
-def seen(lags: dict[Queue, Judged], spec: Any = None, **views: View | None) -> dict[str, TopicLag]:
+def seen(lags: dict[Queue, Judged], spec: Any = None, /, **views: View | None) -> dict[str, TopicLag]:
     """Add up lags of the topics orders and %RETRY%orders, which have two queues and none unless said."""
     every = {"orders": a_view(2), RETRY: a_view(0, RETRY)} | {
         name.replace("retry", RETRY): it for name, it in views.items()
     }
-    return by_topic(spec or a_spec(), AtBroker(every), Lag(lags))
+    return by_topic(spec or a_spec(), AtBroker(every), Lag(lags), RETRY, {})
 
 
 def test_a_topic_is_as_far_behind_as_its_queues_together_and_its_oldest_message() -> None:
@@ -91,7 +92,7 @@ def test_a_topic_that_brokers_do_not_tell_of_or_that_has_no_queues_is_not_known(
 
 
 def test_of_a_group_of_which_no_topic_is_known_nothing_is_told() -> None:
-    assert by_topic(a_spec(), AtBroker(), Lag({})) == {}
+    assert by_topic(a_spec(), AtBroker(), Lag({}), RETRY, {}) == {}
     assert (total({}, "Subscribed"), total({}, "Retry"), delay({})) == (None, None, None)
 
 
@@ -112,8 +113,48 @@ def test_where_a_filter_passes_over_messages_lag_is_an_estimate(subscription: di
     assert {topic: it.estimate for topic, it in found.items()} == {"orders": estimate, RETRY: False, "payments": False}
 
 
+def test_what_a_broadcasting_group_is_behind_is_at_most_that() -> None:
+    found = seen(a_lag(3, 4), a_spec(messageModel="Broadcasting"))
+    assert (found["orders"].lag, found["orders"].estimate) == (7, True)
+
+
+def test_another_groups_retries_count_as_what_is_subscribed_to() -> None:
+    others = "%RETRY%others"
+    found = by_topic(a_spec(), AtBroker({others: a_view(1, others)}), Lag(a_lag(3, topic=others)), RETRY, {})
+    assert (total(found, "Subscribed"), total(found, "Retry")) == (3, None)
+    assert by_topic(a_spec(), AtBroker({others: a_view(0, others)}), Lag({}), RETRY, {})[others].lag is None
+
+
+def test_a_sum_that_leaves_out_a_broker_which_the_route_has_just_lost_is_not_known() -> None:
+    payments = a_view(1, "payments")
+    views, lags = AtBroker({"orders": a_view(2), "payments": payments}), a_lag(3, 4) | a_lag(5, topic="payments")
+    found = by_topic(a_spec(), views, Lag(lags, missing=frozenset({"orders"})), RETRY, {})
+    assert (found["orders"].lag, found["orders"].delay, found["payments"].lag) == (None, None, 5)
+    assert found["orders"].queues == a_view(2).queues
+
+
+@pytest.mark.parametrize(
+    ("document", "lag"),
+    [
+        (a_document(members={"m1": a_view(2, brokers=("a", "b")).queues}), None),
+        (a_document(members={"m1": a_view(2).queues}, taken={Queue("orders", "b", 0): ("m1", "m2")}), None),
+        (a_document(everyone=a_view(2, brokers=("a", "b")).queues), None),
+        (a_document(members={"m1": a_view(2).queues}, taken={Queue("orders", "b", 0): ("m1", None)}), 7),
+        (a_document(members={"m1": a_view(8).queues}), 7),
+        (a_document(members={"m1": [Queue("others", "b", 0)]}), 7),
+    ],
+    ids=["owned", "on its way", "everyone's", "on its way out", "a queue less", "of another topic"],
+)
+def test_nor_is_one_without_a_broker_of_which_the_record_still_has_queues(
+    document: Assignment, lag: int | None
+) -> None:
+    group = Group("shop", "orders")
+    group.record = Record(document=document)
+    assert of_group(group, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)))["orders"].lag == lag
+
+
 def test_of_a_group_that_cannot_be_understood_what_is_seen_is_told() -> None:
-    found = by_topic(None, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)))
+    found = by_topic(None, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)), RETRY, {})
     assert found["orders"][2:] == (7, 4.0, False)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view
 from rota.documents import Assignment
 from rota.kube.tally import Handover, News, Tally
-from rota.model import Holder, Queue, Reason
+from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Plan, Pod, plan
 
 Q = [Queue("orders", "a", number) for number in range(6)]
@@ -257,6 +257,20 @@ def test_what_nobody_works_is_counted_by_queue_and_second() -> None:
     fleet.obeys()
     fleet.plans(LONG)
     assert fleet.tally.unowned == 90.0, "somebody works them"
+
+
+def test_what_foreigners_work_is_not_counted_and_what_nobody_works_beside_them_is() -> None:
+    fleet = settled("m1", foreigners=("10.0.0.9@old",))
+    until = fleet.tally.unowned
+    fleet.plans(LONG)
+    assert fleet.tally.unowned == until, "three of six are the foreigner's"
+    told = Plan(
+        status={"unownedQueues": 2}, problems=(Verdict(Reason.FOREIGN_MEMBERS, ""), Verdict(Reason.QUEUES_UNOWNED, ""))
+    )
+    tally = Tally()
+    for at in (100.0, 110.0):
+        tally.take(told, None, {}, at)
+    assert tally.unowned == 20.0
 
 
 def test_what_is_being_released_is_still_worked() -> None:

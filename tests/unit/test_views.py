@@ -5,7 +5,7 @@ import asyncio
 from rota.brokers import Client
 from rota.brokers.memory import BROKER, Memory
 from rota.kube.views import Interest, Views
-from rota.model import Queue
+from rota.model import Queue, Reason
 
 KEY = ("shop", "orders")
 ORDERS = Interest("orders", ("orders",), broadcasting=False)
@@ -58,6 +58,20 @@ async def test_who_was_there_in_a_group_that_is_gone_is_not_kept() -> None:
     views = await looked_too_late("clients")
     assert not views._online
     assert views.clients(KEY) == {}
+
+
+async def test_another_groups_retry_topic_is_looked_for_as_any_topic_is_and_our_own_may_not_be_there_yet() -> None:
+    memory = Memory()
+    others = "%RETRY%others"
+    views = Views(memory, lambda _: None)
+    views.want(KEY, Interest("orders", (others,), broadcasting=False))
+    await views.look(KEY)
+    (problem,) = views.of(KEY, 0.0, ()).problems
+    assert problem.reason is Reason.UNKNOWN_TOPIC
+    assert others in problem.message
+    await memory.create_topic(others, BROKER, 1)
+    await views._look_at_routes()
+    assert views.where_is(others) == {BROKER}, "with the first look, not now and then"
 
 
 async def test_what_is_told_in_time_is_kept() -> None:

@@ -245,7 +245,6 @@ def inject(**given: Any) -> None:
 @plainly
 def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> None:
     """Run the operator against the cluster of this pod, or of the kubeconfig."""
-    import asyncio
     import sys
 
     from rota import logs
@@ -254,7 +253,7 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
     logs.begin(verbose=verbose)
     named = run.namespaces(namespaces)
     options = run.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})
-    sys.exit(asyncio.run(run.operate(options)))
+    sys.exit(run.process(options))
 
 
 @main.command()

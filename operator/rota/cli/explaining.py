@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from rota.cli.given import World
-from rota.cli.naming import queue_of
 from rota.cli.show import move
-from rota.model import Queue, Roster
+from rota.model import Queue, Roster, queue_of
 from rota.planner import Measured
 from rota.planner.target import options
 from rota.spec import PolicySpec

@@ -1,4 +1,4 @@
-"""How groups and queues are named on the command line, and in which namespace a bare name is."""
+"""How groups are named on the command line, and in which namespace a bare name is."""
 
 import os
 import re
@@ -10,20 +10,11 @@ from typing import Any
 import yaml
 
 from rota.cli.given import UNREADABLE
-from rota.model import Queue
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # where a pod is told its own
 DEFAULT = "default"
 
 _NAME = r"[a-z0-9]([-a-z0-9.]{,251}[a-z0-9])?"
-
-
-def queue_of(given: str) -> Queue:
-    """Read the name of a queue; a topic has no slash, a broker may have one."""
-    found = re.fullmatch(r"([^/]+)/(.+)/(\d{1,6})", given, re.ASCII)
-    if not found:
-        raise ValueError(f"QUEUE {given!r} cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3")
-    return Queue(found[1], found[2], int(found[3]))
 
 
 def group_of(given: str, namespace: str | None) -> tuple[str, str]:

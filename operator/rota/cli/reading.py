@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from rota.cli.live import Question
-from rota.cli.naming import group_of, namespace_of, queue_of
+from rota.cli.naming import group_of, namespace_of
 from rota.cli.words import ago, count, duration, number, rows, say, unknown
 from rota.kube.shown import Detail, Groups, Operator, Queue, Reasons, Rebalance, Summary, Topic
+from rota.model import queue_of
 
 MOST_REBALANCES = 10  # in a table; all that the operator remembers are in -o json
 
@@ -41,7 +42,7 @@ def lag(group: str, namespace: str | None, by: str, top: int | None) -> Question
     def first(told: Detail) -> Detail:
         """Return the first queues in the order that was asked for; of each kind by itself."""
         ordered = sorted(told.queues, key=_behind) if by == "lag" else told.queues
-        kinds = [[it for it in ordered if it.kind == kind][:top] for kind in ("Subscribed", "Retry", "DeadLetter")]
+        kinds = [[it for it in ordered if it.kind == kind][:top] for kind in ("Subscribed", "Retry")]
         return msgspec.structs.replace(told, queues=[it for kind in kinds for it in kind])
 
     return Question(_path(group, namespace), Detail, _tell_lag, of_it=first)
@@ -157,7 +158,7 @@ def _tell_members(told: Detail) -> None:
 
 
 def _tell_lag(told: Detail) -> None:
-    for kind, title in (("Subscribed", ""), ("Retry", "To be tried again:"), ("DeadLetter", "Dead letters:")):
+    for kind, title in (("Subscribed", ""), ("Retry", "To be tried again:")):
         topics = [it for it in told.topics if it.kind == kind]
         queues = [it for it in told.queues if it.kind == kind]
         if title and (topics or queues):
@@ -165,8 +166,7 @@ def _tell_lag(told: Detail) -> None:
             say(title)
         rows([_behind_line(it) for it in queues])
         _tell_totals(topics, queues)
-    if not any(it.kind == "DeadLetter" for it in told.topics):
-        say(f"Dead letters: {number(told.summary.dead)}")
+    say(f"Dead letters: {number(told.summary.dead)}")
     if not told.topics:
         say("No topic of the group is known yet")
     if told.looked_at is not None:
@@ -195,6 +195,8 @@ def _worker(it: Queue) -> str:
     """Say who works a queue, and who will."""
     if it.state == "Everyone":
         return "everyone"
+    if it.state == "Foreign":
+        return "a foreigner"
     goes = f", goes to {it.to}" if it.to else ", released" if it.state == "Releasing" else ""
     return f"{it.owner or 'nobody'}{goes}{' (forced)' if it.forced else ''}"
 
@@ -203,10 +205,8 @@ def _tell_totals(topics: Iterable[Topic], queues: Sequence[Queue]) -> None:
     shown = Counter(it.topic for it in queues)
     for it in topics:
         told = f"{it.topic}: {count(it.queues, 'queue')}, lag {number(it.lag, estimate=it.estimate)}"
-        if it.kind != "DeadLetter":  # nobody works those
-            hidden = it.queues - shown[it.topic]
-            told += f", delay {duration(it.delay)}" + (f"; {count(hidden, 'queue')} not shown" if hidden > 0 else "")
-        say(told)
+        hidden = it.queues - shown[it.topic]
+        say(f"{told}, delay {duration(it.delay)}" + (f"; {count(hidden, 'queue')} not shown" if hidden > 0 else ""))
 
 
 def _tell_why(told: Reasons) -> None:

@@ -6,12 +6,15 @@ anew: whoever begins to lead looks at everything once before it writes anything.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
 from rota.kube.known import Known, client_id, name_of
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
 from rota.kube.pace import Pace
+from rota.lag import slowest
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Snapshot, View
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec, resolved
@@ -41,6 +44,17 @@ class Record:
     problems: tuple[Verdict, ...] = ()
     ours: bool = True
 
+    @cached_property
+    def brokers(self) -> dict[str, set[str]]:
+        """On which brokers it has queues of each topic; what is on its way out is not counted."""
+        found: dict[str, set[str]] = {}
+        if self.document:
+            shares = [share.queues for share in self.document.members.values()]
+            moving = [queue for queue, release in self.document.releasing.items() if release.to]
+            for queue in chain(*shares, moving, self.document.everyone or ()):
+                found.setdefault(queue.topic, set()).add(queue.broker)
+        return found
+
 
 @dataclass(frozen=True)
 class AtBroker:
@@ -59,6 +73,7 @@ class Group:
         self.namespace, self.name = namespace, name
         self.body: Custom | None = None
         self.wish = Wish()
+        self.good: GroupSpec | None = None  # the last spec that could be understood
         self.record = Record()
         self.pods: dict[str, Known] = {}
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
@@ -101,7 +116,7 @@ class Group:
         self.looked = self.fresh = self.outdated = False
         self.pace = Pace()
         for known in self.pods.values():
-            known.heard, known.unheard_since, known.cut_off_since = None, None, {}
+            known.heard, known.offsets, known.unheard_since, known.cut_off_since = None, None, None, {}
 
     # What is told.
 
@@ -109,9 +124,10 @@ class Group:
         """Take the group's and its policy's newest texts."""
         if self.body is None or self.body.metadata.uid != body.metadata.uid:
             self.record = Record()  # it was another one's
-            self.unsure, self.missed, self.gone, self.fleet = (), set(), set(), ()
+            self.unsure, self.missed, self.gone, self.fleet, self.good = (), set(), set(), (), None
             self.begin()
         self.body, self.wish = body, _wish(body, policy)
+        self.good = self.wish.spec or self.good
         if self._early:
             self.keep(self._early)
             self._early = None
@@ -223,6 +239,25 @@ class Group:
     def owners(self) -> dict[Queue, str]:
         """The name of each queue's owner by the record."""
         return {queue: holder.name for holder, queues in self.shares.items() for queue in queues}
+
+    @property
+    def at_broker(self) -> str:
+        """What brokers call it: also while its spec cannot be understood, for that never changes."""
+        if self.good:
+            return self.good.group or self.name
+        return resolved.group(self.record.settings) or self.name
+
+    @property
+    def everyones(self) -> bool:
+        """Whether every member works every queue, by the record."""
+        return self.record.document is not None and self.record.document.everyone is not None
+
+    @property
+    def reported(self) -> dict[Queue, int]:
+        """Where the slowest member of a Broadcasting group is: who has not begun yet is none."""
+        members = self.shares if self.everyones else {}
+        there = [known for known in self.pods.values() if known.counts and known.pod.started]
+        return slowest([it.offsets for it in there if Holder(it.pod.metadata.name, it.pod.metadata.uid) in members])
 
     def names(self, now: float) -> Collection[str]:
         """Return how client ids of our own end, those of pods too that ended a while ago: brokers forget slowly."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from rota.kube.group import Group
 from rota.kube.reports import Reports
+from rota.model import Queue
 
 EVERY_SECONDS = 60.0
 STEPS = 60  # of which each asks some
@@ -25,7 +26,7 @@ async def hear_all(groups: Callable[[], Mapping[Key, Group]], reports: Reports, 
             if hash(known.pod.metadata.uid) % STEPS == step
             and known.pod.started
             and not known.pod.ended
-            and name not in group.awaited
+            and (name not in group.awaited or group.everyones)
         ]
         await asyncio.gather(*(_hear(key, group, name, reports, news) for key, group, name in asked))
 
@@ -35,7 +36,14 @@ async def _hear(key: Key, group: Group, name: str, reports: Reports, news: Calla
     if known is None:
         return
     uid = known.pod.metadata.uid
-    report, asked = await reports.read(known.pod.status.pod_ip, uid)
+    offsets: Mapping[Queue, int | None] | None = None
+    if group.everyones:
+        (report, asked), offsets = await reports.read_with_offsets(known.pod.status.pod_ip, uid)
+    else:
+        report, asked = await reports.read(known.pod.status.pod_ip, uid)
     still = group.pods.get(name)
-    if still and still.pod.metadata.uid == uid and still.hear(report, asyncio.get_running_loop().time(), asked):
+    if still is None or still.pod.metadata.uid != uid:
+        return
+    still.offsets = offsets
+    if still.hear(report, asyncio.get_running_loop().time(), asked):
         news(key)

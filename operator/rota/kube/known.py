@@ -1,10 +1,12 @@
 """One pod as it is known: its state, since when that is so, and what its sidecar last said."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rota.documents import Report
 from rota.kube.objects import Pod
+from rota.model import Queue
 from rota.planner import Heard
 from rota.planner import Pod as Seen
 
@@ -19,6 +21,7 @@ class Known:
     poke_changed: float
     leaving_since: float | None = None
     heard: Heard | None = None
+    offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: it was not heard
     unheard_since: float | None = None
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more

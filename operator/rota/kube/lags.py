@@ -26,6 +26,7 @@ DEAD_EVERY = 4  # looks: dead letters come seldom
 BELIEVED = 4  # looks for which an answer about one queue stands: that the group is at 0, or never was there
 TOGETHER = 32  # groups that are asked about before their queues' ends are: what comes in between is not behind
 KEPT_SECONDS = 600.0  # for which looks are kept at a broker that no route tells of
+GONE_SECONDS = 60.0  # for which it is doubted that a broker is gone for good which has left a topic's route
 AT_ONCE = 8  # requests under way to one broker
 GENTLY = 16  # groups that are worked on in one turn of the loop
 MOST_DOUBTS = 1000  # queues asked for one by one in a look; the others are not known until the next one
@@ -48,7 +49,8 @@ class Lag(NamedTuple):
     queues: Mapping[Queue, Judged]
     dead: int | None = None  # letters
     at: float | None = None  # seconds since 1970: when the broker that was asked longest ago told something
-    asked: float | None = None  # the same on the loop's clock
+    asked: float | None = None  # the same on the loop's clock; of one that told nothing yet: when it was first asked
+    missing: frozenset[str] = frozenset()  # topics whose route has lost a broker just now: it may be away for a while
 
 
 @dataclass
@@ -56,10 +58,15 @@ class _Told:
     """What one broker told of one group."""
 
     group: str  # as brokers call it
+    broadcasting: bool = False
     judged: dict[Queue, Judged] = field(default_factory=dict)
     dead: int | None = None
     at: float | None = None
     asked: float | None = None
+
+    def tells_of(self, interest: Interest) -> bool:
+        """Whether it is of this group: there may be another under the same name, or its spec is another."""
+        return (self.group, self.broadcasting) == (interest.group, interest.broadcasting)
 
 
 @dataclass
@@ -87,9 +94,15 @@ class Lags:
         views: Views,
         worked: Callable[[Key], Collection[Queue]],
         news: Callable[[Collection[Key]], None] = lambda _: None,
+        reported: Callable[[Key], Mapping[Queue, int]] = lambda _: {},
     ) -> None:
-        """Ask nothing before `run`; `worked` tells which queues of a group somebody works, `news` is told of looks."""
+        """Ask nothing before `run`; `worked` tells which queues of a group somebody works, `news` is told of looks.
+
+        Where a Broadcasting group is no broker knows: `reported` tells where its slowest member is.
+        """
         self._brokers, self._views, self._worked, self._news = brokers, views, worked, news
+        self._reported = reported
+        self._routes: dict[str, dict[str, float]] = {}  # by topic and broker: when the one was last seen on the other
         self._known: dict[str, _Broker] = {}
         self.seconds = LAG_SECONDS
 
@@ -98,6 +111,7 @@ class Lags:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 asked, now = self._wanted(), asyncio.get_running_loop().time()
+                self._note_routes(now)
                 self._known = {it.name: it for it in self._known.values() if now < it.wanted + KEPT_SECONDS}
                 for name in self._known.keys() - asked.keys():
                     self._known[name].told = {}
@@ -112,23 +126,36 @@ class Lags:
         """Return what is known of a group."""
         interest = self._views.interests.get(key)
         every = [it.told[key] for it in self._known.values() if key in it.told]
-        told = [it for it in every if interest and it.group == interest.group]
+        told = [it for it in every if interest and it.tells_of(interest)]
+        missing = frozenset(filter(self._has_lost_a_broker, topics_of(interest))) if interest else frozenset()
         queues: dict[Queue, Judged] = {}
         for it in told:
             queues |= it.judged
         dead = [it.dead for it in told if it.dead is not None]
         at = [it.at for it in told if it.at is not None]
         asked = [it.asked for it in told if it.asked is not None]
-        letters = sum(dead) if told and len(dead) == len(told) else None
-        return Lag(queues, letters, min(at, default=None), min(asked, default=None))
+        letters = sum(dead) if told and len(dead) == len(told) and not missing else None
+        return Lag(queues, letters, min(at, default=None), min(asked, default=None), missing)
+
+    def _note_routes(self, now: float) -> None:
+        """Remember which brokers topics were on: those that a route has lost for a while; where there is none, all."""
+        found: dict[str, dict[str, float]] = {}
+        for topic in {topic for it in self._views.interests.values() for topic in topics_of(it)}:
+            there, before = self._views.where_is(topic), self._routes.get(topic, {})
+            kept = {name: at if there else now for name, at in before.items() if not there or now < at + GONE_SECONDS}
+            found[topic] = kept | dict.fromkeys(there, now)
+        self._routes = found
+
+    def _has_lost_a_broker(self, topic: str) -> bool:
+        there = self._views.where_is(topic)
+        return bool(there and self._routes.get(topic, {}).keys() - there)
 
     def _wanted(self) -> dict[str, dict[Key, Interest]]:
         """Return the groups that each broker can tell something of."""
         found: dict[str, dict[Key, Interest]] = {}
         for key, interest in self._views.interests.items():
-            if not interest.broadcasting:
-                for name in self._views.where(interest):
-                    found.setdefault(name, {})[key] = interest
+            for name in self._views.where(interest):
+                found.setdefault(name, {})[key] = interest
         return found
 
     async def _safely(self, broker: _Broker, groups: Mapping[Key, Interest]) -> None:
@@ -146,13 +173,14 @@ class Lags:
         keys = sorted(groups, key=topics.__getitem__)
         for some in (keys[start : start + TOGETHER] for start in range(0, len(keys), TOGETHER)):
             asked |= dict.fromkeys(some, (asyncio.get_running_loop().time(), time()))
-            ask = partial(self._offsets, broker.name)
-            offsets = await _all(broker, {key: partial(ask, groups[key].group, topics[key]) for key in some})
+            asking = {key: partial(self._offsets, broker.name, key, groups[key], topics[key]) for key in some}
+            offsets = await _all(broker, asking)
             if not offsets:  # it is away, or lets nobody ask: the others need not wait for the same
                 break
             wanted = sorted({topic for key in some for topic in topics[key]})
             ends = await _all(broker, {topic: partial(self._ends, broker.name, topic) for topic in wanted})
-            seen, open_ = await asyncio.to_thread(_put_together, broker.name, some, topics, offsets, ends)
+            put = partial(_put_together, everyones={key for key in some if groups[key].broadcasting})
+            seen, open_ = await asyncio.to_thread(put, broker.name, some, topics, offsets, ends)
             found |= seen
             doubts += open_
         await self._resolve(broker, groups, found, doubts)
@@ -170,9 +198,14 @@ class Lags:
     # Of what brokers answer only numbers are kept: whole answers of all groups would be much for Python's garbage
     # collection to look through, and meanwhile nothing else is done.
 
-    async def _offsets(self, broker: str, group: str, topics: Collection[str]) -> _Offsets:
+    async def _offsets(self, broker: str, key: Key, interest: Interest, topics: Collection[str]) -> _Offsets:
         found: _Offsets = {}
-        for queue, it in (await self._brokers.progress(group, broker, topics)).items():
+        if interest.broadcasting:
+            for queue, committed in self._reported(key).items():
+                if queue.broker == broker:
+                    found.setdefault(queue.topic, {})[queue.id] = committed
+            return found
+        for queue, it in (await self._brokers.progress(interest.group, broker, topics)).items():
             found.setdefault(queue.topic, {})[queue.id] = it.committed
         return found
 
@@ -226,8 +259,13 @@ def _put_together(
     topics: Mapping[Key, Sequence[str]],
     offsets: Mapping[Key, _Offsets],
     ends: Mapping[str, _Ends],
+    *,
+    everyones: Collection[Key],
 ) -> tuple[_Found, list[tuple[Key, Queue]]]:
-    """Return what was seen of each group, None where the broker was silent; and what is to be asked queue by queue."""
+    """Return what was seen of each group, None where the broker was silent; and what is to be asked queue by queue.
+
+    `everyones`: groups that are Broadcasting; of those there is nothing to ask, what is not told is not known.
+    """
     found: _Found = {}
     doubts: list[tuple[Key, Queue]] = []
     for key in keys:
@@ -238,8 +276,12 @@ def _put_together(
         seen = found[key] = {}
         for topic in its:
             committed = offsets[key].get(topic, {})
-            seen[topic] = {number: Seen(*it, committed.get(number)) for number, it in ends[topic].items()}
-            doubts += [(key, Queue(topic, broker, number)) for number, it in seen[topic].items() if _doubtful(it)]
+            known = committed if key in everyones else ends[topic]
+            seen[topic] = {
+                number: Seen(*it, committed.get(number), number in known) for number, it in ends[topic].items()
+            }
+            if key not in everyones:
+                doubts += [(key, Queue(topic, broker, number)) for number, it in seen[topic].items() if _doubtful(it)]
     return found, doubts
 
 
@@ -280,11 +322,12 @@ def _judge(
     histories: dict[tuple[Key, str], History] = {}
     for key, interest in groups.items():
         before, known = broker.told.get(key), broker.histories
-        if before is not None and before.group != interest.group:  # one of the same name, or its spec.group is another
-            before, known = None, {}
-        before = before or _Told(interest.group)
-        told[key] = _Told(interest.group, dict.fromkeys(before.judged, NOTHING), None, before.at, before.asked)
         seen, (now, today) = found[key], asked[key]
+        if before is not None and not before.tells_of(interest):
+            before, known = None, {}
+        who = interest.group, interest.broadcasting
+        before = before or _Told(*who, asked=now)
+        told[key] = _Told(*who, dict.fromkeys(before.judged, NOTHING), None, before.at, before.asked)
         if seen is None:
             histories |= {it: history for it, history in known.items() if it[0] == key}
             continue
@@ -293,10 +336,12 @@ def _judge(
             history = histories[key, topic] = known.get((key, topic), History())
             working = frozenset(number for number in queues if (topic, broker.name, number) in worked[key])
             history.see(now, queues, working)
-            begins = FROM_THE_OLDEST if topic.startswith(RETRY) else interest.begins
+            begins = FROM_THE_OLDEST if topic == RETRY + interest.group else interest.begins
             judged |= {Queue(topic, broker.name, number): it for number, it in history.judged(begins).items()}
+        if interest.broadcasting:  # reports are older than looks: from these two no age and no trend can be told
+            judged = {it: known._replace(delay=None, verdict=None, worked=None) for it, known in judged.items()}
         if judged.keys() == before.judged.keys():  # what is as before stays, for the garbage collection's sake again
             judged = {queue: it if it == judged[queue] else judged[queue] for queue, it in before.judged.items()}
-        told[key] = _Told(interest.group, judged, None, today, now)
+        told[key] = _Told(*who, judged, None, today, now)
     broker.histories = histories
     return told

@@ -177,7 +177,7 @@ class Measures:
         if news.held:
             self.held.add(*labels, str(news.held))
         if ended := news.ended:
-            self.rebalances.add(*labels, ended.reason, "Forced" if ended.forced else "Settled")
+            self.rebalances.add(*labels, ended.reason, ended.outcome)
             self.rebalance.observe(ended.seconds or 0.0, *labels)
         return news
 
@@ -214,7 +214,7 @@ class Measures:
 
     def _render(self, facts: list[tuple[Key, Fact]], now: float) -> str:
         scraped = [
-            _Scrape(key, fact, sums.by_topic(fact.group.wish.spec, fact.broker, fact.lag), fact.group.owners, now)
+            _Scrape(key, fact, sums.of_group(fact.group, fact.broker, fact.lag), fact.group.owners, now)
             for key, fact in facts
         ]
         return render((*self._of_groups, *self._gauges(scraped), *self._own))
@@ -361,7 +361,7 @@ _LOOKED_UP: tuple[tuple[str, str, Labels, Look], ...] = (
     ),
     (
         "rota_group_lag_estimated",
-        "1 where a filter passes over some of what is counted as lag.",
+        "1 where lag is an upper bound: a filter passes over some of it, or the group is Broadcasting.",
         ("topic",),
         _topic("estimate"),
     ),
@@ -373,7 +373,12 @@ _LOOKED_UP: tuple[tuple[str, str, Labels, Look], ...] = (
     ),
     ("rota_queue_verdict", "Queues by what their history says of them.", ("verdict",), _verdicts),
     ("rota_dead_letters", "Messages in the group's dead-letter topic.", (), _dead),
-    ("rota_lag_age_seconds", "Seconds since brokers last told how far the group is.", (), _lag_age),
+    (
+        "rota_lag_age_seconds",
+        "Seconds since brokers last told how far the group is; of one that never did, since it was first asked.",
+        (),
+        _lag_age,
+    ),
     ("rota_group_condition", "Whether a condition holds: 1 or 0.", ("condition",), _conditions),
     ("rota_group_problem", "1 for everything that is wrong now, by its reason.", ("reason",), _problems),
 )

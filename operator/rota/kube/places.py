@@ -52,6 +52,7 @@ class _Place:
 class _Stay:
     """Where a group is."""
 
+    group: Group
     wanted: Interest
     reached: RocketMQ
     place: tuple[object, ...] | None = None
@@ -98,13 +99,13 @@ class Places:
             return
         interest, stay = _interest(group.name, spec), self._stays.get(key)
         if stay is None:
-            stay = self._stays[key] = _Stay(interest, spec.broker.rocketmq)
+            stay = self._stays[key] = _Stay(group, interest, spec.broker.rocketmq)
             self._claim(key, stay)
             return
         moved = stay.reached != spec.broker.rocketmq
         changed = moved or stay.wanted != interest
         self._unclaim(key, stay)
-        stay.wanted, stay.reached = interest, spec.broker.rocketmq
+        stay.group, stay.wanted, stay.reached = group, interest, spec.broker.rocketmq
         self._claim(key, stay)
         if moved:
             self._leave(key, stay)
@@ -183,7 +184,7 @@ class Places:
         if site.mark not in self._places:
             brokers = self._connect(site.site)
             views = Views(brokers, self.news)
-            lags = Lags(brokers, views, self.worked, self.looked)
+            lags = Lags(brokers, views, self.worked, self.looked, self._reported)
             loop = asyncio.get_running_loop()
             running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
             self._places[site.mark] = _Place(brokers, views, lags, running)
@@ -220,6 +221,11 @@ class Places:
         """Return how far a group is behind, as far as its brokers tell."""
         place = self._place(key)
         return place.lags.of(key) if place else Lag({})
+
+    def _reported(self, key: Key) -> Mapping[Queue, int]:
+        """Return where the slowest member of a Broadcasting group is."""
+        stay = self._stays.get(key)
+        return stay.group.reported if stay else {}
 
     def clients(self, key: Key) -> Mapping[str, Client]:
         """Return who was last seen in a group at its brokers, by id."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import aiohttp
 
-from rota.documents import Report, read_report
+from rota.documents import Report, read_offsets, read_report
 from rota.kube.manifests import PORT
+from rota.model import Queue
 
 READ_SECONDS = 2.0  # an answer that takes longer is none
 WAIT_SECONDS = 10  # that a long poll is held for
@@ -40,13 +42,22 @@ class Reports:
         """Return what the pod with that uid says now."""
         async with self._room:
             asked = self._now
-            return Answer(await self._get(address, uid, {}, READ_SECONDS), asked)
+            return Answer(_report(await self._get(address, {}, READ_SECONDS), uid), asked)
+
+    async def read_with_offsets(self, address: str, uid: str) -> tuple[Answer, Mapping[Queue, int | None] | None]:
+        """Return the same, and where it is with each queue; None: it cannot be heard."""
+        async with self._room:
+            asked = self._now
+            text = await self._get(address, {}, READ_SECONDS)
+        report = _report(text, uid)
+        return Answer(report, asked), read_offsets(text or b"") if report else None
 
     async def next(self, address: str, uid: str, after: int) -> Answer:
         """Return its report once that has another revision, or after a while as it is."""
         asked = {"after": str(after), "wait": f"{WAIT_SECONDS}s"}
         until = self._now + WAIT_SECONDS
-        report = await self._get(address, uid, asked, WAIT_SECONDS + READ_SECONDS)
+        text = await self._get(address, asked, WAIT_SECONDS + READ_SECONDS)
+        report = _report(text, uid)
         return Answer(report, min(until, self._now))
 
     @property
@@ -63,7 +74,7 @@ class Reports:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             _log.debug("%s was not asked to drain: %s", address, error)
 
-    async def _get(self, address: str, uid: str, asked: dict[str, str], seconds: float) -> Report | None:
+    async def _get(self, address: str, asked: dict[str, str], seconds: float) -> bytes | None:
         if not address:
             return None
         limit = aiohttp.ClientTimeout(total=seconds)
@@ -77,11 +88,20 @@ class Reports:
                     text += piece
                     if len(text) > LARGEST:
                         return None
-                report = read_report(text)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             _log.debug("%s cannot be heard: %s", address, error)
             return None
-        return report if report.uid == uid else None
+        return text
+
+
+def _report(text: bytes | None, uid: str) -> Report | None:
+    """Return what the pod with that uid says; what somebody else says, or what is no report, is nothing."""
+    try:
+        report = read_report(text) if text is not None else None
+    except ValueError as error:
+        _log.debug("The pod %s says no report: %s", uid, error)
+        return None
+    return report if report and report.uid == uid else None
 
 
 def _host(address: str) -> str:

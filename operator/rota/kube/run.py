@@ -1,6 +1,7 @@
 """The operator as a whole: what is watched, who leads, what is told; from its start to its end."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -35,6 +36,10 @@ from rota.kube.site import Hub, routes
 
 RESYNC_SECONDS = 60.0
 
+# When Python looks for garbage. A look at all that is kept of a thousand groups takes 0.3 s, in which nothing else is
+# done, and by Python's own thresholds it comes every few seconds; by these it is rare, and other looks take ≤ 20 ms.
+COLLECTED = (5_000, 10, 100)
+
 VERSION = version("rota-operator")
 
 Told = Callable[[Any], None]
@@ -68,6 +73,12 @@ def namespaces(texts: Sequence[str]) -> list[str]:
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{,61}[a-z0-9])?", name):
             raise ValueError(f"--namespace {name!r} is no name; give one that kubectl get namespaces shows")
     return names
+
+
+def process(options: Options) -> int:
+    """Run as a process of its own; return the exit code."""
+    gc.set_threshold(*COLLECTED)
+    return asyncio.run(operate(options))
 
 
 async def operate(options: Options, stop: asyncio.Event | None = None) -> int:

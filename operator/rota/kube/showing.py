@@ -1,6 +1,5 @@
 """What is known of groups, put into the values that page and command line show."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +11,10 @@ from rota.kube.measures import Fact
 from rota.model import RETRY, Holder, Queue
 from rota.planner.record import written
 
-_QUEUE = re.compile(r"([^/]+)/(.+)/(\d{1,6})")
-
 
 def summary(it: Fact) -> shown.Summary:
     """Return a group in a line."""
-    return _summary(it, sums.by_topic(it.group.wish.spec, it.broker, it.lag))
+    return _summary(it, sums.of_group(it.group, it.broker, it.lag))
 
 
 def _summary(it: Fact, topics: Mapping[str, sums.TopicLag]) -> shown.Summary:
@@ -50,13 +47,12 @@ def _summary(it: Fact, topics: Mapping[str, sums.TopicLag]) -> shown.Summary:
 
 def detail(operator: shown.Operator, it: Fact, clients: Mapping[str, Client]) -> shown.Detail:
     """Return all that is known of a group."""
-    topics = sums.by_topic(it.group.wish.spec, it.broker, it.lag)
-    spec = it.group.wish.spec
+    topics = sums.of_group(it.group, it.broker, it.lag)
     conditions = (it.status or it.group.written).get("conditions") or ()
     return shown.Detail(
         operator=operator,
         summary=_summary(it, topics),
-        at_broker=(spec.group if spec else None) or it.group.name,
+        at_broker=it.group.at_broker,
         conditions=[_condition(found) for found in conditions],
         members=[*_members(it, clients), *_foreigners(it, clients)],
         topics=[
@@ -67,14 +63,6 @@ def detail(operator: shown.Operator, it: Fact, clients: Mapping[str, Client]) ->
         rebalances=list(it.tally.rebalances),
         looked_at=None if it.lag.at is None else written(it.lag.at),
     )
-
-
-def queue_of(text: str) -> Queue:
-    """Read a queue as people write it."""
-    found = _QUEUE.fullmatch(text)
-    if not found:
-        raise ValueError(f"The queue {text!r} cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3")
-    return Queue(found[1], found[2], int(found[3]))
 
 
 def _told(last: Mapping[str, Any] | None) -> shown.Rebalance | None:
@@ -132,9 +120,11 @@ def _queues(it: Fact, topics: Mapping[str, sums.TopicLag]) -> list[shown.Queue]:
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
     everyone = frozenset(document.everyone or ()) if document else frozenset()
-    states: dict[Queue, shown.State] = dict.fromkeys(everyone, "Everyone")
+    states: dict[Queue, shown.State] = dict.fromkeys(it.tally.plan.foreign, "Foreign")
+    states |= dict.fromkeys(everyone, "Everyone")
     states |= dict.fromkeys(owners, "Owned")
     states |= dict.fromkeys(releasing, "Releasing")
+    retries = RETRY + it.group.at_broker
     seen = {queue for topic in topics.values() for queue in topic.queues}
     found = []
     for queue in sorted(seen | states.keys()):
@@ -145,7 +135,7 @@ def _queues(it: Fact, topics: Mapping[str, sums.TopicLag]) -> list[shown.Queue]:
                 topic=queue.topic,
                 broker=queue.broker,
                 id=queue.id,
-                kind="Retry" if queue.topic.startswith(RETRY) else "Subscribed",
+                kind="Retry" if queue.topic == retries else "Subscribed",
                 state=states.get(queue, "Free"),
                 owner=release.holder.name if release else owners.get(queue),
                 to=release.to if release else None,

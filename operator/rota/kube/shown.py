@@ -4,8 +4,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-Kind = Literal["Subscribed", "Retry", "DeadLetter"]
-State = Literal["Owned", "Releasing", "Free", "Everyone"]  # Everyone: each member works it, the group is Broadcasting
+Kind = Literal["Subscribed", "Retry"]
+# Foreign: a consumer that is not Rota's works it; Everyone: each member does, the group is Broadcasting.
+State = Literal["Owned", "Releasing", "Free", "Foreign", "Everyone"]
 
 
 class Operator(Struct, frozen=True, rename="camel"):
@@ -27,6 +28,11 @@ class Rebalance(Struct, frozen=True, rename="camel"):
     forced: int = 0
     seconds: float | None = None  # from its first document until everybody obeyed
     longest: float | None = None  # the longest that one queue took from its revoke until its next owner obeyed
+
+    @property
+    def outcome(self) -> str:
+        """Whether everybody was heard."""
+        return "Forced" if self.forced else "Settled"
 
 
 class Summary(Struct, frozen=True, rename="camel"):

@@ -7,10 +7,11 @@ from typing import NamedTuple
 from rota.kube import showing, shown
 from rota.kube.brain import Brain, Done
 from rota.kube.group import Group
+from rota.kube.lags import gently
 from rota.kube.measures import Fact, Measures
 from rota.kube.places import Places
 from rota.kube.tally import News, Tally
-from rota.model import Queue
+from rota.model import Queue, queue_of
 from rota.planner import why
 from rota.planner.record import ago
 
@@ -66,10 +67,10 @@ class Sight(NamedTuple):
         """Say who answers."""
         return shown.Operator(self.identity, self.version, self.brain.leads)
 
-    def groups(self) -> shown.Groups:
-        """Return every group in a line."""
-        facts = [fact for key in sorted(self.keys()) if (fact := self.fact(key))]
-        return shown.Groups(self.operator, [showing.summary(fact) for fact in facts])
+    async def groups(self) -> shown.Groups:
+        """Return every group in a line; of a thousand that takes a while, so gently."""
+        lines = [showing.summary(fact) async for key in gently(sorted(self.keys())) if (fact := self.fact(key))]
+        return shown.Groups(self.operator, lines)
 
     def group(self, namespace: str, name: str) -> shown.Detail | None:
         """Return everything about a group."""
@@ -82,7 +83,7 @@ class Sight(NamedTuple):
         fact = self.fact((namespace, name))
         if fact is None:
             return None
-        asked = [showing.queue_of(queue)] if queue else []
+        asked = [queue_of(queue)] if queue else []
         async with self.one_at_a_time:
             found = await asyncio.to_thread(why, self.brain.snapshot(fact.group), self.brain.time(), asked)
         said = showing.summary(fact)

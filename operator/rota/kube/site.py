@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,9 @@ GAP = 0.2  # seconds between two events on a connection: whatever changes meanwh
 KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
 PATIENCE = 60.0  # for somebody who reads nothing of what is said
 MOST_LISTENERS = 64
+# From one address: more than one page needs, for behind the API server's proxy everybody has the same; but not all, so
+# that whoever takes what there is for one leaves room for others.
+MOST_OF_ONE = MOST_LISTENERS // 2
 TICK = 1.0  # how soon it is seen that a silent listener has gone
 BIG = 4096  # bytes: a longer answer is packed
 
@@ -37,7 +41,7 @@ Name = tuple[str, str]  # a group's namespace and name
 class Showing(Protocol):
     """Where the answers come from."""
 
-    def groups(self) -> shown.Groups:
+    async def groups(self) -> shown.Groups:
         """Return every group in a line."""
 
     def group(self, namespace: str, name: str) -> shown.Detail | None:
@@ -50,9 +54,9 @@ class Showing(Protocol):
 class Listener:
     """Somebody who wants to know which groups changed: all of them, or one."""
 
-    def __init__(self, only: Name | None) -> None:
+    def __init__(self, address: str, only: Name | None) -> None:
         """Have heard nothing yet."""
-        self._only = only
+        self.address, self._only = address, only
         self._news: set[Name] = set()
         self._awake = asyncio.Event()
 
@@ -84,18 +88,20 @@ class Hub:
         for listener in self._listeners:
             listener.tell(groups)
 
-    def refuses(self) -> str:
-        """Say why nobody more can listen, if so."""
+    def refuses(self, address: str) -> str:
+        """Say why nobody more can listen, or nobody more from there, if so."""
         if self.closed:
             return "This operator is ending; ask again"
         if len(self._listeners) >= MOST_LISTENERS:
             return f"{MOST_LISTENERS} listen for changes already; close a page, or ask again later"
+        if sum(it.address == address for it in self._listeners) >= MOST_OF_ONE:
+            return f"{MOST_OF_ONE} listen for changes from {address} already; close a page, or ask again later"
         return ""
 
     @contextmanager
-    def listening(self, only: Name | None = None) -> Iterator[Listener]:
+    def listening(self, address: str, only: Name | None = None) -> Iterator[Listener]:
         """Tell somebody what changes from now on."""
-        listener = Listener(only)
+        listener = Listener(address, only)
         self._listeners.add(listener)
         try:
             yield listener
@@ -125,6 +131,8 @@ class _Site:
     def __init__(self, showing: Showing, hub: Hub) -> None:
         self._showing, self._hub = showing, hub
         self._files = {path.name: path.read_bytes() for path in WEB.iterdir()}  # nothing else can be asked for
+        self._one_at_a_time = asyncio.Lock()
+        self._groups, self._begun = b"", -math.inf  # the last answer of all groups, and when it was begun
 
     async def page(self, asked: web.Request) -> web.StreamResponse:
         return self._file(asked, "index.html")
@@ -143,7 +151,14 @@ class _Site:
         return web.Response(body=content, headers=headers)
 
     async def groups(self, _: web.Request) -> web.StreamResponse:
-        return _answer(self._showing.groups())
+        """Answer with all groups; who asks while that is made shares the next answer: each page does at each change."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        async with self._one_at_a_time:
+            if self._begun <= asked:  # what has changed since then may not be in it
+                begun, found = loop.time(), await self._showing.groups()
+                self._groups, self._begun = msgspec.json.encode(found), begun
+        return _json(self._groups)
 
     async def group(self, asked: web.Request) -> web.StreamResponse:
         namespace, name = _named(asked)
@@ -163,10 +178,11 @@ class _Site:
         namespace, _, name = (only or "").partition("/")
         if only is not None and not (namespace and name):
             return _refusal(400, f"group is NAMESPACE/NAME, not {only!r}")
-        if why := self._hub.refuses():
+        address = asked.remote or ""
+        if why := self._hub.refuses(address):
             return _refusal(503, why)
         stream = web.StreamResponse(headers={**_ANSWER, "content-type": "text/event-stream"})
-        with self._hub.listening((namespace, name) if only else None) as listener, suppress(ConnectionError):
+        with self._hub.listening(address, (namespace, name) if only else None) as listener, suppress(ConnectionError):
             await stream.prepare(asked)
             await self._follow(asked, stream, listener)
         return stream
@@ -211,8 +227,12 @@ def _named(asked: web.Request) -> Name:
 
 
 def _answer(value: Any) -> web.Response:
-    body = msgspec.json.encode(value)
-    told = web.Response(body=body, content_type="application/json", headers=_ANSWER)
+    return _json(msgspec.json.encode(value))
+
+
+def _json(body: bytes) -> web.Response:
+    # What is big is packed aside: of a thousand groups that takes as long as a turn of the loop may, or longer.
+    told = web.Response(body=body, content_type="application/json", headers=_ANSWER, zlib_executor_size=BIG)
     if len(body) > BIG:
         told.enable_compression()
     return told

@@ -1,7 +1,7 @@
 """A group's lag, topic by topic: what its queues come to, and what of that is only an estimate."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from rota.kube.group import AtBroker, Group
@@ -19,21 +19,36 @@ class TopicLag(NamedTuple):
     queues: tuple[Queue, ...]
     lag: int | None
     delay: float | None
-    estimate: bool  # a filter passes over some of what is counted
+    estimate: bool  # it is at most that: a filter passes over some, or members were asked before the queues' ends
 
 
-def by_topic(spec: GroupSpec | None, broker: AtBroker, lag: Lag) -> dict[str, TopicLag]:
-    """Add up what is known; where one queue is not known, neither is its topic."""
-    filtered = {it.topic for it in spec.subscriptions if _filters(it)} if spec else set()
+def of_group(group: Group, broker: AtBroker, lag: Lag) -> dict[str, TopicLag]:
+    """Add up what is known; while its spec cannot be understood, by the last one that could."""
+    return by_topic(group.good, broker, lag, RETRY + group.at_broker, group.record.brokers)
+
+
+def by_topic(
+    spec: GroupSpec | None, broker: AtBroker, lag: Lag, retries: str, recorded: Mapping[str, Collection[str]]
+) -> dict[str, TopicLag]:
+    """Add up what is known; where one queue is not known, neither is its topic.
+
+    A broker that has left a topic's route is not known either: until it has been away for a while, and its queues have
+    left the record (`recorded`: the brokers of each topic in it), a sum of the others would be too small.
+    """
+    subscriptions = spec.subscriptions if spec else ()
+    everyones = spec is not None and spec.message_model == "Broadcasting"
+    estimates = {it.topic for it in subscriptions if everyones or _filters(it)}
     found: dict[str, TopicLag] = {}
     for topic, view in broker.views.items():
         queues = view.queues if view else ()
-        retry = topic.startswith(RETRY)
-        if retry and not queues:
+        if topic == retries and not queues:
             continue  # nothing was ever to be tried again
         each = [lag.queues.get(queue, NOTHING) for queue in queues]
+        if topic in lag.missing or {*recorded.get(topic, ())} - {queue.broker for queue in queues}:
+            each.append(NOTHING)
+        kind: Kind = "Retry" if topic == retries else "Subscribed"
         behind = _sum(it.lag for it in each) if queues else None
-        found[topic] = TopicLag("Retry" if retry else "Subscribed", queues, behind, _longest(each), topic in filtered)
+        found[topic] = TopicLag(kind, queues, behind, _longest(each), topic in estimates)
     return found
 
 
@@ -62,11 +77,10 @@ def two_digits(lag: int | None) -> int | None:
 
 def told(group: Group, broker: AtBroker, lag: Lag) -> int | None:
     """Return the lag that the status is to have; who has not looked yet leaves it as it is."""
-    spec = group.wish.spec
-    if lag.at is None and not (spec and spec.message_model == "Broadcasting"):
+    if lag.at is None:
         written: int | None = group.status.get("lag")
         return written
-    return two_digits(total(by_topic(group.wish.spec, broker, lag), "Subscribed"))
+    return two_digits(total(of_group(group, broker, lag), "Subscribed"))
 
 
 def _sum(lags: Iterable[int | None]) -> int | None:

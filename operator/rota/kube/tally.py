@@ -30,6 +30,7 @@ class Handover(NamedTuple):
     granted: float
     obeyed: float
     forced: bool
+    generation: int = 0  # of the document that granted it
 
     @property
     def seconds(self) -> float:
@@ -100,9 +101,7 @@ class Tally:
     def wait(self, now: float) -> None:
         """Let time pass: what nobody works, and what two may work, lasts on."""
         seconds, self._at = now - (now if self._at is None else self._at), now
-        foreign = any(verdict.reason is Reason.FOREIGN_MEMBERS for verdict in self.plan.problems)
-        if not foreign:  # else they are the others' share
-            self.unowned += seconds * self.plan.status.get("unownedQueues", 0)
+        self.unowned += seconds * self.plan.status.get("unownedQueues", 0)
         self.contested += seconds * (len(self._document.forced) if self._document else 0)
 
     def seen(self, now: float) -> "Tally":
@@ -145,7 +144,7 @@ class Tally:
         for queue, it in list(self._open.items()):
             if it.after and obeyed.get(it.after, 0) >= it.generation:
                 del self._open[queue]
-                yield Handover(queue, it.before, it.after, it.revoked, it.granted, now, it.forced)
+                yield Handover(queue, it.before, it.after, it.revoked, it.granted, now, it.forced, it.generation)
 
     def _rebalance(self, plan: Plan, forced: int, over: tuple[Handover, ...]) -> Past | None:
         """Carry the group's last rebalance on; return it if it has just ended."""

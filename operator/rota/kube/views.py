@@ -42,6 +42,10 @@ class _Topic:
     queues: tuple[Queue, ...] | None = None
     since: float = 0.0
     why: BrokerError | None = None
+    brokers: frozenset[str] = field(init=False)  # once: each look at lag asks for them, of every topic
+
+    def __post_init__(self) -> None:
+        self.brokers = frozenset(queue.broker for queue in self.queues or ())
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,7 @@ class Views:
 
     def where_is(self, topic: str) -> frozenset[str]:
         """Return the brokers that a topic was last seen on."""
-        it = self._topics.get(topic)
-        return frozenset(queue.broker for queue in it.queues or ()) if it else frozenset()
+        return self._topics[topic].brokers if topic in self._topics else frozenset()
 
     def where(self, interest: Interest) -> frozenset[str]:
         """Return the brokers of a group's topics."""
@@ -120,9 +123,8 @@ class Views:
     async def _look_at_routes(self) -> None:
         """Ask for every topic; for retries, one topic a group, only now and then: they come once, and stay."""
         self._looks += 1
-        wanted = {topic for it in self._interests.values() for topic in topics_of(it)}
-        if self._looks % RETRIES_EVERY:
-            wanted = {topic for topic in wanted if not topic.startswith(RETRY)}
+        retries = not self._looks % RETRIES_EVERY
+        wanted = {topic for it in self._interests.values() for topic in (topics_of(it) if retries else it.topics)}
         await asyncio.gather(*map(self._ask, wanted))
 
     async def _look_who_is_there(self) -> None:
@@ -152,8 +154,7 @@ class Views:
 
     async def _ask_online(self, key: Key, interest: Interest) -> bool:
         """Ask every broker of a group's topics who is online; return whether it is not as before."""
-        found = [self._topics.get(topic) for topic in interest.topics]
-        brokers = sorted({queue.broker for it in found if it and it.queues for queue in it.queues})
+        brokers = sorted({broker for topic in interest.topics for broker in self.where_is(topic)})
         try:
             told = await asyncio.gather(*(self._of_one_broker(interest, broker) for broker in brokers))
             now = _online(told) if brokers else _Online()
@@ -190,9 +191,9 @@ class Views:
         for topic in topics_of(interest):
             it = self._topics.get(topic) or _Topic()
             views[topic] = None if it.queues is None else View(it.queues, now - it.since)
-            if isinstance(it.why, Unknown) and not topic.startswith(RETRY):
+            if isinstance(it.why, Unknown) and topic in interest.topics:
                 problems.append(Verdict(Reason.UNKNOWN_TOPIC, f"{it.why}; create it, or mend spec.subscriptions"))
-            elif isinstance(it.why, Unreachable) and not topic.startswith(RETRY):
+            elif isinstance(it.why, Unreachable) and topic in interest.topics:
                 problems.append(Verdict(Reason.BROKER_UNREACHABLE, str(it.why)))
             elif isinstance(it.why, Refused):
                 problems.append(Verdict(Reason.BROKER_REFUSES, str(it.why)))

@@ -11,8 +11,9 @@ from rota.documents import Assignment, Share, TooLarge, write_assignment
 from rota.handover import Act, given_up
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import pokes, record, telling
+from rota.planner.beginnings import beginning
 from rota.planner.members import Standing, standings, works
-from rota.planner.moves import Draft, decide, document_of
+from rota.planner.moves import Draft, decide, document_of, foreign_queues
 from rota.planner.reasons import Why, whys
 from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
 from rota.planner.target import Measured, beside_foreigners, target
@@ -28,6 +29,7 @@ __all__ = [
     "Snapshot",
     "View",
     "Why",
+    "beginning",
     "beside_foreigners",
     "plan",
     "target",
@@ -165,10 +167,14 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     behind = pokes.behind(snapshot.pods, standing, snapshot.gone)
     due = pokes.due(behind, standing)
     leaving = [pod for pod in snapshot.pods if it.standings[pod.name] is Standing.LEAVING and pod.terminating]
-    found = telling.problems(it, draft, telling.unowned_queues(it, standing) if whole else 0)
+    without = telling.without_owner(it, standing)
+    foreign = foreign_queues(it).intersection(without) if without else frozenset()
+    unowned = len(without) - len(foreign)
+    found = telling.problems(it, draft, unowned if whole else 0)
     going = [pod for pod in leaving if works(standing, pod)]
     waited_for = [pod for pod in behind if not pod.seen.lost(it.policy.handover)]
-    status = telling.status(it, draft, standing, len(waited_for) + len(going), found)
+    moving = len(waited_for) + len(going)
+    status = telling.status(it, draft, standing, moving=moving, unowned=unowned, found=found)
     awaited = _awaited(it, standing, behind)
     lines = telling.records(it, draft, document) if document else []
     return Plan(
@@ -182,6 +188,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
         events=tuple(telling.events(it, draft, status, found)),
         records=(*lines, *telling.verdict_records(it, status)),
         standings=it.standings,
+        foreign=foreign,
         held=Verdict(draft.held.reason, draft.held.message) if draft.held else None,
         problems=tuple(found),
         # Our own document wakes nobody: where nobody's word is awaited, we look by ourselves what has become of it.

@@ -146,6 +146,18 @@ def aim_of(it: Situation) -> Aim:
         return Aim(it.document.strategy, roster, owners, told)
 
 
+def foreign_queues(it: Situation) -> frozenset[Queue]:
+    """Return the foreigners' share: what they work while they are there, for they compute it as we do."""
+    if not it.snapshot.foreigners:
+        return frozenset()
+    if not it.counted:
+        return frozenset(it.queues)
+    aim = aim_of(it)
+    if aim.problem or aim.roster is None:
+        return frozenset()
+    return frozenset(aim.roster.queues[index] for index in np.flatnonzero(aim.owners == NOBODY).tolist())
+
+
 def _as_it_is(it: Situation, roster: Roster, *, free: bool = False) -> Owners:
     """Let everybody keep what he has; what somebody left, and what is `free` if it shall, goes to who owns least."""
     owners = STRATEGIES["Sticky"](roster).copy()

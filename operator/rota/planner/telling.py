@@ -115,7 +115,8 @@ def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
         told = f"The broker does not tell of {_names(it.unseen)}; what was assigned stays"
         found.append(Verdict(Reason.NO_VIEW, told))
     if it.queues and not it.counted:
-        found.append(Verdict(Reason.NO_MEMBERS, f"Nobody is there to work {_count(len(it.queues))}"))
+        who = "Only foreigners are" if it.snapshot.foreigners else "Nobody is"
+        found.append(Verdict(Reason.NO_MEMBERS, f"{who} there to work {_count(len(it.queues))}"))
     elif unowned:
         found.append(Verdict(Reason.QUEUES_UNOWNED, f"{_count(unowned)} without an owner"))
     if it.snapshot.foreigners:
@@ -139,7 +140,9 @@ def _troubles(it: Situation, known: Container[Reason]) -> list[Verdict]:
     ]
 
 
-def status(it: Situation, draft: Draft, document: Assignment, moving: int, found: Sequence[Verdict]) -> dict[str, Any]:
+def status(
+    it: Situation, draft: Draft, document: Assignment, *, moving: int, unowned: int, found: Sequence[Verdict]
+) -> dict[str, Any]:
     """Return the group's status; equal worlds give equal ones, so that it is written only when something changed."""
     snapshot = it.snapshot
     owned = record.owners(document) if document is not it.document else it.owned
@@ -159,17 +162,17 @@ def status(it: Situation, draft: Draft, document: Assignment, moving: int, found
         "lag": snapshot.lag,
         "lastRebalance": _last_rebalance(it, draft, settled=not under_way),
         "idleMembers": idle,
-        "unownedQueues": unowned_queues(it, document),
+        "unownedQueues": unowned,
     }
     return {name: value for name, value in told.items() if value is not None}
 
 
-def unowned_queues(it: Situation, document: Assignment) -> int:
-    """Count the queues that nobody works: neither granted, nor still with one who has not released it."""
+def without_owner(it: Situation, document: Assignment) -> list[Queue]:
+    """Return the queues that none of ours works: neither granted, nor still with one who has not released it."""
     if document.everyone is not None:
-        return 0
+        return []
     owned = it.owned if document is it.document else record.owners(document)
-    return sum(queue not in owned and queue not in document.releasing for queue in it.queues)
+    return [queue for queue in it.queues if queue not in owned and queue not in document.releasing]
 
 
 def _progress(it: Situation, draft: Draft, under_way: int) -> tuple[bool, Verdict]:

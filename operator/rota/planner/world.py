@@ -147,6 +147,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     records: tuple[Mapping[str, Any], ...] = ()  # for the journal
     standings: Mapping[str, str] = field(default_factory=dict)  # how each pod stands as a member
+    foreign: frozenset[Queue] = frozenset()  # whose owners are consumers that are not Rota's
     held: Verdict | None = None  # what holds back queues that the policy wants elsewhere
     problems: tuple[Verdict, ...] = ()  # everything that is wrong, worst first
     again: float = 20.0  # seconds until it is worth looking again, if nothing happens before

@@ -3,10 +3,11 @@
 from typing import Protocol
 
 from rota.brokers import Consumer, Unreachable
-from rota.model import RETRY, Queue
+from rota.model import Queue
 from rota.spec import StartFrom
 from rota.waiting import to_the_end
 
+FROM_THE_OLDEST = StartFrom(position="Earliest")  # of the group's retry topic: what lies there was given to this group
 _TRIES = 5
 
 
@@ -32,7 +33,7 @@ async def beginning(queue: Queue, consumer: Consumer, store: Store, wanted: Star
 
 
 async def _first(queue: Queue, consumer: Consumer, wanted: StartFrom) -> int:
-    if queue.topic.startswith(RETRY) or wanted.position == "Earliest":  # what is tried again was given to this group
+    if wanted.position == "Earliest":
         return await consumer.first(queue)
     if wanted.position == "Timestamp" and wanted.timestamp:
         return await consumer.at(queue, wanted.timestamp.timestamp())

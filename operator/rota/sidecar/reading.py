@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rota.brokers import BrokerError, Consumer, Refused, SwitchedOff, Unknown, Unreachable
 from rota.model import RETRY, Queue
-from rota.sidecar.beginning import Store, beginning
+from rota.sidecar.beginning import FROM_THE_OLDEST, Store, beginning
 from rota.sidecar.health import Health
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.measures import Measures
@@ -66,7 +66,7 @@ class Reading:
         """Do nothing yet."""
         self.queue, self.source, self.limits = queue, source, Limits()
         self.window = Window(next=0, orderly=source.settings.orderly, committed=0)
-        self.again = queue.topic.startswith(RETRY)  # what is in it was tried before
+        self.again = queue.topic == RETRY + source.settings.group  # what is in it was tried before, by this group
         self.pulled_at = self.delivered_at = 0.0
         self._shell = shell
         self._life = self._stopped = 0
@@ -203,7 +203,8 @@ class Reading:
                 return
             settings, consumer, store = self.source.settings, self.source.consumer, self.source.store
             try:
-                start = await beginning(self.queue, consumer, store, settings.start_from)
+                wanted = FROM_THE_OLDEST if self.again else settings.start_from
+                start = await beginning(self.queue, consumer, store, wanted)
             except (BrokerError, OSError) as error:
                 self._failed("Finding where to begin", error)
                 self._answer(Event.FAILED, life)

@@ -59,7 +59,7 @@ const TOPICS = [
   of("number", ({ delay }) => duration(delay)),
 ];
 
-const WITHOUT = { Free: "nobody", Everyone: "every member" }; // who works a queue that has no owner
+const WITHOUT = { Free: "nobody", Foreign: "a foreigner", Everyone: "every member" }; // who works a queue that has no owner
 
 const QUEUES = [
   of("", queueName),

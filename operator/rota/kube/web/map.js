@@ -4,8 +4,8 @@ import { at, element, keep, put } from "./dom.js";
 import { queue as words, queueName } from "./words.js";
 
 const MANY = 1500; // queues: above, cells are small
-const KINDS = { Releasing: " releasing", Free: " free" };
-const SIGNS = { Free: "", Everyone: "*" }; // in the cell of a queue that has no owner
+const KINDS = { Releasing: " releasing", Free: " free", Foreign: " foreign" };
+const SIGNS = { Free: "", Foreign: "-", Everyone: "*" }; // in the cell of a queue that has no owner
 
 const numbers = new Map(); // of members: one keeps its number and colour as long as it is there
 const map = at("map");

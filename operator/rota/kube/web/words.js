@@ -24,6 +24,7 @@ export const queueName = ({ topic, broker, id }) => `${topic}/${broker}/${id}`;
 function works({ state, owner, to }) {
   const next = to == null ? "" : `, next ${to}`;
   if (state === "Everyone") return "worked by every member";
+  if (state === "Foreign") return "a foreigner's";
   if (state === "Free") return `free${next}`;
   return `${state === "Releasing" ? "being released by" : "owned by"} ${owner ?? "unknown"}${next}`;
 }

@@ -1,0 +1,145 @@
+"""A group's fleet as our own code makes it, for examples in the docs: planned, obeyed, looked at, and shown.
+
+Nothing is made up but what the world outside does: pods come, they obey what is written, and messages are worked.
+"""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from rota.brokers import Client
+from rota.documents import Report, to_ranges
+from rota.kube import showing, shown
+from rota.kube.group import SETTINGS, AtBroker, Group
+from rota.kube.history import History, Judged, Seen
+from rota.kube.known import client_id
+from rota.kube.lags import FROM_THE_OLDEST, Lag
+from rota.kube.measures import Fact
+from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod, record_of
+from rota.kube.tally import Tally
+from rota.model import RETRY, Queue
+from rota.planner import View, plan, why
+
+STEP = 0.6  # seconds from one round to the next
+LOOKS, EVERY = 6, 15.0
+LEADS = shown.Operator("rota-0", "0.1.0", leads=True)
+BODY: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "policyRef": {"name": "steady"}}
+
+
+class Fleet:
+    """One group; `began`: when, in seconds since 1970."""
+
+    def __init__(self, name: str, queues: int, began: float, **subscription: str) -> None:
+        self.name, self.now, self._version = name, began, 0
+        self.group, self.tally = Group("shop", name), Tally()
+        spec = {**BODY, "subscriptions": [{"topic": name, **subscription}]}
+        policy = Custom(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
+        self.group.wants(Custom(Metadata(name, uid="1", namespace="shop"), spec), policy)
+        self.group.fresh = True
+        self.queues = [Queue(name, "broker-a", number) for number in range(queues)]
+        retries = Queue(RETRY + name, "broker-a", 0)
+        self.broker = AtBroker({name: View(tuple(self.queues), 1000.0), retries.topic: View((retries,), 1000.0)}, ())
+        self.lag, self._retries = Lag({}), retries
+        self.clients: dict[str, Client] = {}
+        self._troubles: dict[str, dict[str, str]] = {}
+
+    def join(self, *numbers: int) -> None:
+        """Have members come; everybody obeys what is written from then on, until nothing moves any more."""
+        for number in numbers:
+            self._come(f"m-{number}", f"5b3e9f0{number}", f"10.0.0.{number + 1}")
+        for _ in range(8):
+            self._step()
+
+    def meets(self, client: str, address: str, language: str, version: str) -> None:
+        """Have a consumer come that is not Rota's."""
+        self.broker = replace(self.broker, foreigners=(client,))
+        self.clients[client] = Client(client, address, language, version)
+        for _ in range(8):
+            self._step()
+
+    def _come(self, name: str, uid: str, address: str) -> None:
+        mount, labels = {"name": "it", "mountPath": "/etc/rota"}, {"rota.dev/group": self.name}
+        body = {
+            "metadata": {"name": name, "namespace": "shop", "uid": uid, "labels": labels},
+            "spec": {
+                "initContainers": [{"name": "rota-sidecar", "volumeMounts": [mount]}],
+                "volumes": [{"name": "it", "configMap": {"name": record_of(self.name)}}],
+            },
+            "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
+        }
+        pod = msgspec.convert(body, Pod)
+        self.group.see(pod, self.now - 1000.0)
+        self.clients[client_id(pod)] = Client(client_id(pod), f"{address}:41000", "PYTHON", "V5_1_4")
+
+    def _says(self, name: str) -> None:
+        document, known = self.group.record.document, self.group.pods[name]
+        generation = document.generation if document else 0
+        held = {holder.name: queues for holder, queues in self.group.shares.items()}.get(name, ())
+        uid = known.pod.metadata.uid
+        told = Report(
+            member=name, uid=uid, generation=generation, held=to_ranges(held), troubles=self._troubles.get(name, {})
+        )
+        known.hear(told, self.now, self.now)
+
+    def _step(self) -> None:
+        """Decide once, and have that obeyed."""
+        for name in self.group.pods:
+            self._says(name)
+        self.now += STEP
+        found = plan(self.group.snapshot(self.now, self.broker, {}), self.now)
+        if found.document:
+            self._version += 1
+            texts = {part: text for part, text in found.data.items() if isinstance(text, str)}
+            texts |= {SETTINGS: self.group.wanted_settings}
+            labels, owners = {"rota.dev/group": self.name}, [Owner("1", controller=True)]
+            metadata = Metadata(record_of(self.name), "2", "shop", str(self._version), labels=labels)
+            self.group.keep(ConfigMap(msgspec.structs.replace(metadata, owner_references=owners), texts))
+        if self.group.body:
+            self.group.body = msgspec.structs.replace(self.group.body, status=dict(found.status))
+        heard = {it: self._obeyed(it.name) for it in self.group.shares}
+        self.tally.take(found, self.group.record.document, heard, self.now)
+
+    def _obeyed(self, name: str) -> int:
+        known = self.group.pods.get(name)
+        return known.heard.report.generation if known and known.heard else 0
+
+    def is_troubled(self, name: str, reason: str, sentence: str) -> None:
+        """Have a member say what keeps it from working; that is planned for, too."""
+        self._troubles[name] = {reason: sentence}
+        self._step()
+
+    def looked_at(self, behind: dict[int, tuple[int, int]]) -> None:
+        """Look at offsets as often as is remembered; `behind`: by id, the lag and the messages that come in a look."""
+        history, retries = History(), History()
+        for look in range(LOOKS):
+            seen = {it.id: self._seen(look, *behind.get(it.id, (0, 40))) for it in self.queues}
+            history.see(EVERY * look, seen, frozenset(seen))
+            retries.see(EVERY * look, {0: Seen(0, 0, 0)}, frozenset({0}))
+        begins = self.group.wish.spec.start_from if self.group.wish.spec else FROM_THE_OLDEST
+        judged: dict[Queue, Judged] = {queue: history.judged(begins)[queue.id] for queue in self.queues}
+        judged[self._retries] = retries.judged(FROM_THE_OLDEST)[0]
+        self.lag = Lag(judged, 2, datetime.now(UTC).timestamp())
+
+    @staticmethod
+    def _seen(look: int, lag: int, come: int) -> Seen:
+        """Return a look at a queue that is so far behind at the last one, and was not at all at the first."""
+        last = 500 + come * look
+        return Seen(0, last, last - lag * look // (LOOKS - 1))
+
+    @property
+    def fact(self) -> Fact:
+        """What the operator knows of it."""
+        return Fact(self.group, self.tally, self.broker, self.lag)
+
+    def detail(self) -> shown.Detail:
+        """Return all about it, as the operator answers."""
+        return showing.detail(LEADS, self.fact, self.clients)
+
+    def why(self, *queues: Queue) -> shown.Reasons:
+        """Say why queues have their owners, as the operator answers."""
+        found = why(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
+        said = showing.summary(self.fact)
+        reasons = [shown.Reason(*it.queue, it.owner, it.told) for it in found]
+        return shown.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)

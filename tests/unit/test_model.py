@@ -1,0 +1,32 @@
+"""The nouns, as people spell them."""
+
+import pytest
+
+from rota.model import Queue, queue_of
+
+
+@pytest.mark.parametrize(
+    ("text", "queue"),
+    [
+        ("orders/broker-a/3", Queue("orders", "broker-a", 3)),
+        ("%RETRY%orders/b/0", Queue("%RETRY%orders", "b", 0)),
+        ("orders/room/broker/12", Queue("orders", "room/broker", 12)),
+        ("orders/a/007", Queue("orders", "a", 7)),
+    ],
+)
+def test_a_queue_is_read_as_it_is_written(text: str, queue: Queue) -> None:
+    assert queue_of(text) == queue
+
+
+@pytest.mark.parametrize(
+    "text", ["", "orders", "orders/3", "/a/3", "orders//3", "orders/a/", "orders/a/-1", "orders/a/x", "orders/a/\u0663"]
+)
+def test_what_is_no_queue_is_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3") as caught:
+        queue_of(text)
+    assert str(caught.value).startswith(f"The queue {text!r} ")
+
+
+def test_an_id_that_no_queue_can_have_is_not_read() -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        queue_of(f"orders/a/{10**7}")

@@ -1,0 +1,126 @@
+"""What the page is drawn from: who is told of changes, and how all groups are told of at once."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from rota.kube import run, shown, site
+from rota.kube.brain import Brain
+from rota.kube.lags import GENTLY
+from rota.kube.measures import Measures
+from rota.kube.objects import Custom, Metadata
+from rota.kube.places import Places
+from rota.kube.sight import Sight
+
+LEADS = shown.Operator("rota-0", "0.1.0", leads=True)
+NOBODY: Any = None  # who is not asked here
+
+
+def test_one_address_has_at_most_half_of_the_places_and_who_goes_makes_room() -> None:
+    hub = site.Hub()
+    with ExitStack() as open_:
+        for _ in range(32):
+            assert hub.refuses("10.0.0.1") == ""
+            open_.enter_context(hub.listening("10.0.0.1"))
+        told = "32 listen for changes from 10.0.0.1 already; close a page, or ask again later"
+        assert hub.refuses("10.0.0.1") == told
+        for _ in range(32):
+            assert hub.refuses("10.0.0.2") == ""
+            open_.enter_context(hub.listening("10.0.0.2"))
+        assert hub.refuses("10.0.0.3") == "64 listen for changes already; close a page, or ask again later"
+    assert hub.refuses("10.0.0.1") == ""
+
+
+async def test_other_things_go_on_while_the_lines_of_many_groups_are_made() -> None:
+    brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
+    names = [f"g{number}" for number in range(10 * GENTLY)]
+    for name in names:
+        brain.group_seen(Custom(Metadata(name, uid=name, namespace="shop", generation=1), {}))
+    clock = asyncio.get_running_loop().time
+    sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    going_on = asyncio.create_task(others())
+    told = await sight.groups()
+    going_on.cancel()
+    assert [it.name for it in told.groups] == sorted(names)
+    assert turns >= 9
+
+
+class Slow:
+    """Groups whose lines are made when a test lets them be."""
+
+    def __init__(self) -> None:
+        self.made, self.begun, self.may = 0, asyncio.Event(), asyncio.Semaphore(0)
+
+    async def groups(self) -> shown.Groups:
+        self.made += 1
+        operator = shown.Operator(f"made {self.made}", "0.1.0", leads=True)
+        self.begun.set()
+        await self.may.acquire()
+        return shown.Groups(operator, [])
+
+    def group(self, namespace: str, name: str) -> shown.Detail | None:
+        raise NotImplementedError
+
+    async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
+        raise NotImplementedError
+
+
+async def test_those_who_ask_while_lines_are_made_for_another_share_the_next_ones() -> None:
+    slow, came = Slow(), asyncio.Semaphore(0)
+
+    @web.middleware
+    async def counted(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        came.release()
+        return await handler(request)
+
+    app = web.Application(middlewares=[counted])
+    app.add_routes(site.routes(slow, site.Hub()))
+    async with TestClient(TestServer(app)) as client:
+
+        async def asks() -> Any:
+            async with client.get("/v1/groups") as answer:
+                return (await answer.json())["operator"]["identity"]
+
+        first = asyncio.create_task(asks())
+        await slow.begun.wait()
+        others = [asyncio.create_task(asks()) for _ in range(5)]
+        for _ in range(6):
+            await came.acquire()
+        slow.may.release()
+        slow.may.release()
+        assert await first == "made 1"
+        assert await asyncio.gather(*others) == ["made 2"] * 5, "what has changed meanwhile is in them"
+        slow.may.release()
+        assert await asks() == "made 3", "nothing is kept for those who ask later"
+
+
+@pytest.fixture
+def usual() -> Iterator[tuple[int, int, int]]:
+    thresholds = gc.get_threshold()
+    yield thresholds
+    gc.set_threshold(*thresholds)
+
+
+def test_the_operators_process_looks_for_garbage_less_often(
+    monkeypatch: pytest.MonkeyPatch, usual: tuple[int, int, int]
+) -> None:
+    async def operate(_: run.Options) -> int:
+        return 7
+
+    monkeypatch.setattr(run, "operate", operate)
+    assert run.process(run.Options()) == 7
+    assert gc.get_threshold() > usual
