@@ -1,5 +1,8 @@
 """The Spark session: made in one place, given to everything else."""
 
+import os
+import sys
+
 from pyspark.sql import SparkSession
 
 SETTINGS = {
@@ -15,6 +18,7 @@ SETTINGS = {
 
 def session(name: str, settings: dict[str, str] | None = None) -> SparkSession:
     """Return a session on this machine, or where spark-submit wants it."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 that is first on the path
     builder = SparkSession.builder.appName(name)
     chosen = SETTINGS | (settings or {})
     for key, value in chosen.items():
