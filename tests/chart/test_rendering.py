@@ -21,6 +21,7 @@ EVERYTHING: Object = {
     "prometheusRule": {"enabled": True},
     "dashboards": {"enabled": True},
     "journal": {"kind": "volume"},
+    "pipeline": {"enabled": True, "claim": "history"},
 }
 
 
@@ -61,6 +62,7 @@ def test_each_switch_adds_its_object(default: Rendered, everything: Rendered) ->
         "ConfigMap/rota-dashboard-group",
         "ConfigMap/rota-dashboard-operator",
         "ConfigMap/rota-dashboard-queues",
+        "CronJob/rota-pipeline",
         "NetworkPolicy/rota",
         "NetworkPolicy/rota-members",
         "PersistentVolumeClaim/rota-journal",
@@ -252,6 +254,29 @@ def test_a_journals_claim_outlives_its_release(helm: Helm) -> None:
 
 def definitions(rendered: Rendered) -> dict[str, Object]:
     return {it["metadata"]["name"]: it for it in rendered.by_kind["CustomResourceDefinition"]}
+
+
+def test_the_pipeline_takes_the_journal_and_makes_tables_of_it_one_step_after_the_other(helm: Helm) -> None:
+    values: Object = {"journal": {"kind": "volume"}, "pipeline": {"enabled": True, "claim": "history"}}
+    job = helm.template(**values)["CronJob"]["spec"]
+    assert (job["schedule"], job["concurrencyPolicy"]) == ("20 * * * *", "Forbid")
+    pod = job["jobTemplate"]["spec"]["template"]
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "pipeline"
+    steps = (*pod["spec"]["initContainers"], *pod["spec"]["containers"])
+    assert [it["args"][0] for it in steps] == ["ingest", "rollup"]
+    claims = {it["name"]: it.get("persistentVolumeClaim") for it in pod["spec"]["volumes"]}
+    assert claims["journal"] == {"claimName": "rota-journal", "readOnly": True}
+    assert claims["history"] == {"claimName": "history"}
+
+
+def test_policies_are_tried_if_there_are_any(helm: Helm) -> None:
+    pipeline: Object = {"enabled": True, "claim": "history", "policies": "to-try"}
+    rendered = helm.template(journal={"kind": "volume"}, pipeline=pipeline)
+    pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert [it["args"][0] for it in pod["initContainers"]] == ["ingest", "rollup"]
+    (last,) = pod["containers"]
+    assert last["args"][:2] == ["recommend", "/history/lake"]
+    assert {"name": "policies", "mountPath": "/policies", "readOnly": True} in last["volumeMounts"]
 
 
 @pytest.mark.parametrize("keep", [True, False])

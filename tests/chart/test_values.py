@@ -56,7 +56,8 @@ LEAVES = {path: part for path, part in branches(SCHEMA) if path in DESCRIBED}
 
 def test_every_value_is_described() -> None:
     leaves = {path for path, part in branches(SCHEMA) if "description" in part or "properties" not in part}
-    assert leaves - {"global", "resources.requests", "resources.limits"} == DESCRIBED.keys()
+    resources = {f"{of}resources.{what}" for of in ("", "pipeline.") for what in ("requests", "limits")}
+    assert leaves - {"global", *resources} == DESCRIBED.keys()
 
 
 def test_the_schema_describes_values_in_the_same_words() -> None:
@@ -100,6 +101,9 @@ def test_the_schema_is_closed() -> None:
         ({"tracing": {"endpoint": "collector:4318"}}, "/tracing/endpoint"),
         ({"tracing": {"endpoint": "http://"}}, "/tracing/endpoint"),
         ({"tracing": {"enabled": True}}, "'enabled' not allowed"),
+        ({"pipeline": {"schedule": "hourly"}}, "/pipeline/schedule"),
+        ({"pipeline": {"memory": "2Gi"}}, "/pipeline/memory"),
+        ({"pipeline": {"claim": "My Claim"}}, "/pipeline/claim"),
         ({"crds": {"keep": 1}}, "/crds/keep"),
         ({"podAnnotations": {"a": 1}}, "/podAnnotations/a"),
         ({"tolerations": {"key": "a"}}, "/tolerations"),
@@ -126,6 +130,8 @@ def test_a_value_that_cannot_be_meant_is_refused(helm: Helm, values: Object, tol
             {"journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}},
             "one pod alone can mount the journal; set replicas to 1",
         ),
+        ({"pipeline": {"enabled": True, "claim": "a"}}, "pipeline.enabled needs the journal on a claim"),
+        ({"pipeline": {"enabled": True}, "journal": {"kind": "volume"}}, "set pipeline.claim to the name of a claim"),
         ({"serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled needs the Prometheus operator"),
         ({"prometheusRule": {"enabled": True}}, "prometheusRule.enabled needs the Prometheus operator"),
     ],

@@ -97,3 +97,37 @@ true
 {{- fail (printf (print $told " this off (for helm template: --api-versions monitoring.coreos.com/v1)") .value) -}}
 {{- end -}}
 {{- end -}}
+
+{{/* What the pipeline's objects carry; its pods are no operators. */}}
+{{- define "rota.pipelineLabels" -}}
+{{ include "rota.labels" . | replace "component: operator" "component: pipeline" }}
+{{- end -}}
+
+{{/* A step of the pipeline without its args; takes (dict "root" $ "image" "…"). */}}
+{{- define "rota.pipelineContainer" -}}
+image: {{ .image | quote }}
+imagePullPolicy: {{ .root.Values.pipeline.image.pullPolicy }}
+command: [rota, pipeline]
+env:
+  - {name: SPARK_LOCAL_DIRS, value: /scratch}
+  - {name: HOME, value: /scratch}
+{{- with .root.Values.pipeline.memory }}
+  - {name: ROTA_SPARK_MEMORY, value: {{ . | quote }}}
+{{- end }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- with .root.Values.pipeline.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - {name: journal, mountPath: /journal, readOnly: true}
+  - {name: history, mountPath: /history}
+  - {name: scratch, mountPath: /scratch}
+  - {name: scratch, mountPath: /tmp, subPath: tmp}
+{{- if .root.Values.pipeline.policies }}
+  - {name: policies, mountPath: /policies, readOnly: true}
+{{- end }}
+{{- end -}}
