@@ -63,5 +63,6 @@ RUN mkdir -p /usr/share/man/man1 \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=pipeline-dependencies /opt/rota /opt/rota
 COPY --from=source /rota /opt/rota
+COPY docker/spark.sh /opt/rota/bin/spark.sh
 USER 65532:65532
-ENTRYPOINT ["/opt/rota/bin/rota", "pipeline"]
+ENTRYPOINT ["/opt/rota/bin/spark.sh"]
