@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.kube.history import LOOKS, OLDER, OLDER_SECONDS, History, Judged, Seen
+from rota.kube.history import FEW, LOOKS, OLDER, OLDER_SECONDS, History, Judged, Seen
 from rota.lag import Judgement, Look, delay, judge
 from rota.spec import StartFrom
 
-LATEST, EARLIEST = StartFrom(), StartFrom(position="Earliest")
+LATEST, EARLIEST, AT_A_TIME = StartFrom(), StartFrom(position="Earliest"), StartFrom(position="Timestamp")
 ALL = frozenset(range(10))
 
 
@@ -54,6 +54,11 @@ def test_an_offset_above_the_end_is_no_lag() -> None:
     assert (found[0].committed, found[0].lag, found[0].delay) == (10, None, None)
 
 
+def test_an_offset_that_was_above_the_end_is_no_look_at_a_queue_at_its_end() -> None:
+    found = seen(One(0, {0: Seen(0, 0, 1)}), One(15, {0: Seen(0, 1, 1)})).judged(LATEST)
+    assert (found[0].lag, found[0].verdict) == (0, None)
+
+
 def test_queues_come_and_go_and_what_is_known_of_the_others_stays() -> None:
     behind = Seen(0, 10, 4)
     history = seen(One(0, {0: behind, 1: behind}), One(15, {0: behind, 1: behind}), One(30, {1: behind, 2: behind}))
@@ -87,11 +92,11 @@ rows = st.builds(Seen, st.just(0), offsets, st.none() | offsets, st.booleans())
 histories = st.lists(st.tuples(st.dictionaries(st.integers(0, 2), rows), st.frozensets(st.integers(0, 2))), max_size=9)
 
 
-@given(histories, st.sampled_from([LATEST, EARLIEST]))
+@given(histories, st.sampled_from([LATEST, EARLIEST, AT_A_TIME]), st.sampled_from([0, FEW]))
 def test_it_says_what_the_looks_say(
-    told: Sequence[tuple[Mapping[int, Seen], frozenset[int]]], begins: StartFrom
+    told: Sequence[tuple[Mapping[int, Seen], frozenset[int]]], begins: StartFrom, few: int
 ) -> None:
-    history = History()
+    history = History(few)
     kept: dict[int, list[Look]] = {}
     for place, (found, worked) in enumerate(told):
         at = 15.0 * place

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from rota.cli.endings import plainly
+from rota.cli.endings import Plain, plainly
+from rota.cli.pipelining import pipeline
 from rota.cli.show import show, table
 
 Command = Callable[..., None]
@@ -19,10 +20,13 @@ OUTPUT = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rota-operator", prog_name="rota")
 def main() -> None:
     """Manage fleets of message-queue consumers by rebalance policy."""
+
+
+main.add_command(pipeline)
 
 
 def on_files(command: Command, *, required: bool = True) -> Command:

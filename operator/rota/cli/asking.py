@@ -10,10 +10,14 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from rota.model import plain
+
 T = TypeVar("T")
 Ask = Callable[[str, Mapping[str, str]], Awaitable[tuple[int, bytes]]]  # a path and its query -> status and body
 
 SECONDS = 10.0  # for one answer
+MOST = 64 << 20  # bytes of one, unpacked: a group of 100,000 queues has some 30 MB
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class NoAnswer(ValueError):  # noqa: N818 - it is what happened
@@ -55,13 +59,15 @@ def _read(body: bytes, kind: type[T], why: str = "") -> T:
 
 def _address(given: str) -> str:
     """Return an address without the slash at its end."""
+    if "@" in given:  # a password is not repeated
+        raise ValueError("--operator has a name or a password in it, which it takes none of; write http://HOST:PORT")
     try:
         parts = urlsplit(given)
         good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is none
         good = False
     if not good or parts.query or parts.fragment or not given.isprintable() or " " in given:
-        raise ValueError(f"--operator {given!r} is no address; write it as http://127.0.0.1:8080")
+        raise ValueError(f"--operator {plain(given, 100)!r} is no address; write it as http://127.0.0.1:8080")
     return given.rstrip("/")
 
 
@@ -71,8 +77,10 @@ async def _straight(address: str) -> AsyncIterator[Ask]:
 
         async def ask(path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
-                async with session.get(address + path, params=params) as told:
-                    return told.status, await told.read()
+                async with session.get(address + path, params=params, allow_redirects=False) as told:
+                    return told.status, await _whole(told, address)
+            except NoAnswer:
+                raise
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 hint = "start the operator, or give another --operator"
                 raise NoAnswer(f"The operator does not answer at {address}: {_why(error)}; {hint}") from None
@@ -80,12 +88,32 @@ async def _straight(address: str) -> AsyncIterator[Ask]:
         yield ask
 
 
+async def _whole(told: aiohttp.ClientResponse, address: str) -> bytes:
+    """Return an answer's body; it may be packed, and far larger than what comes."""
+    if told.status in REDIRECTS:
+        where = plain(told.headers.get("location", "nowhere"), 100)
+        raise NoAnswer(f"Who answers at {address} sends on to {where}, which is not followed; give that as --operator")
+    body = bytearray()
+    async for some in told.content.iter_any():
+        body += some
+        if len(body) > MOST:
+            raise NoAnswer(f"The answer at {address} is larger than {MOST >> 20} MiB; is it Rota's operator?")
+    return bytes(body)
+
+
 def _why(error: Any) -> str:
     if isinstance(error, TimeoutError):
         return f"nothing came for {SECONDS:g} s"
+    if isinstance(error, aiohttp.ClientSSLError):  # its numbers are not the system's
+        return f"it does not speak https, or its certificate is not trusted ({_of_ssl(error)})"
     if isinstance(error, aiohttp.ClientConnectorError):
         return _of_the_system(error.os_error)
     return str(error) or type(error).__name__
+
+
+def _of_ssl(error: Any) -> str:
+    found = getattr(error, "os_error", None) or getattr(error, "certificate_error", error)
+    return getattr(found, "verify_message", None) or getattr(found, "reason", None) or type(found).__name__
 
 
 def _of_the_system(error: OSError) -> str:

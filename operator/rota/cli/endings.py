@@ -5,7 +5,32 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
+
+import click
+
+from rota.cli.show import clean
+
+LONGEST = 2000  # characters of a sentence: what was given may be quoted in it
+
+
+class Plain(click.Group):
+    """Commands whose mistakes are told in one sentence, also those that click finds."""
+
+    def main(self, *arguments: Any, **settings: Any) -> NoReturn:
+        """Run a command, and end with its exit code."""
+        try:
+            code = super().main(*arguments, **{**settings, "standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = error.exit_code
+        except click.Abort:  # Ctrl-C before the command began
+            code = 130
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            where = f"; see {context.command_path} --help" if context else ""
+            _complain(f"{error.format_message().rstrip('.')}{where}")
+        sys.exit(code)
 
 
 def plainly(command: Callable[..., None]) -> Callable[..., None]:
@@ -47,8 +72,9 @@ def _let_go() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(sentence: str) -> None:
+def _complain(sentence: str) -> NoReturn:
+    told = clean(sentence)
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"rota: {' '.join(sentence.split())}", file=sys.stderr)  # noqa: T201 - this is where we speak
+            print(f"rota: {told if len(told) <= LONGEST else told[:LONGEST] + '…'}", file=sys.stderr)  # noqa: T201 - this is where we speak
     sys.exit(2)

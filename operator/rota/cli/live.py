@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from rota.cli.asking import NoAnswer, answer, way
-from rota.cli.show import show
+from rota.cli.show import clean, show
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -76,7 +76,7 @@ async def _go_on(question: Question[T], look: Callable[[], Awaitable[T]], output
             except NoAnswer as error:
                 if wrong != str(error):
                     wrong = str(error)
-                    print(f"rota: {wrong}", file=sys.stderr)
+                    print(f"rota: {clean(wrong)}", file=sys.stderr)
         if output == "yaml":
             print("---")
 
@@ -102,7 +102,7 @@ async def _renew(question: Question[T], look: Callable[[], Awaitable[T]]) -> Non
             try:
                 value, wrong = await look(), ""
             except NoAnswer as error:
-                wrong = f"rota: {error}"
+                wrong = f"rota: {clean(str(error))}"
 
 
 def _in_place() -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from rota.cli.given import UNREADABLE
+from rota.model import plain
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # where a pod is told its own
 DEFAULT = "default"
@@ -22,7 +23,7 @@ def group_of(given: str, namespace: str | None) -> tuple[str, str]:
     within, slash, name = given.rpartition("/")
     if not re.fullmatch(_NAME, name) or (slash and not is_name(within)):
         known = "kubectl get consumergroups -A shows them"
-        raise ValueError(f"GROUP {given!r} is no name; write NAME or NAMESPACE/NAME, {known}")
+        raise ValueError(f"GROUP {plain(given, 100)!r} is no name; write NAME or NAMESPACE/NAME, {known}")
     if slash and namespace not in {None, within}:
         raise ValueError(f"GROUP {given} is in another namespace than --namespace {namespace}; leave one of them out")
     return within or namespace_of(namespace), name
@@ -33,7 +34,7 @@ def namespace_of(given: str | None) -> str:
     if given is None:
         return _own()
     if not is_name(given):
-        raise ValueError(f"--namespace {given!r} is no name; give one that kubectl get namespaces shows")
+        raise ValueError(f"--namespace {plain(given, 100)!r} is no name; give one that kubectl get namespaces shows")
     return given
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rota import planner
 from rota.cli.given import World
 from rota.cli.show import move, table
+from rota.cli.words import count
 from rota.documents import from_ranges, to_ranges
 from rota.spec import PolicySpec
 
@@ -44,7 +45,8 @@ def _notes(world: World, moves: int) -> list[str]:
     gone = [name for name in world.present.values() if name not in set(roster.members)]
     if gone:
         names = ", ".join(sorted(set(gone))[:3])
-        notes.append(f"gone: {len(gone)} queues belong to members that are not there, such as {names}")
+        belong = "queue belongs" if len(gone) == 1 else "queues belong"
+        notes.append(f"gone: {len(gone)} {belong} to members that are not there, such as {names}")
     unseen = {it.topic for it in world.group.subscriptions} - {run.topic for run in roster.runs}
     if unseen:
         notes.append(f"unseen: --queues tells of no queue of {', '.join(sorted(unseen))}")
@@ -66,9 +68,8 @@ def tables(outlook: dict[str, Any], *, diff: bool) -> None:
     else:
         table([{"member": member, **_share(ranged)} for member, ranged in outlook["members"].items()])
     spread, idle = outlook["spread"], outlook["idle"]
-    print(
-        f"{outlook['strategy']}: {spread['least']} to {spread['most']} queues a member, {len(outlook['moves'])} moves"
-    )
+    moves = count(len(outlook["moves"]), "move")
+    print(f"{outlook['strategy']}: {spread['least']} to {spread['most']} queues a member, {moves}")
     if idle:
         print(f"idle: {', '.join(idle)}")
     for whose in ("foreign", "unowned"):

@@ -5,7 +5,7 @@
 import sys
 from datetime import UTC, datetime
 
-from rota.cli.show import table
+from rota.cli.show import clean, table
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _FRAME = 3  # columns of a table beside each name
@@ -31,11 +31,6 @@ def _room() -> float:
     from rich.console import Console  # noqa: PLC0415 - rich is for tables only
 
     return Console().width if sys.stdout.isatty() else float("inf")
-
-
-def clean(text: str) -> str:
-    """Return a text in one line, without what a terminal would obey: a client id is any stranger's."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
 
 
 def count(many: int, what: str) -> str:

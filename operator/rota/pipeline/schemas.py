@@ -146,6 +146,8 @@ ROLLUP = _struct(
     complete=BooleanType(),
 )
 
+RECORDED = "recorded"  # the policy that was really used, among those that are tried
+
 # What a policy would have come to in a group.
 RESULTS = _struct(
     group=_TEXT,

@@ -7,6 +7,8 @@ from pyspark.sql import SparkSession
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": os.environ.get("ROTA_SPARK_MEMORY", "2g"),
+    "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),  # by itself Spark would take 200, on any machine
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -20,12 +20,11 @@ from rota import records
 from rota.pipeline.figures import Figures
 from rota.pipeline.ingest import Facts
 from rota.pipeline.replay import Replay
-from rota.pipeline.schemas import RESULTS, SERIES
+from rota.pipeline.schemas import RECORDED, RESULTS, SERIES
 from rota.pipeline.story import STEP, Story, story
 from rota.records import Fact, Owners
 from rota.spec import PolicySpec, policy_body, policy_spec
 
-RECORDED = "recorded"  # the policy that was really used
 PARTS = 8  # partitions for each core: many, so that one that takes long is not waited for by others
 
 _TEXT = StringType()

@@ -1,0 +1,210 @@
+"""`rota pipeline`: history into tables, with Spark; each command imports its module only when it is run."""
+
+# ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rota.cli.endings import plainly
+from rota.cli.show import show, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rota.pipeline.ingest import Facts
+
+OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+)
+SOURCE = click.argument("source")  # a journal or a lake: `opened` opens it
+EXTRA = "pip install 'rota-operator[pipeline]'"
+WATCH_SECONDS = 30.0
+
+
+@click.group()
+def pipeline() -> None:
+    """Make tables of the journal, and of them rollups, simulations and recommendations."""
+
+
+def with_spark(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its first argument, Spark; what it lacks, or was given, is one sentence and exit code 2."""
+
+    @wraps(command)
+    @plainly
+    def run(**given: Any) -> None:
+        with _session(command.__name__) as spark:
+            command(spark, **given)
+
+    return run
+
+
+@contextmanager
+def _session(name: str) -> Iterator["SparkSession"]:
+    try:
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import SparkSession
+
+        from rota.pipeline.session import session
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed, which this command needs: {EXTRA}") from None
+    if not _has_java():
+        raise ValueError("Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME")
+    theirs = SparkSession.getActiveSession()  # of a program that runs us inside itself
+    spark = session(f"rota-pipeline-{name}")
+    try:
+        yield spark
+    except AnalysisException as error:  # what was given does not hold what it should
+        raise ValueError(str(error).partition("\n")[0]) from None
+    finally:
+        if theirs is None:
+            spark.stop()
+
+
+def _has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=os.path.join(home, "bin") if home else None) is not None  # noqa: PTH118
+
+
+def opened(spark: "SparkSession", source: str) -> "Facts":
+    """Open what a command reads: a journal or a lake."""
+    from rota.pipeline.ingest import facts
+
+    return facts(spark, source)
+
+
+def wrote(rows: Mapping[str, int], output: str) -> None:
+    """Say how many rows were written to each table."""
+    show(dict(rows), output, lambda: table([{"table": name, "rows": count} for name, count in rows.items()]))
+
+
+@pipeline.command()
+@click.argument("journal")
+@click.option("--to", "lake", required=True, help="The lake: a folder of tables, one for each kind.")
+@click.option("--watch", is_flag=True, help="Go on with hours to come, until Ctrl-C; without it, end when all is in.")
+@click.option(
+    "--settle",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="An hour is over when its file has not grown for so many minutes after its end.",
+)
+@click.option("--all", "everything", is_flag=True, help="Take every hour: nobody writes this journal any more.")
+@click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
+@OUTPUT
+@with_spark
+def ingest(
+    spark: "SparkSession",
+    *,
+    journal: str,
+    lake: str,
+    watch: bool,
+    settle: float,
+    everything: bool,
+    form: str,
+    output: str,
+) -> None:
+    """Bring a lake up to date with JOURNAL: each line once, what is no record in its quarantine."""
+    from rota.pipeline.ingest_stream import stream
+
+    def told(counts: dict[str, int]) -> bool:
+        if counts:
+            wrote(counts, output)
+        time.sleep(WATCH_SECONDS)
+        return True
+
+    after = None if everything else timedelta(minutes=settle)
+    total = stream(spark, journal, lake, settle=after, form=form, watch=told if watch else None)
+    wrote(total, output)
+
+
+@pipeline.command()
+@click.argument("source")
+@click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
+@click.option("--to", required=True, help="The folder for what is made.")
+@click.option("--weights", help="A YAML file that says what trouble costs, such as moves: 1.")
+@click.option(
+    "--least-gain",
+    type=click.FloatRange(0, 100),
+    default=5.0,
+    show_default=True,
+    help="By how many percent a policy must be better to be worth a change.",
+)
+@click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="How many groups get plots.")
+@with_spark
+def recommend(spark: "SparkSession", **given: Any) -> None:
+    """Say which policy is best for which group.
+
+    SOURCE is a journal or a lake, whose history is then played again under each policy, or the folder that
+    `rota pipeline simulate` wrote. The folder gets report.html for people, policies/ to apply, and tables.
+    """
+    from rota.cli import recommending
+
+    recommending.recommend(spark, **given)
+
+
+@pipeline.command()
+@click.argument("source")
+@click.option("--to", help="The folder for the table; without it, the table is printed.")
+@OUTPUT
+@with_spark
+def rollup(spark: "SparkSession", *, source: str, to: str | None, output: str) -> None:
+    """Print each group's hours in figures, from SOURCE: a journal or a lake."""
+    from rota.cli import rolling
+
+    rolling.rollup(opened(spark, source), to, output)
+
+
+@pipeline.command()
+@click.argument("source")
+@click.option("--to", help="The folder for the tables `intervals` and `violations`.")
+@OUTPUT
+@with_spark
+def timeline(spark: "SparkSession", *, source: str, to: str | None, output: str) -> None:
+    """Print what should not be in who held which queue when, from SOURCE: a journal or a lake.
+
+    The exit code is 1 if a queue had two owners, or was granted without proof.
+    """
+    from rota.cli import rolling
+
+    rolling.timeline(opened(spark, source), to, output)
+
+
+@pipeline.command()
+@click.argument("source")
+@click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
+@click.option("--to", required=True, help="The folder for the tables `results` and `series`.")
+@OUTPUT
+@with_spark
+def simulate(spark: "SparkSession", **given: Any) -> None:
+    """Play what happened to every group again under other policies, from SOURCE: a journal or a lake.
+
+    What was really used is among the results as the policy `recorded`.
+    """
+    from rota.cli import simulating
+
+    simulating.simulate(spark, **given)
+
+
+@pipeline.command()
+@click.option("--groups", type=click.IntRange(1, 10_000_000), default=100, show_default=True)
+@click.option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="The same makes the same journal.")
+@click.option(
+    "--largest", type=click.IntRange(0, 100_000), default=0, help="How many queues the first group has, if any."
+)
+@click.option("--to", required=True, help="The folder for the journal; it must be empty.")
+@OUTPUT
+@with_spark
+def generate(spark: "SparkSession", **given: Any) -> None:
+    """Make a journal of invented groups, as the operator would have written it."""
+    from rota.cli import simulating
+
+    simulating.generate(spark, **given)

@@ -1,0 +1,66 @@
+"""`rota pipeline rollup` and `timeline`: what they print, and what they write; imported only when they are run."""
+
+import json
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from pyspark.sql.functions import col
+
+from rota.cli.show import show, table
+from rota.pipeline.holding import account
+from rota.pipeline.rollup import rollup as rolled
+from rota.pipeline.timeline import SERIOUS, intervals, violations
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from rota.pipeline.ingest import Facts
+
+_SHORT = ("group", "hour", "moved_queues", "forced_queues", "unowned_queue_seconds", "lag_p99", "delay_p99", "complete")
+MOST = 10_000  # rows that are printed; more are for --to
+
+
+def rollup(facts: "Facts", to: str | None, output: str) -> None:
+    """Print or write a group's hours."""
+    frame = rolled(facts)
+    if to:
+        _write(frame, to)
+        return
+    rows = _rows(frame.orderBy("group", "hour"))
+    show(rows, output, lambda: table([{name: row[name] for name in _SHORT} for row in rows]))
+
+
+def timeline(facts: "Facts", to: str | None, output: str) -> None:
+    """Print what should not be, and write all of it; end with 1 if the operator was wrong."""
+    it = account(facts)
+    wrong = violations(facts, it)
+    if to:
+        _write(intervals(facts, it), str(Path(to) / "intervals"))
+        _write(wrong, str(Path(to) / "violations"))
+    worst = col("kind").isin(*SERIOUS).desc()
+    rows = _rows(wrong.orderBy(worst, "group", "since", "topic", "broker", "queue"))
+    show(rows, output, lambda: table(rows))
+    if rows and rows[0]["kind"] in SERIOUS:
+        raise click.exceptions.Exit(1)
+
+
+def _write(frame: "DataFrame", to: str) -> None:
+    if Path(to).exists():
+        raise ValueError(f"{to} is there already; give a folder that is not")
+    frame.write.parquet(to)
+
+
+def _rows(frame: "DataFrame") -> list[dict[str, Any]]:
+    """Return rows as JSON has them, with times in UTC."""
+    return [
+        {name: _plain(value) for name, value in row.asDict(recursive=True).items()}
+        for row in frame.limit(MOST).collect()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "astimezone"):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return json.loads(json.dumps(value))

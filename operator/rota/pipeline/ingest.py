@@ -1,0 +1,157 @@
+"""The journal, or a lake made of it, as a table for each kind of record: what the rest of the pipeline reads.
+
+What is told twice counts once:
+
+- *Identical lines* are one: somebody copied a file, or told a fact again. The whole line is the key; nothing less would
+  do, since a group that was made anew has the generations of the one before.
+- A *verdict* counts when its status or reason differs from the last one of its group and condition; it is told until
+  the group's status has it, by one leader after another.
+- A *rebalance* counts once for its group and beginning: two operators may each tell of its end, at times of their own.
+
+A lake holds each line once already (rota.pipeline.ingest_stream saw to that); the other two need all of a group's
+history, and are taken out as it is read.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from rota.pipeline.ingest_judge import STRICT, judged
+from rota.pipeline.schemas import JOURNAL, QUARANTINE
+
+_DAYS, _HOURS = "date=????-??-??", "??-*.jsonl"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was decided and seen, by kind (schemas.JOURNAL), and the lines that say nothing."""
+
+    membership: DataFrame
+    plan: DataFrame
+    handover: DataFrame
+    obeyed: DataFrame
+    rebalance: DataFrame
+    owners: DataFrame
+    offsets: DataFrame
+    verdict: DataFrame
+    gap: DataFrame
+    quarantine: DataFrame
+
+
+def facts(spark: SparkSession, source: str) -> Facts:
+    """Return the facts of a journal's folder, or of a lake; nothing is read before somebody asks for rows.
+
+    A last line that is still being written is torn as long as it is, and a record when it is read again later.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
+    if any((folder / kind).is_dir() for kind in TABLES):
+        return _told_once({kind: _kept(spark, folder / kind, schema) for kind, schema in TABLES.items()})
+    if not any(folder.glob(f"{_DAYS}/{_HOURS}")):
+        raise ValueError(
+            f"{source} holds no journal (date=2026-11-21/08-NAME.jsonl) and no lake that `rota pipeline ingest` wrote"
+        )
+    lines = _lines(spark, folder)
+    tables = {kind: lines.transform(_perhaps, kind).transform(once).transform(records, kind) for kind in JOURNAL}
+    return _told_once(tables | {"quarantine": lines.transform(judged).transform(refused)})
+
+
+TABLES: dict[str, StructType] = JOURNAL | {"quarantine": QUARANTINE}
+
+
+def _lines(spark: SparkSession, folder: Path) -> DataFrame:
+    """Return the lines of a journal's files: of those that are there when they are read, for old ones are removed."""
+    where = _literal(str(folder.absolute()))
+    reader = spark.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")  # a \r is a part of its line
+    return reader.text(f"{where}/{_DAYS}/{_HOURS}").transform(_with_file)
+
+
+def _literal(path: str) -> str:
+    """Return a path in which nothing stands for anything else."""
+    return "".join(f"\\{it}" if it in "*?[]{}\\" else it for it in path)
+
+
+def _with_file(values: DataFrame) -> DataFrame:
+    """Name the file of each line, as it is called in the journal, and the day that it is filed under."""
+    path = F.try_url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
+    file = F.regexp_extract(path, r"(date=[^/]*/[^/]*)$", 1)
+    day = F.substring(file, 6, 10).try_cast("date")
+    return values.select(F.col("value").alias("line"), file.alias("file"), day.alias("date"))
+
+
+def _perhaps(lines: DataFrame, kind: str) -> DataFrame:
+    """Leave out lines that cannot be of a kind: they do not have its name, not even by an escape."""
+    line = F.col("line")
+    return lines.where(line.contains(f'"{kind}"') | line.contains("\\"))
+
+
+def once(lines: DataFrame) -> DataFrame:
+    """Keep one of identical lines, wherever it stands."""
+    # By keys alone, without anything to keep besides, this is a hash and no sort; only text is sent around, nothing
+    # that was parsed. Whoever cannot afford even that reads a lake.
+    return lines.groupBy("line").agg(F.min("date").alias("date"))
+
+
+def records(lines: DataFrame, kind: str) -> DataFrame:
+    """Return the records of a kind among lines."""
+    return lines.transform(judged).transform(of_kind, kind)
+
+
+def of_kind(lines: DataFrame, kind: str) -> DataFrame:
+    """Return the records of a kind among lines that were judged, as schemas.JOURNAL has them."""
+    schema = JOURNAL[kind]
+    told = StructType([field for field in schema if field.name != "date"])
+    parsed = lines.where(F.col("kind") == kind).withColumn("told", F.from_json("text", told, STRICT))
+    columns = {name: F.col(f"told.{name}") for name in told.fieldNames()}
+    if kind == "offsets":  # plain ones are parsed already
+        columns = {name: F.coalesce(F.col(name), column) for name, column in columns.items()}
+    named = parsed.select(*[column.alias(name) for name, column in columns.items()])
+    return named.withColumn("date", F.to_date("at")).select(*schema.fieldNames())
+
+
+def refused(lines: DataFrame) -> DataFrame:
+    """Return lines that were judged to be no records, as schemas.QUARANTINE has them."""
+    return lines.where(F.col("reason").isNotNull()).select(
+        "file",
+        F.make_valid_utf8("line").alias("line"),  # who reads the lake may take nothing else
+        "reason",
+        "date",
+    )
+
+
+def _kept(spark: SparkSession, folder: Path, schema: StructType) -> DataFrame:
+    """Return a table of a lake; one that nothing was ever written to is empty."""
+    if (folder / "_delta_log").is_dir():
+        return spark.read.format("delta").load(str(folder)).select(*schema.fieldNames())
+    if not any(folder.glob("date=*")):
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(str(folder)).select(*schema.fieldNames())
+
+
+def _told_once(tables: dict[str, DataFrame]) -> Facts:
+    return Facts(
+        **tables
+        | {
+            "verdict": tables["verdict"].transform(_turns),
+            "rebalance": tables["rebalance"].transform(_ended_once),
+        }
+    )
+
+
+def _turns(verdicts: DataFrame) -> DataFrame:
+    """Keep the verdicts that say something else than the last one of their group and condition."""
+    before = Window.partitionBy("group", "condition").orderBy("at", "status", "reason")
+    said, last = F.struct("status", "reason"), F.lag(F.struct("status", "reason")).over(before)
+    news = verdicts.withColumn("new", ~said.eqNullSafe(last)).where(F.col("new"))
+    return news.select(*JOURNAL["verdict"].fieldNames())
+
+
+def _ended_once(rebalances: DataFrame) -> DataFrame:
+    """Keep the first word of the end of each rebalance."""
+    told = Window.partitionBy("group", "began").orderBy("at", "seconds", "generation")
+    first = rebalances.withColumn("place", F.row_number().over(told)).where(F.col("place") == 1)
+    return first.select(*JOURNAL["rebalance"].fieldNames())

@@ -1,0 +1,110 @@
+"""What the trouble that a policy makes is said to cost: one number for each measure, with the reason for each default.
+
+The unit is a point: the trouble of one queue that moves once. All the others are compared with that.
+"""
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from rota.model import plain
+
+LEAST_GAIN = 0.05  # below that, a simple model's figures are no reason to touch what works
+LAG_UNIT = 1000  # messages; a group that is less behind than that keeps up
+
+MOST = 1e12  # above it is a slip of the pen
+
+
+class Measure(NamedTuple):
+    """What a weight multiplies, and why its default is what it is."""
+
+    title: str
+    unit: str  # what there is so much of, on a day
+    why: str
+
+
+MEASURES = {
+    "moves": Measure(
+        "Moves",
+        "queue moved",
+        "This is the unit: a queue's new owner starts with empty caches, and its old one finishes or drops work.",
+    ),
+    "pause": Measure(
+        "Pauses",
+        "second in which nobody delivered a queue",
+        "Five seconds in which a queue stands still are as bad as its move: messages are late, but none is lost.",
+    ),
+    "duplicates": Measure(
+        "Duplicates",
+        "message expected to be delivered twice",
+        "Ten messages worked twice are as bad as a move: apps must bear them, but each is work and a risk.",
+    ),
+    "imbalance": Measure(
+        "Imbalance",
+        "1.0 by which the busiest member's load exceeds the mean, over the mean",
+        "A member with twice the mean load is as bad as 100 moves a day: the group is as slow as that member, "
+        "and half of what the others could do is paid for nothing.",
+    ),
+    "idle": Measure(
+        "Idle members",
+        "hour of a member without a queue",
+        "A pod that does nothing for an hour costs about as much as the trouble of a move.",
+    ),
+    "unowned": Measure(
+        "Unowned",
+        "second in which a queue was nobody's",
+        "Worse than a pause: nobody is on the way. It counts besides the pause that it is, too.",
+    ),
+    "lag": Measure(
+        "Lag",
+        f"doubling of the lag beyond {LAG_UNIT:,} messages, half of it by the mean and half by the peak",
+        "Doublings, because ten times the lag is not ten times the harm, and groups of all sizes shall compare. "
+        "Twice the lag all day is as bad as 20 moves a day.",
+    ),
+}
+
+Weight = Annotated[float, Meta(ge=0)]
+
+
+class Weights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Points for one of each measure; `MEASURES` has their units and why these are the defaults."""
+
+    moves: Weight = 1.0
+    pause: Weight = 0.2
+    duplicates: Weight = 0.1
+    imbalance: Weight = 100.0
+    idle: Weight = 1.0
+    unowned: Weight = 0.5
+    lag: Weight = 20.0
+
+    def of(self, measure: str) -> float:
+        """Return the weight of a measure."""
+        found: float = getattr(self, measure)
+        return found
+
+
+def read(text: str, where: str = "--weights") -> Weights:
+    """Read weights from YAML; those that are not named keep their defaults. A mistake is one sentence."""
+    try:
+        told = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # its constructors throw more than its parser
+        raise ValueError(f"{where} is no YAML; write lines such as moves: 1") from None
+    given = {} if told is None else told
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} names no weights; write lines such as moves: 1")  # noqa: TRY004 - it is the user's
+    for name, value in given.items():
+        _check(name, value, where)
+    found = msgspec.convert(given, Weights)
+    if not any(msgspec.structs.astuple(found)):
+        raise ValueError(f"{where} makes every weight 0, so that no policy costs anything; leave one above 0")
+    return found
+
+
+def _check(name: object, value: object, where: str) -> None:
+    if name not in MEASURES:
+        raise ValueError(f"{where} names {plain(str(name), 60)!r}, which is no weight; choose of {', '.join(MEASURES)}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < MOST:  # type: ignore[operator]
+        raise ValueError(f"{where}: {name} is {plain(str(value), 60)}; give a number from 0 up")

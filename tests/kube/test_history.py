@@ -1,0 +1,110 @@
+"""What Spark makes of the journal of an operator that rebalanced, beside what that operator counted itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+
+from kube.scraped import scraped
+from kube.world import World, two_members
+from rota.kube.journal import Journal
+from rota.kube.otlp import Exporter
+from rota.kube.outlets import Outlets
+from rota.kube.site import Hub
+from rota.pipeline.ingest import Facts, facts
+from rota.pipeline.rollup import rollup
+from rota.pipeline.session import session
+from rota.pipeline.simulate import simulated
+from rota.pipeline.timeline import intervals, violations
+
+SMALL = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    made = session("rota-tests", SMALL)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+async def kept(world: World, tmp_path: Path) -> AsyncIterator[Journal]:
+    """Have the world's operator keep a journal."""
+    operator = world.operator
+    journal, traces = Journal(str(tmp_path), "a-test", "1Gi"), Exporter(None)
+    outlets = Outlets(journal, operator.sight, Hub(), traces)
+
+    def done(done_: object) -> None:
+        operator.done.append(done_)  # type: ignore[arg-type]
+        outlets.done(done_)  # type: ignore[arg-type]
+
+    operator.brain.done, operator.places.looked = done, outlets.looked
+    yield journal
+    await traces.close()
+    journal.close()
+
+
+async def test_figures_of_the_journal_are_those_of_the_operator(
+    world: World, kept: Journal, spark: SparkSession, tmp_path: Path
+) -> None:
+    await two_members(world)
+    await world.fleet.add("orders-c")
+    await world.until(2, 3, 3)
+    await world.fleet.members["orders-a"].leave()
+    await world.until(4, 4)
+    await world.fleet.members["orders-b"].end()
+    await world.until(8)
+    await world.soon(world.at_rest)
+
+    async def counted() -> bool:  # which is done after people are told
+        return len(await scraped(world, "rota_rebalances_total")) > 0 and not any(
+            it.seconds is None for it in world.operator.measures.tallies[world.namespace, "orders"].rebalances
+        )
+
+    await world.soon(counted)
+    moved = await scraped(world, "rota_queues_moved_total")
+    handovers = await scraped(world, "rota_handover_duration_seconds_count")
+    seconds = await scraped(world, "rota_handover_duration_seconds_sum")
+    rebalances = sum(await scraped(world, "rota_rebalances_total"))
+    lasted = await scraped(world, "rota_rebalance_duration_seconds_sum")
+    kept.close()
+
+    found = await asyncio.to_thread(made_of, facts(spark, str(tmp_path)))
+    assert [found["moved"]] == moved
+    assert [found["handovers"]] == handovers
+    assert [found["seconds"]] == pytest.approx(seconds, abs=0.05)  # one is measured by the clock of the loop
+    assert found["rebalances"] == rebalances
+    assert [found["lasted"]] == pytest.approx(lasted, abs=0.01)
+    assert found["violations"] == 0
+    assert found["played"] == found["moved"]
+
+
+def made_of(told: Facts) -> dict[str, float]:
+    hours = rollup(told)
+    sums = hours.select(
+        F.sum("moved_queues").alias("moved"),
+        F.sum("handovers").alias("handovers"),
+        F.sum(F.aggregate(F.map_values("rebalances"), F.lit(0).cast("long"), lambda one, it: one + it)).alias(
+            "rebalances"
+        ),
+    ).collect()[0]
+    [lasted] = told.rebalance.agg(F.sum("seconds").alias("it")).collect()
+    [handed] = intervals(told).agg(F.sum("seconds").alias("it")).collect()
+    [played] = simulated(told, {}).results.select("moves", "problem").collect()
+    assert played["problem"] is None
+    return {
+        **sums.asDict(),
+        "lasted": lasted["it"],
+        "seconds": handed["it"],
+        "violations": violations(told).count(),
+        "played": played["moves"],
+    }

@@ -1,0 +1,27 @@
+"""One small Spark for all of these tests: to start one takes longer than to ask it anything."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rota.pipeline.session import session
+
+SMALL = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.adaptive.enabled": "false",  # tiny frames: planning them anew costs more than it saves
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Return the session that all tests share; stop it at the end, or its JVM outlives them."""
+    warehouse: Path = tmp_path_factory.mktemp("warehouse")
+    made = session("rota-tests", SMALL | {"spark.sql.warehouse.dir": str(warehouse)})
+    yield made
+    made.stop()

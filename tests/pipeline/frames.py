@@ -1,0 +1,37 @@
+"""A journal's lines as the frames that the pipeline reads, without a folder between."""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType, TimestampType
+
+from rota.pipeline.ingest import Facts
+from rota.pipeline.schemas import JOURNAL, QUARANTINE
+
+
+def frames(spark: SparkSession, lines: Iterable[Mapping[str, Any]]) -> Facts:
+    """Return the facts that some lines tell."""
+    rows: dict[str, list[tuple[Any, ...]]] = {kind: [] for kind in JOURNAL}
+    for line in lines:
+        rows[str(line["kind"])].append(_row(line, JOURNAL[str(line["kind"])]))
+    told = {kind: spark.createDataFrame(rows[kind], shape) for kind, shape in JOURNAL.items()}
+    return Facts(**told, quarantine=spark.createDataFrame([], QUARANTINE))
+
+
+def _row(line: Mapping[str, Any], shape: StructType) -> tuple[Any, ...]:
+    values: list[Any] = []
+    for field in shape.fields:
+        value = line.get(field.name)
+        if field.name == "date":
+            value = datetime.fromisoformat(line["at"]).date()
+        elif isinstance(field.dataType, TimestampType):
+            value = datetime.fromisoformat(str(value))
+        elif field.name == "rules":
+            value = json.dumps(value)
+        elif field.name == "seconds" and value is not None:
+            value = float(value)
+        values.append(value)
+    return tuple(values)

@@ -1,0 +1,99 @@
+"""Simulations' results as tests make them up: of some policies that fare differently in some groups."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from math import sin
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from rota.pipeline.schemas import RESULTS, SERIES
+from rota.spec import policy_spec
+
+MIDNIGHT = datetime(2026, 11, 21, tzinfo=UTC)
+POLICIES = {
+    "steady": policy_spec({"spec": {"strategy": "Sticky"}}),
+    "even": policy_spec({"spec": {"strategy": "Balanced", "budget": {"maxMoves": 20, "per": "5m"}}}),
+}
+
+
+def a_result(group: str = "shop/orders", policy: str = "recorded", **given: Any) -> Row:
+    """Return a day of a group that has nothing to complain of."""
+    usual: dict[str, Any] = {
+        "strategy": {"steady": "Sticky", "even": "Balanced"}.get(policy, "Averagely"),
+        "hours": 24.0,
+        "changes": 20,
+        "rebalances": 10,
+        "moves": 0,
+        "forced": 0,
+        "pause_seconds": 0.0,
+        "pause_p99": 0.0,
+        "imbalance": 1.0,
+        "imbalance_max": 1.0,
+        "idle_member_hours": 0.0,
+        "unowned_queue_seconds": 0.0,
+        "duplicates": 0.0,
+        "lag_mean": 0.0,
+        "lag_peak": 0.0,
+        "problem": None,
+    }
+    told = {"group": group, "policy": policy, **usual, **given}
+    return Row(**{name: told[name] for name in RESULTS.names})
+
+
+def rolled(group: str = "shop/orders", scale: int = 1) -> list[Row]:
+    """Return a group that is rolled out all day under even load: what moves little is best."""
+    lags: dict[str, Any] = {"lag_mean": 900.0 * scale, "imbalance": 1.05}
+    return [
+        a_result(group, moves=310 * scale, pause_seconds=720.0, duplicates=45.0, lag_peak=5200.0 * scale, **lags),
+        a_result(
+            group, "steady", moves=62 * scale, pause_seconds=140.0, duplicates=9.0, lag_peak=2100.0 * scale, **lags
+        ),
+        a_result(
+            group,
+            "even",
+            moves=140 * scale,
+            pause_seconds=330.0,
+            duplicates=20.0,
+            lag_peak=2900.0 * scale,
+            lag_mean=870.0 * scale,
+            imbalance=1.02,
+        ),
+    ]
+
+
+def skewed(group: str = "shop/payments", scale: int = 1) -> list[Row]:
+    """Return a group that is hardly ever changed, some queues of which have most of the messages."""
+    return [
+        a_result(group, moves=12, pause_seconds=20.0, imbalance=2.4, lag_mean=31_000.0 * scale, lag_peak=182_000.0),
+        a_result(group, "steady", moves=8, pause_seconds=14.0, imbalance=2.3, lag_mean=29_000.0, lag_peak=175_000.0),
+        a_result(group, "even", moves=44, pause_seconds=75.0, imbalance=1.15, lag_mean=2_100.0, lag_peak=9_400.0),
+    ]
+
+
+def content(group: str = "shop/mail") -> list[Row]:
+    """Return a group that has what is best for it."""
+    return [a_result(group, moves=10), a_result(group, "steady", moves=10), a_result(group, "even", moves=14)]
+
+
+def results(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
+    return spark.createDataFrame(list(rows), RESULTS)
+
+
+def series(spark: SparkSession, rows: Iterable[Row], steps: int = 96) -> DataFrame:
+    """Return what could have led to results: 15 minutes a step."""
+    return spark.createDataFrame([point for row in rows for point in _points(row, steps)], SERIES)
+
+
+def _points(row: Row, steps: int) -> Iterable[Row]:
+    spread = row.lag_peak - row.lag_mean
+    for step in range(steps):
+        wave = max(0.0, sin(step / 7)) ** 6 + max(0.0, sin(step / 3.1)) ** 14 / 3
+        yield Row(
+            group=row.group,
+            policy=row.policy,
+            at=MIDNIGHT + timedelta(minutes=15 * step),
+            lag=row.lag_mean * 0.6 + spread * min(wave, 1.0),
+            imbalance=row.imbalance + 0.08 * sin(step / 5) ** 2,
+            moves=int(row.moves * (step // 8) / max((steps - 1) // 8, 1)),
+        )

@@ -1,0 +1,136 @@
+"""A journal's folder, or a lake, as tables: what counts once, what is put aside, and what is no journal at all."""
+
+import shutil
+from datetime import date
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import Row, SparkSession
+from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
+
+from rota.cli import main
+from rota.pipeline.ingest import TABLES, facts
+from rota.records import journal_record
+
+
+def line(kind: str, at: str, **more: object) -> bytes:
+    return msgspec.json.encode(journal_record(kind, "shop/orders", f"2026-11-21T{at}Z", **more)) + b"\n"
+
+
+def turn(at: str, status: str, reason: str) -> bytes:
+    return line("verdict", at, condition="Ready", status=status, reason=reason, message="")
+
+
+def ended(at: str, began: str, generation: int = 6) -> bytes:
+    told = {"reason": "MemberLeft", "outcome": "Settled", "moved": 4, "forced": 0, "seconds": 0.5}
+    return line("rebalance", at, generation=generation, began=f"2026-11-21T{began}Z", **told)
+
+
+def a_journal(folder: Path, name: str = "08-rota-a.jsonl", *lines: bytes) -> str:
+    path = folder / "date=2026-11-21" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(lines))
+    return str(folder)
+
+
+def test_identical_lines_count_once_wherever_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    told = line("offsets", "08:00:00.000", topics={}, verdicts={})
+    a_journal(tmp_path, "08-a.jsonl", told, told, line("offsets", "08:00:05.000", topics={}, verdicts={}))
+    a_journal(tmp_path, "08-b.jsonl", told)
+    assert facts(spark, str(tmp_path)).offsets.count() == 2
+
+
+def test_a_verdict_counts_when_it_says_something_else(spark: SparkSession, tmp_path: Path) -> None:
+    said = [("True", "A"), ("True", "A"), ("True", "B"), ("False", "B"), ("False", "B"), ("True", "A")]
+    a_journal(tmp_path, "08-a.jsonl", *[turn(f"08:00:0{n}.000", *it) for n, it in enumerate(said)])
+    got = facts(spark, str(tmp_path)).verdict.orderBy("at").select("at", "status", "reason").collect()
+    assert [(row.at.second, row.status, row.reason) for row in got] == [
+        (0, "True", "A"),
+        (2, "True", "B"),
+        (3, "False", "B"),
+        (5, "True", "A"),
+    ]
+
+
+def test_a_rebalance_that_two_tell_of_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    first, again, other = ended("08:01:00", "08:00:00"), ended("08:01:02", "08:00:00", 7), ended("08:03:00", "08:02:00")
+    a_journal(tmp_path, "08-a.jsonl", again, first, other)
+    got = facts(spark, str(tmp_path)).rebalance.orderBy("at").select("generation", "moved")
+    assertDataFrameEqual(got, [Row(generation=6, moved=4), Row(generation=6, moved=4)])
+
+
+def test_what_is_no_record_is_put_aside_with_a_reason(spark: SparkSession, tmp_path: Path) -> None:
+    weather, later = line("weather", "08:00:00"), line("plan", "08:00:00").replace(b'"schema":1', b'"schema":2')
+    whole = turn("08:00:00", "True", "A")
+    a_journal(tmp_path, "08-a+b c.jsonl", whole, weather, later, b"\xff\n", whole[:30])
+    got = facts(spark, str(tmp_path)).quarantine.orderBy("line").collect()
+    assert {(row.file, row.date) for row in got} == {("date=2026-11-21/08-a+b c.jsonl", date(2026, 11, 21))}
+    assert [row.reason.partition(":")[0] for row in got] == [
+        "The line is torn, or no record of the journal",
+        "The record is of the kind 'weather', which this version does not know; pass over it",
+        "The record has schema 2; this version reads 1",
+        "The line is torn, or no record of the journal",
+    ]
+    assert facts(spark, str(tmp_path)).verdict.count() == 1
+
+
+def test_tables_have_the_shape_that_is_written_down(spark: SparkSession, tmp_path: Path) -> None:
+    told = facts(spark, a_journal(tmp_path, "08-a.jsonl", turn("08:00:00", "True", "A")))
+    for kind, schema in TABLES.items():
+        assertSchemaEqual(getattr(told, kind).schema, schema)
+
+
+def test_hours_that_vanish_and_folders_with_odd_names_are_nothing_special(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "a[b] {c,d}*"
+    told = facts(spark, a_journal(folder, "08-a.jsonl", turn("08:00:00", "True", "A")))
+    later = facts(spark, a_journal(folder, "11-a.jsonl", turn("11:00:00", "False", "B")))
+    (folder / "date=2026-11-21" / "08-a.jsonl").unlink()
+    assert [row.reason for row in later.verdict.collect()] == ["B"]
+    assert told.verdict.count() == 0
+
+
+@pytest.mark.parametrize("made", [None, "empty", "other"])
+def test_what_is_no_journal_is_told_in_a_sentence(spark: SparkSession, tmp_path: Path, made: str | None) -> None:
+    folder = tmp_path / "there"
+    if made:
+        folder.mkdir()
+    if made == "other":
+        (folder / "date=2026-11-21").mkdir()
+        (folder / "date=2026-11-21" / "notes.txt").touch()
+    with pytest.raises(
+        ValueError, match=rf"^{folder} (is no folder|holds no journal \(date=2026-11-21/08-NAME\.jsonl\))"
+    ):
+        facts(spark, str(folder))
+
+
+def test_the_command_says_what_it_wrote(spark: SparkSession, tmp_path: Path) -> None:
+    journal = a_journal(tmp_path / "journal", "08-a.jsonl", turn("08:00:00", "True", "A"), b"torn\n")
+    ran = CliRunner().invoke(
+        main, ["pipeline", "ingest", journal, "--to", str(tmp_path / "lake"), "--all", "-o", "json"]
+    )
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert {kind: n for kind, n in msgspec.json.decode(ran.stdout).items() if n} == {"verdict": 1, "quarantine": 1}
+    assert facts(spark, str(tmp_path / "lake")).verdict.count() == 1
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["pipeline", "ingest", str(tmp_path), "--to", str(tmp_path / "lake")]
+    ran = CliRunner().invoke(main, command)
+    assert (ran.exit_code, ran.stderr) == (
+        2,
+        f"rota: {tmp_path} holds no journal: no file such as date=2026-11-21/08-NAME.jsonl\n",
+    )
+    assert not (tmp_path / "lake").exists()
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    ran = CliRunner().invoke(main, command)
+    assert (ran.exit_code, ran.stderr) == (
+        2,
+        "rota: Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME\n",
+    )
+    monkeypatch.setitem(__import__("sys").modules, "pyspark.errors", None)
+    ran = CliRunner().invoke(main, command)
+    assert ran.exit_code == 2
+    assert ran.stderr.endswith("is not installed, which this command needs: pip install 'rota-operator[pipeline]'\n")

@@ -1,0 +1,172 @@
+"""The journal into a lake: every line once, whatever comes again, late, or is killed."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from rota.pipeline import ingest_stream
+from rota.pipeline.ingest import facts
+from rota.pipeline.ingest_inbox import Inbox
+from rota.pipeline.ingest_stream import stream
+
+NOBODY_WRITES = None
+
+
+@pytest.fixture(autouse=True)
+def _one_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ingest_stream.STREAMING, "spark.sql.shuffle.partitions", "1")
+
+
+def verdict(number: int, hour: int = 8, group: str = "shop/orders") -> str:
+    return (
+        f'{{"schema":1,"kind":"verdict","group":"{group}","at":"2026-11-21T{hour:02}:00:{number:02}.000Z",'
+        f'"condition":"Ready","status":"True","reason":"R{number}","message":""}}\n'
+    )
+
+
+def wrote(journal: Path, name: str, *lines: str) -> Path:
+    path = journal / "date=2026-11-21" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(lines)
+    return path
+
+
+def reasons(spark: SparkSession, lake: Path) -> list[str]:
+    return sorted(row.reason for row in facts(spark, str(lake)).verdict.collect())
+
+
+def test_what_is_taken_once_is_not_taken_again(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "08-a.jsonl", verdict(1), verdict(1), "{torn\n", verdict(2)[:-1])
+    wrote(journal, "08-b.jsonl", verdict(1))
+    first = stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    assert {kind: count for kind, count in first.items() if count} == {"verdict": 2, "quarantine": 1}
+    assert not any(stream(spark, str(journal), str(lake), settle=NOBODY_WRITES).values())
+    wrote(journal, "09-a.jsonl", verdict(3, 9))
+    wrote(journal, "08-c.jsonl", verdict(2))  # a copy, in another batch
+    assert stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)["verdict"] == 1
+    assert reasons(spark, lake) == ["R1", "R2", "R3"]
+    [bad] = facts(spark, str(lake)).quarantine.collect()
+    assert (bad.file, bad.line, str(bad.date)) == ("date=2026-11-21/08-a.jsonl", "{torn", "2026-11-21")
+
+
+def test_a_file_that_grew_is_taken_again_and_its_lines_count_once(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "08-a.jsonl", verdict(1), verdict(2)[:40])
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    wrote(journal, "08-a.jsonl", "\n", verdict(2))
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    assert reasons(spark, lake) == ["R1", "R2"]
+    assert facts(spark, str(lake)).quarantine.count() == 1
+
+
+def test_what_comes_too_late_is_put_aside(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "12-a.jsonl", verdict(1, 12))
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    wrote(journal, "11-b.jsonl", verdict(2, 11))
+    wrote(journal, "08-b.jsonl", verdict(3))
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    assert reasons(spark, lake) == ["R1", "R2"]
+    [late] = facts(spark, str(lake)).quarantine.collect()
+    assert (late.file, late.line + "\n", late.reason) == ("date=2026-11-21/08-b.jsonl", verdict(3), ingest_stream.LATE)
+
+
+def test_killed_in_the_midst_of_a_batch_it_writes_it_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "08-a.jsonl", verdict(1), "{torn\n")
+
+    put = ingest_stream._put
+
+    def killed(*args: object) -> None:
+        put(*args)  # type: ignore[arg-type]
+        raise OSError("killed")
+
+    monkeypatch.setattr(ingest_stream, "_put", killed)
+    with pytest.raises(Exception, match="killed"):
+        stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    monkeypatch.undo()
+    wrote(journal, "09-a.jsonl", verdict(2, 9))
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    assert reasons(spark, lake) == ["R1", "R2"]
+    assert facts(spark, str(lake)).quarantine.count() == 1
+
+
+def test_killed_before_it_notes_what_it_took_it_takes_it_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "08-a.jsonl", verdict(1))
+    monkeypatch.setattr(Inbox, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    monkeypatch.undo()
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    assert reasons(spark, lake) == ["R1"]
+
+
+@pytest.mark.parametrize(("minutes_ago", "over"), [(4, False), (6, True)])
+def test_an_hour_is_taken_when_it_has_not_grown_for_some_minutes_after_its_end(
+    tmp_path: Path, minutes_ago: int, *, over: bool
+) -> None:
+    path = wrote(tmp_path / "journal", "08-a.jsonl", verdict(1))
+    changed = datetime(2026, 11, 21, 9, 1, tzinfo=UTC)
+    os.utime(path, (changed.timestamp(), changed.timestamp()))
+    inbox = Inbox(tmp_path / "inbox", tmp_path / "journal", timedelta(hours=2))
+    now = changed + timedelta(minutes=minutes_ago)
+    assert inbox.fill(now, timedelta(minutes=5)) is over
+    assert not Inbox(tmp_path / "other", tmp_path / "journal", timedelta(hours=2)).fill(
+        datetime(2026, 11, 21, 9, 4, tzinfo=UTC), timedelta(minutes=5)
+    )
+
+
+def test_what_was_taken_leaves_the_journal_as_it_is(tmp_path: Path) -> None:
+    path = wrote(tmp_path / "journal", "08-a.jsonl", verdict(1))
+    inbox = Inbox(tmp_path / "inbox", tmp_path / "journal", timedelta(hours=2))
+    assert inbox.fill(datetime.now(UTC), None)
+    inbox.finish()
+    assert not inbox.waits()
+    assert not inbox.fill(datetime.now(UTC), None)
+    assert path.read_text() == verdict(1)
+
+
+def test_it_goes_on_with_hours_to_come(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "08-a.jsonl", verdict(1))
+    seen: list[dict[str, int]] = []
+
+    def watch(counts: dict[str, int]) -> bool:
+        seen.append(counts)
+        wrote(journal, "09-a.jsonl", verdict(2, 9))
+        return len(seen) < 2
+
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES, watch=watch)
+    assert seen == [{"verdict": 1}, {"verdict": 1}]
+
+
+def test_a_lake_is_partitioned_by_kind_and_day(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "08-a.jsonl", verdict(1))
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    [folder] = (lake / "verdict").glob("date=*")
+    assert folder.name == "date=2026-11-21"
+    assert facts(spark, str(lake)).offsets.count() == 0
+    assert facts(spark, str(lake)).verdict.select(F.count("at")).first() == (1,)
+
+
+def test_delta_that_is_not_there_and_another_at_work_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    with pytest.raises(ValueError, match=r"journal holds no journal: no file such as date=2026-11-21/08-NAME\.jsonl$"):
+        stream(spark, str(journal), str(lake))
+    wrote(journal, "08-a.jsonl", verdict(1))
+    with pytest.raises(ValueError, match=r"^Delta is not on Spark's class path; give spark-submit --packages "):
+        stream(spark, str(journal), str(lake), form="delta")
+    with ingest_stream._alone(lake), pytest.raises(ValueError, match=r"^Another `rota pipeline ingest` is writing "):
+        stream(spark, str(journal), str(lake))

@@ -1,0 +1,349 @@
+"""What policies cost groups, which of them is recommended, and what is written to be applied."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import StructType
+from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
+
+from pipeline.judged import POLICIES, a_result, content, results, rolled, skewed
+from rota.pipeline.findings import Findings, best_for_all, findings
+from rota.pipeline.manifests import check, command, manifest, manifests, where
+from rota.pipeline.recommend import CHOSEN, EACH, PARTS, chosen, costs, fleet
+from rota.pipeline.schemas import COSTS, SERIES
+from rota.pipeline.weights import MEASURES, Weights, read
+from rota.spec import PolicySpec, policy_spec
+
+CRD = Path(__file__).parents[2] / "crds" / "rota.dev_rebalancepolicies.yaml"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "policies.yaml"
+NOTHING = Weights(**dict.fromkeys(MEASURES, 0.0))
+OTHERS = ("imbalance", "lag_mean", "lag_peak")
+
+
+def choice(spark: SparkSession, rows: list[Row], weights: Weights | None = None, **given: Any) -> DataFrame:
+    of_them = results(spark, rows)
+    return chosen(costs(of_them, weights or Weights()), of_them, **given)
+
+
+def found(spark: SparkSession, rows: list[Row]) -> Findings:
+    of_them = results(spark, rows)
+    told = costs(of_them, Weights())
+    given: dict[str, Any] = {"policies": POLICIES, "weights": Weights(), "series": spark.createDataFrame([], SERIES)}
+    return findings(results=of_them, costs=told, chosen=chosen(told, of_them), **given)
+
+
+def ranks(spark: SparkSession, rows: list[Row]) -> list[str]:
+    ranked = costs(results(spark, rows), Weights()).filter("rank is not null").orderBy("rank")
+    return [row["policy"] for row in ranked.collect()]
+
+
+# The cost.
+
+
+def test_a_cost_is_the_sum_of_each_measure_a_day_times_its_weight(spark: SparkSession) -> None:
+    two_days = a_result(
+        hours=48.0,
+        moves=20,
+        pause_seconds=100.0,
+        duplicates=40.0,
+        imbalance=1.5,
+        idle_member_hours=6.0,
+        unowned_queue_seconds=8.0,
+        lag_mean=1000.0,
+        lag_peak=7000.0,
+    )
+    ours = Weights(moves=1, pause=0.2, duplicates=0.1, imbalance=100, idle=1, unowned=0.5, lag=20)
+    parts = {"moves": 10.0, "pause": 10.0, "duplicates": 2.0, "imbalance": 50.0, "idle": 3.0, "unowned": 2.0}
+    told = {f"cost_{name}": value for name, value in parts.items()} | {"cost_lag": 40.0}  # 1 and 3 doublings
+    row = {"group": "shop/orders", "policy": "recorded", "rank": 1, "cost": 117.0, **told}
+    expected = spark.createDataFrame([tuple(row[name] for name in COSTS.names)], COSTS)
+    made = costs(results(spark, [two_days]), ours)
+    assertSchemaEqual(made.schema, COSTS, ignoreNullable=True)
+    assertDataFrameEqual(made, expected)
+
+
+@pytest.mark.parametrize("group", [rolled, skewed])
+def test_histories_of_different_lengths_compare(spark: SparkSession, group: Any) -> None:
+    grows = ("moves", "pause_seconds", "duplicates", "hours")
+    longer = [Row(**{**row.asDict(), **{name: row[name] * 7 for name in grows}}) for row in group()]
+    assertDataFrameEqual(costs(results(spark, longer), Weights()), costs(results(spark, group()), Weights()))
+
+
+def test_sticky_is_best_where_rollouts_dominate_and_balanced_where_load_is_skewed(spark: SparkSession) -> None:
+    assert ranks(spark, rolled()) == ["steady", "even", "recorded"]
+    assert ranks(spark, skewed()) == ["even", "steady", "recorded"]
+
+
+def test_among_equals_nothing_is_changed_then_few_moves_and_then_the_name_decide(spark: SparkSession) -> None:
+    free = [a_result(policy=name, moves=moves) for name, moves in (("a", 9), ("recorded", 9), ("b", 9), ("c", 3))]
+    told = costs(results(spark, free), NOTHING).orderBy("rank").select("policy", "rank")
+    ordered = ["recorded", "c", "a", "b"]
+    assertDataFrameEqual(told, [Row(policy=name, rank=at) for at, name in enumerate(ordered, 1)])
+
+
+def test_a_policy_with_a_problem_has_no_rank_and_no_cost(spark: SparkSession) -> None:
+    bad = a_result(policy="steady", problem="Custom strategy x is not installed")
+    told = costs(results(spark, [*content()[:1], bad]), Weights()).filter("policy = 'steady'").first()
+    assert told is not None
+    assert [told[name] for name in ("rank", "cost", *PARTS)] == [None] * 9
+
+
+def test_what_is_unknown_of_one_policy_counts_for_none(spark: SparkSession) -> None:
+    unknown = [None, float("nan"), float("inf")]
+    rows = [a_result(f"a/{it}", moves=5, lag_mean=9000.0) for it in unknown]
+    rows += [a_result(f"a/{it}", "steady", moves=9, lag_mean=it) for it in unknown]
+    first = costs(results(spark, rows), Weights()).filter("rank = 1").select("policy").collect()
+    assert [row["policy"] for row in first] == ["recorded"] * 3, "else the unknown would be the cheapest"
+    broken = [rows[0], Row(**{**rows[3].asDict(), "problem": "It is broken"})]
+    told = costs(results(spark, broken), Weights()).filter("policy = 'recorded'").first()
+    assert told is not None
+    assert told["cost_lag"] > 0, "what cannot be used hides nothing"
+
+
+def test_no_hours_are_no_mistake(spark: SparkSession) -> None:
+    rows = [a_result(hours=0.0), a_result(policy="steady", hours=0.0)]
+    assert choice(spark, rows).collect()[0]["use"] == "recorded"
+
+
+# What to do.
+
+
+def test_each_group_gets_its_own_answer(spark: SparkSession) -> None:
+    made = choice(spark, [*rolled(), *skewed(), *content()])
+    assertSchemaEqual(made.schema, CHOSEN, ignoreNullable=True)
+    told = made.select("group", "strategy", "use", "change", "best")
+    kind = StructType(CHOSEN.fields[:5])
+    expected = [
+        ("shop/mail", "Averagely", "recorded", False, "recorded"),
+        ("shop/orders", "Averagely", "steady", True, "steady"),
+        ("shop/payments", "Averagely", "even", True, "even"),
+    ]
+    assertDataFrameEqual(told, spark.createDataFrame(expected, kind))
+
+
+def test_only_what_is_better_by_5_percent_is_worth_a_change(spark: SparkSession) -> None:
+    cases = {95: "steady", 96: "recorded", 100: "recorded", 101: "recorded"}
+    rows = [a_result(f"a/{moves}", moves=100) for moves in cases]
+    rows += [a_result(f"a/{moves}", "steady", moves=moves) for moves in cases]
+    for row in choice(spark, rows).collect():
+        use = cases[int(row["group"].removeprefix("a/"))]
+        assert row["use"] == use
+        assert row["gain"] == pytest.approx(0.05 if use == "steady" else 0.0)
+        assert row["cost_then"] == (95 if use == "steady" else 100)
+
+
+def test_how_much_better_it_must_be_can_be_said(spark: SparkSession) -> None:
+    rows = [a_result(moves=100), a_result(policy="steady", moves=60)]
+    assert [choice(spark, rows, least=least).collect()[0]["use"] for least in (0.4, 0.41)] == ["steady", "recorded"]
+
+
+def test_weights_decide(spark: SparkSession) -> None:
+    calm = Weights(imbalance=0, lag=0)
+    assert choice(spark, skewed(), calm).collect()[0]["use"] == "steady"
+
+
+EVIDENCE: list[tuple[list[Row], str]] = [
+    (
+        rolled(),
+        (
+            "62 moves a day instead of 310; 140 s of pauses a day instead of 720; a mean lag of 900 (at most 2,100) "
+            "instead of 900 (at most 5,200)."
+        ),
+    ),
+    (
+        skewed(),
+        (
+            "The busiest member has 1.15 times the mean load instead of 2.40; a mean lag of 2,100 (at most 9,400) "
+            "instead of 31,000 (at most 182,000); but 44 moves a day instead of 12."
+        ),
+    ),
+    (content(), "Stay: nothing that was tried costs less."),
+    (
+        [a_result(moves=100), a_result(policy="steady", moves=98)],
+        "Stay: the best other, steady, would save 2 %, which is below 5 %.",
+    ),
+    (
+        [a_result(problem="It is Broadcasting"), a_result(policy="steady")],
+        "What is used now has no cost to compare with (It is Broadcasting); of the others, steady costs least.",
+    ),
+    (
+        [a_result(policy="steady")],
+        "What is used now has no cost to compare with (it was not simulated); of the others, steady costs least.",
+    ),
+    (
+        [a_result(problem="It is Broadcasting"), a_result(policy="steady", problem="It is Broadcasting")],
+        "What is used now has no cost to compare with (It is Broadcasting), nor has any other policy.",
+    ),
+]
+
+
+def test_the_evidence_is_a_sentence(spark: SparkSession) -> None:
+    rows = [Row(**{**row.asDict(), "group": f"a/{at}"}) for at, (some, _) in enumerate(EVIDENCE) for row in some]
+    told = {row["group"]: row["evidence"] for row in choice(spark, rows).collect()}
+    assert [told[f"a/{at}"] for at in range(len(EVIDENCE))] == [words for _, words in EVIDENCE]
+
+
+def test_without_a_cost_now_nothing_is_changed(spark: SparkSession) -> None:
+    row = choice(spark, [a_result(problem="It is Broadcasting"), a_result(policy="steady")]).first()
+    assert row is not None
+    assert (row["use"], row["change"], row["best"], row["gain"]) == ("recorded", False, "steady", None)
+
+
+def test_no_groups_and_only_what_is_used_now_are_no_mistakes(spark: SparkSession) -> None:
+    assert choice(spark, []).collect() == []
+    row = choice(spark, [a_result(moves=3)]).first()
+    assert row is not None
+    assert (row["use"], row["cost_now"], row["gain"]) == ("recorded", 3.0, 0.0)
+    assert best_for_all(found(spark, [])) is None
+    assert best_for_all(found(spark, [a_result(moves=3)])) is None
+
+
+# All groups together.
+
+
+def test_the_fleet_is_the_sum_over_groups_and_who_cannot_use_a_policy_stays(spark: SparkSession) -> None:
+    rows = [
+        a_result("a/a", moves=100),
+        a_result("a/a", "steady", moves=10),
+        a_result("a/a", "even", problem="It cannot be used"),
+        a_result("a/b", moves=50),
+        a_result("a/b", "steady", moves=90),
+        a_result("a/b", "even", moves=20),
+        a_result("a/c", problem="It is Broadcasting"),
+        a_result("a/c", "steady", moves=1000),
+    ]
+    of_them = results(spark, rows)
+    told = costs(of_them, Weights())
+    made = fleet(told, of_them, chosen(told, of_them)).select("policy", "cost", "moves", "usable", "unusable")
+    kind = "policy string, cost double, moves double, usable long, unusable long"
+    expected = [(EACH, 30.0, 30.0, 2, 0), ("steady", 100.0, 100.0, 2, 0), ("even", 120.0, 120.0, 1, 1)]
+    expected.append(("recorded", 150.0, 150.0, 2, 0))
+    assertDataFrameEqual(made, spark.createDataFrame(expected, kind), checkRowOrder=True)
+    best = best_for_all(found(spark, rows))
+    assert best is not None
+    assert best["policy"] == "steady"
+
+
+def test_no_policy_is_best_for_all_unless_it_is_better_enough(spark: SparkSession) -> None:
+    rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=96), *content("a/b")]
+    assert best_for_all(found(spark, rows)) is None
+
+
+# Weights.
+
+
+def test_weights_that_are_not_named_keep_their_defaults() -> None:
+    assert read("moves: 3\nlag: 0.5") == Weights(moves=3, lag=0.5)
+    assert read("") == read("{}") == Weights()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("move: 1", "w.yaml names 'move', which is no weight; choose of moves, pause, duplicates, imbalance, "),
+        ("1: 1", "w.yaml names '1', which is no weight"),
+        ("moves: -1", "w.yaml: moves is -1; give a number from 0 up"),
+        ("lag: .nan", "w.yaml: lag is nan; give a number from 0 up"),
+        ("lag: .inf", "w.yaml: lag is inf; give a number from 0 up"),
+        ("idle: yes", "w.yaml: idle is True; give a number from 0 up"),
+        ("idle: much", "w.yaml: idle is much; give a number from 0 up"),
+        ("idle:", "w.yaml: idle is None; give a number from 0 up"),
+        ("- moves", "w.yaml names no weights; write lines such as moves: 1"),
+        ("{", "w.yaml is no YAML; write lines such as moves: 1"),
+        (", ".join(f"{name}: 0" for name in MEASURES).join("{}"), "w.yaml makes every weight 0"),
+    ],
+)
+def test_a_weight_that_cannot_be_meant_is_a_sentence_that_names_it(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read(text, "w.yaml")
+
+
+def test_every_weight_has_its_unit_and_a_reason() -> None:
+    assert set(MEASURES) == set(Weights.__struct_fields__)
+    assert all(it.title and it.unit and it.why.endswith(".") for it in MEASURES.values())
+
+
+# What to apply.
+
+
+def _problems(value: Any, schema: dict[str, Any], path: str) -> list[str]:
+    """Return what a CRD's schema has against a value: fields, types, choices, patterns."""
+    kinds = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
+    if not isinstance(value, kinds[schema["type"]]):
+        return [f"{path} is no {schema['type']}"]
+    if isinstance(value, str):
+        fine = value in schema.get("enum", [value]) and re.search(schema.get("pattern", ""), value)
+        return [] if fine else [f"{path} is {value}"]
+    if isinstance(value, list):
+        return [it for at, one in enumerate(value) for it in _problems(one, schema["items"], f"{path}[{at}]")]
+    if not isinstance(value, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
+        return []
+    fields = schema.get("properties", {})
+    told = [f"{path}.{name} is missing" for name in schema.get("required", []) if name not in value]
+    told += [f"{path}.{name} is unknown" for name in value if name not in fields]
+    known = {name: it for name, it in value.items() if name in fields}
+    return told + [it for name, one in known.items() for it in _problems(one, fields[name], f"{path}.{name}")]
+
+
+def every_policy() -> dict[str, PolicySpec]:
+    bodies = [body for body in yaml.safe_load_all(EXAMPLES.read_text()) if body["kind"] == "RebalancePolicy"]
+    return {body["metadata"]["name"]: policy_spec(body) for body in bodies} | POLICIES
+
+
+@pytest.mark.parametrize("name", every_policy())
+def test_a_manifest_says_what_was_simulated_and_the_crd_takes_it(name: str) -> None:
+    policy = every_policy()[name]
+    body = yaml.safe_load(manifest(name, policy, "shop"))
+    assert policy_spec(body) == policy
+    assert body["metadata"] == {"name": name, "namespace": "shop"}
+    schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert _problems(body["spec"], schema["properties"]["spec"], "spec") == []
+
+
+def test_policies_are_written_for_each_namespace_with_the_groups_that_shall_use_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    hostile = "shop/\n---\nkind: Pod # $(reboot)"
+    rows = [*rolled(), *rolled("shop/parcels"), *rolled("pay/refunds"), *rolled(hostile), *skewed(), *content()]
+    old = tmp_path / "even.yaml"
+    old.write_text("old")
+    written = manifests(choice(spark, rows), POLICIES, tmp_path)
+    assert [path.name for path in written] == ["even.yaml", "steady.yaml"]
+    text = (tmp_path / "steady.yaml").read_text()
+    bodies = [body for body in yaml.safe_load_all(text) if body is not None]
+    assert [(body["kind"], body["metadata"]["namespace"]) for body in bodies] == [
+        ("RebalancePolicy", "pay"),
+        ("RebalancePolicy", "shop"),
+    ]
+    assert text.startswith("# Policy steady, which `rota pipeline recommend` recommends for 4 groups.\n")
+    patched = [line for line in text.splitlines() if "kubectl patch" in line]
+    patch = '\'{"spec":{"policyRef":{"name":"steady"}}}\''
+    assert patched == [
+        f"# kubectl patch consumergroup -n {namespace} {name} --type merge -p {patch}"
+        for namespace, name in (("pay", "refunds"), ("shop", "orders"), ("shop", "parcels"))
+    ]
+    assert "# shop/ --- kind: Pod # $(reboot): no group of Kubernetes has this name\n" in text
+
+
+def test_what_is_not_recommended_any_more_is_not_left_behind(spark: SparkSession, tmp_path: Path) -> None:
+    manifests(choice(spark, rolled()), POLICIES, tmp_path)
+    assert manifests(choice(spark, content()), POLICIES, tmp_path) == []
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "group", ["orders", "shop/", "/orders", "Shop/orders", "shop/a b", "shop/a'b", "-n/x", "a/b/c"]
+)
+def test_a_name_that_kubernetes_does_not_allow_is_never_part_of_a_command(group: str) -> None:
+    assert where(group) is None
+    assert command(group, "steady") is None
+
+
+@pytest.mark.parametrize("name", ["recorded", "a/b", "../x", "A", "", EACH, "x" * 300])
+def test_a_policy_that_could_not_be_applied_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"which stands for what was really used|cannot be a RebalancePolicy's name"):
+        check({name: POLICIES["steady"]})

@@ -1,0 +1,346 @@
+"""The report, in a real browser, as people see it."""
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from ground.browser import Browser, a_browser, chromium
+from ground.fixtures import skip_what_is_missing
+from ground.instance import Instance
+from kube.test_page import CONTRASTS
+from pipeline.judged import POLICIES, a_result, content, results, rolled, series, skewed
+from rota.pipeline.advice import REPORT, advise
+from rota.pipeline.findings import MOST_SHOWN, STEPS, findings, thinned
+from rota.pipeline.plots import Line, Segment, bar, lines, number
+from rota.pipeline.recommend import chosen, costs
+from rota.pipeline.report import report
+from rota.pipeline.schemas import RESULTS, SERIES
+from rota.pipeline.weights import Weights
+from rota.pipeline.words import less, percent, span
+from rota.spec import policy_spec
+
+PICTURES = Path(__file__).parents[2] / "docs" / "images"
+EVIL = '<img src=x onerror="document.title=1"></title><script>document.title=1</script>'
+NOON = 1_795_348_800.0  # 2026-11-22 12:00 UTC
+FLEET = [
+    *rolled(),
+    *rolled("shop/parcels", 2),
+    *skewed(),
+    *skewed("pay/refunds"),
+    *content(),
+    *content("pay/audit"),
+    a_result("ads/clicks", problem="Group ads/clicks is Broadcasting: nobody owns its queues"),
+    a_result("ads/clicks", "steady", problem="Group ads/clicks is Broadcasting: nobody owns its queues"),
+]
+
+RING = {"policy": "ring", "strategy": "ConsistentHash", "imbalance": 2.6, "lag_peak": 190_000.0}
+
+
+def written(of_them: DataFrame, over_time: DataFrame, **given: Any) -> str:
+    told = costs(of_them, Weights())
+    use = chosen(told, of_them)
+    usual: dict[str, Any] = {"policies": POLICIES, "weights": Weights()}
+    return report(findings(results=of_them, series=over_time, costs=told, chosen=use, **(usual | given)), NOON)
+
+
+def a_report(spark: SparkSession, rows: list[Row], **given: Any) -> str:
+    return written(results(spark, rows), series(spark, rows), **given)
+
+
+@pytest.fixture(scope="module")
+def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with all that is written about a fleet."""
+    made = tmp_path_factory.mktemp("advice")
+    advise(results(spark, FLEET), series(spark, FLEET), POLICIES, made, NOON)
+    return made
+
+
+@pytest.fixture(scope="module")
+async def chrome(instance: Instance) -> AsyncIterator[Browser]:
+    with skip_what_is_missing():
+        await asyncio.to_thread(chromium)
+    async with a_browser(instance) as started:
+        yield started
+
+
+@pytest.fixture
+async def browser(chrome: Browser) -> AsyncIterator[Browser]:
+    """A tab in which nothing may go wrong, and nothing is asked of anybody but the file."""
+    await chrome.prefer("light")
+    await chrome.size(1280, 900)
+    chrome.forget()
+    yield chrome
+    assert chrome.errors == []
+    assert [url for url in chrome.requests if not url.startswith(("file:", "data:", "about:"))] == []
+    assert len([url for url in chrome.requests if url.startswith("file:")]) <= 1
+    await chrome.open("about:blank")
+
+
+async def see(browser: Browser, path: Path, text: str) -> str:
+    """Open a report and return what people read in it."""
+    await asyncio.to_thread(path.write_text, text, encoding="utf-8")
+    await browser.open(path.as_uri())
+    read: str = await browser.evaluate("document.body.innerText")
+    return read.replace("\N{NO-BREAK SPACE}", " ")
+
+
+# What it tells.
+
+
+def test_everything_is_written_to_one_folder(folder: Path, spark: SparkSession) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["chosen", "costs", "policies", REPORT]
+    assert sorted(path.name for path in (folder / "policies").iterdir()) == ["even.yaml", "steady.yaml"]
+    told = spark.read.parquet(str(folder / "chosen")).filter("change").orderBy("group").select("group", "use")
+    assert [tuple(row) for row in told.collect()] == [
+        ("pay/refunds", "even"),
+        ("shop/orders", "steady"),
+        ("shop/parcels", "steady"),
+        ("shop/payments", "even"),
+    ]
+
+
+def test_a_policy_that_was_simulated_but_is_in_no_file_is_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Policy even was simulated, but is in none of the files"):
+        advise(results(spark, rolled()), series(spark, rolled()), {"steady": POLICIES["steady"]}, tmp_path, NOON)
+
+
+async def test_the_answer_comes_first_and_says_what_it_saves(browser: Browser, folder: Path) -> None:
+    await browser.open((folder / REPORT).as_uri())
+    read = (await browser.evaluate("document.body.innerText")).replace("\N{NO-BREAK SPACE}", " ")
+    words = [
+        "7 groups, from 2026-11-21 00:00 to 2026-11-21 23:45 UTC",
+        "The answer",
+        "4 of 6 groups would gain by another policy. If each used its own, all together would cost 69 % less than now.",
+        "If it shall be one policy for all: steady, 54 % less than now.",
+        "294 moves of queues instead of 974; queues stand still for 7 min 10 s in all instead of 24 min 40 s",
+        "1 group could not be judged",
+        "What is used now in 1 group, such as ads/clicks: The group is Broadcasting: nobody owns its queues",
+        "If all groups used one policy",
+        "What each group should do",
+        "The 4 groups that gain most",
+        "What to apply",
+        "What the cost is made of",
+        "What these figures do not know",
+    ]
+    places = [read.find(it) for it in words]
+    assert -1 not in places, words[places.index(-1)]
+    assert places == sorted(places)
+
+
+async def test_groups_that_save_most_come_first_with_what_to_do(browser: Browser, folder: Path) -> None:
+    await browser.open((folder / REPORT).as_uri())
+    rows = "[...document.querySelectorAll('[aria-labelledby=groups] tbody tr')]"
+    read = await browser.evaluate(f"{rows}.map(it => it.innerText)")
+    groups = ["shop/parcels", "shop/orders", "pay/refunds", "shop/payments", "pay/audit", "shop/mail", "ads/clicks"]
+    assert [it.split()[0] for it in read] == groups
+    assert all(word in read[1] for word in ("use steady", "now Averagely", "499", "121", "76", "62 moves a day"))
+    assert "stay" in read[4]
+    await browser.evaluate(f"{rows}[1].querySelector('a').click()")
+    assert await browser.evaluate("location.hash") == "#group-2"
+    assert await browser.evaluate("document.querySelector('#group-2').innerText") == "shop/orders"
+    await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
+    card = await browser.evaluate("document.querySelector('article:nth-of-type(2)').innerText")
+    assert """kubectl patch consumergroup -n shop orders --type merge -p '{"spec":{"policyRef":""" in card
+    assert "strategy: Sticky" in await browser.evaluate("document.querySelector('[aria-labelledby=apply]').innerText")
+
+
+async def test_plots_are_seen_and_say_in_words_what_they_show(browser: Browser, folder: Path) -> None:
+    await browser.open((folder / REPORT).as_uri())
+    sizes = await browser.evaluate(
+        "[...document.querySelectorAll('svg.plot, svg.bar, path.line')].map(it => {"
+        "const {width, height} = it.getBoundingClientRect(); return [it.getAttribute('class'), width, height]})"
+    )
+    assert len([it for it in sizes if it[0] == "plot"]) == 4 * 3
+    assert len([it for it in sizes if it[0].startswith("line")]) == 4 * 3 * 2 + 2
+    assert [it for it in sizes if it[0] == "plot" and (it[1] < 250 or it[2] < 100)] == []
+    assert [it for it in sizes if it[1] < 15] == []
+    told = [name for role, name in await browser.accessible() if role == "image"]
+    assert len(told) == 4 * 3 + 4, "of each group three, and a bar for each policy"
+    lag = "shop/orders, Lag, messages: now: 540 to 4,840, most at 2026-11-21 02:45"
+    assert any(it.startswith(lag) and "with steady: " in it for it in told)
+
+
+async def test_a_screen_reader_finds_landmarks_headings_and_tables(browser: Browser, folder: Path) -> None:
+    await browser.open((folder / REPORT).as_uri())
+    found = await browser.accessible()
+    for role, name in (
+        ("banner", ""),
+        ("main", ""),
+        ("contentinfo", ""),
+        ("region", "The answer"),
+        ("heading", "Which policy for which group"),
+        ("heading", "What these figures do not know"),
+        ("heading", "shop/orders"),
+        ("article", "shop/orders"),
+        ("rowheader", "shop/mail"),
+        ("columnheader", "What to do"),
+        ("link", "shop/orders"),
+    ):
+        assert (role, name) in found, (role, name)
+    assert [name for role, name in found if role in {"image", "link", "region"} and not name] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_texts_stand_out_in_light_and_in_dark(browser: Browser, folder: Path, scheme: str) -> None:
+    await browser.prefer(scheme)
+    await browser.open((folder / REPORT).as_uri())
+    await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
+    told = await browser.evaluate(CONTRASTS)
+    assert len(told) > 200
+    assert [it for it in told if it[1] < 4.5] == []
+    ground = await browser.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [320, 400, 1280, 2000])
+async def test_nothing_is_wider_than_the_window(browser: Browser, folder: Path, width: int) -> None:
+    await browser.size(width, 900)
+    await browser.open((folder / REPORT).as_uri())
+    await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
+    assert await browser.evaluate("document.documentElement.scrollWidth") == width
+
+
+# What may be strange.
+
+
+async def test_names_are_text_whatever_is_in_them(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
+        a_result(EVIL, moves=100, strategy=EVIL),
+        a_result(EVIL, "steady", moves=1, strategy=EVIL),
+        a_result("shop/mail", problem=EVIL),
+        a_result("shop/mail", EVIL, problem=EVIL),
+    ]
+    read = await see(browser, tmp_path / REPORT, a_report(spark, rows, policies=POLICIES | {EVIL: POLICIES["even"]}))
+    assert EVIL in read
+    assert "No group of Kubernetes has this name." in await browser.evaluate("document.body.textContent")
+    assert await browser.evaluate("document.images.length + document.scripts.length") == 0
+    assert await browser.evaluate("document.title") == "Which policy for which group - Rota"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "There is nothing to recommend: no group was simulated."),
+        ([a_result(moves=3)], "Leave everything as it is: no group would gain 5 % or more by another policy."),
+        (content(), "No single policy would be better for all of them by 5 % or more."),
+        ([a_result()], "Leave everything as it is"),
+        ([a_result(problem="It is Broadcasting")], "Nobody can say what the groups cost now"),
+        (rolled(), "1 of 1 group would gain by another policy."),
+        ([a_result(moves=9, hours=0.0), a_result(policy="steady", hours=0.0)], "Leave everything as it is"),
+    ],
+    ids=["nothing", "only recorded", "content", "all is free", "no cost now", "one group", "no hours"],
+)
+async def test_whatever_there_is_can_be_told(
+    browser: Browser, spark: SparkSession, tmp_path: Path, rows: list[Row], words: str
+) -> None:
+    assert words in await see(browser, tmp_path / REPORT, a_report(spark, rows))
+
+
+async def test_a_group_without_points_or_with_gaps_is_shown(
+    browser: Browser, spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = [*rolled(), *rolled("shop/parcels")]
+    some = series(spark, rows[:3]).withColumn("imbalance", F.lit(None).cast("double"))
+    holes = some.withColumn("lag", F.when(F.minute("at") > 0, F.col("lag")))
+    read = await see(browser, tmp_path / REPORT, written(results(spark, rows), holes))
+    assert read.count("Nothing is known of it.") == 3 + 1
+    assert await browser.evaluate("document.querySelectorAll('svg.plot').length") == 2
+
+
+def test_10000_groups_make_a_report_of_less_than_2_mb(spark: SparkSession) -> None:
+    """Every group gains, all have plots' points, and long names; only as many rows as are shown leave Spark."""
+    name = F.concat(F.lit("namespace-" + "n" * 50 + "/" + "x" * 190), F.col("id").cast("string"))
+    groups = spark.range(10_000).select(name.alias("group"))
+    usual = {it: F.lit(value) for it, value in a_result().asDict().items() if it not in {"group", "policy"}}
+    usual["lag_peak"], usual["problem"] = F.lit(123_456.789), F.lit(None).cast("string")
+    policies = spark.createDataFrame([("recorded", 4321), ("steady", 9)], "policy string, moves long")
+    of_them = groups.crossJoin(policies).withColumns({it: value for it, value in usual.items() if it != "moves"})
+    last = groups.filter(F.substring("group", -2, 2).isin("00", "01"))
+    times = F.explode(
+        F.sequence(
+            F.lit("2026-11-21").cast("timestamp"), F.lit("2026-11-22").cast("timestamp"), F.expr("interval 5 minutes")
+        )
+    )
+    points = last.crossJoin(policies).withColumn("at", times).withColumn("lag", F.rand(7) * 123_456)
+    points = points.withColumn("imbalance", 1 + F.rand(8)).withColumn("moves", F.floor(F.rand(9) * 4321))
+    text = written(of_them.select(RESULTS.names), points.select(SERIES.names), shown=10_000)
+    assert len(text.encode()) < 2_000_000
+    assert text.count("<article") == MOST_SHOWN
+    assert "And 9,800 more groups, 9,800 of which would gain." in text
+
+
+def test_a_line_has_so_many_points_and_keeps_its_peak(spark: SparkSession) -> None:
+    made = thinned(series(spark, rolled(), steps=1000))
+    told = made.groupBy("policy").agg(F.count("*").alias("n"), F.max("lag").alias("lag")).collect()
+    highest = {
+        row["policy"]: row["lag"]
+        for row in series(spark, rolled(), 1000).groupBy("policy").agg(F.max("lag").alias("lag")).collect()
+    }
+    assert {row["policy"]: row["lag"] for row in told} == highest
+    assert {row["n"] for row in told} == {STEPS}
+
+
+# Plots and words by themselves.
+
+
+def test_a_plot_of_one_value_or_of_nothing_is_no_mistake() -> None:
+    assert lines("Lag", []) == '<p class="none">Nothing is known of it.</p>'
+    assert lines("Lag", [Line("now", "now", [(0, None), (1, float("nan"))])]).startswith("<p")
+    for value in (0.0, 1.0, 1e-9, 1e15, 12345.6):
+        drawn = lines("Lag", [Line("now", "now", [(NOON, value)])])
+        assert re.findall(r"nan|inf", drawn) == []
+        assert 2 <= drawn.count("text-anchor='end'") + drawn.count('text-anchor="end"') <= 8
+
+
+def test_marks_are_round_and_hold_all_values() -> None:
+    drawn = lines("Lag", [Line("now", "now", [(NOON + 600 * at, at * 7.0) for at in range(100)])])
+    assert re.findall(r">([\d,.k]+)</text>", drawn) == ["0", "250", "500", "750"]
+    assert re.findall(r">(\d\d:\d\d)</text>", drawn) == ["12:00", "18:00", "00:00"]
+
+
+def test_a_bar_is_as_long_as_its_sum_is_of_the_most() -> None:
+    drawn = bar("Cost", [Segment("Moves", "moves", 30), Segment("Lag", "lag", 20), Segment("Idle", "idle", 0)], 200)
+    assert re.findall(r'x="([\d.]+)" width="([\d.]+)"', drawn) == [("0.00", "15.00"), ("15.00", "10.00")]
+    assert 'aria-label="Cost: Moves 30, Lag 20"' in drawn
+    assert "nothing" in bar("Cost", [], 0)
+
+
+def test_figures_are_written_as_people_read_them() -> None:
+    told = [number(it) for it in (None, float("nan"), 0, 0.256, 3.4, 12.34, 123.4, 31_000, 1_234_567, -5)]
+    assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
+        "unknown | unknown | 0 | 0.26 | 3.4 | 12.3 | 123 | 31,000 | 1.23 M | -5"
+    )
+    spans = [span(it) for it in (None, 0, 1.5, 59.9, 60, 525, 12_000, 356_400)]
+    assert spans == ["unknown", "0 s", "1.5 s", "59.9 s", "1 min", "8 min 45 s", "3 h 20 min", "4 d 3 h"]
+    told = [percent(0), percent(0.004), percent(0.5), less(100, 50), less(100, 150), less(0, 0), less(None, 1)]
+    assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
+        "0 % | less than 1 % | 50 % | 50 % less | 50 % more | as much | unknown"
+    )
+
+
+# The picture.
+
+
+async def test_pictures(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
+    """Draw the report; with ROTA_PICTURES=1 for the docs."""
+    where = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
+    rows = [*FLEET[:-2], *rolled("shop/stock", 3), *skewed("pay/fraud"), *content("shop/reports")]
+    rows += [
+        Row(**{**row.asDict(), **RING}) for row in rows if row.policy == "recorded" and row.group != "shop/reports"
+    ]
+    rows += [
+        a_result("shop/reports", "ring", problem="the strategy needs one member"),
+        *content("ads/bids"),
+    ]
+    policies = POLICIES | {"ring": policy_spec({"spec": {"strategy": "ConsistentHash"}})}
+    await see(browser, tmp_path / REPORT, a_report(spark, rows, policies=policies, shown=3))
+    await browser.size(1280, 2150)
+    await browser.screenshot(where / "report.png")
+    assert 50_000 < (where / "report.png").stat().st_size < 500_000
