@@ -116,9 +116,9 @@ def _read(kind: str, line: str) -> Fact:
     return found
 
 
-def _when(it: Fact) -> tuple[float, bool]:
-    """Sort by time; what is whole comes after what it sums up."""
-    return it.at.timestamp(), isinstance(it, Owners)
+def _when(it: Fact) -> tuple[float, int, bool]:
+    """Sort by time, documents of one moment by their numbers; what is whole comes after what it sums up."""
+    return it.at.timestamp(), getattr(it, "generation", 0), isinstance(it, Owners)
 
 
 def _play(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
