@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import brokers, ground, handover, journal, planner, rebalance, scale, sidecar, strategies, watching
+from bench import brokers, ground, handover, journal, pipeline, planner, rebalance, scale, sidecar, strategies, watching
 from bench.measure import Row
 from ground.report import Missing, say
 
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "scale": scale.rows,
     "journal": journal.rows,
     "watching": watching.rows,
+    "pipeline": pipeline.rows,
 }
 
 

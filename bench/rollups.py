@@ -1,7 +1,7 @@
 """A part of the pipeline's rollup by others, each a program of its own: `python -m bench.rollups duckdb|pandas FOLDER`.
 
-They make of the same files what is common to all: by group and hour how many rebalances there were, what they moved and
-how long they took, and percentiles of the lag. What else a rollup has (who held what when, verdicts, pauses) they do not.
+They make of the same files what is common to all: by group and hour how many rebalances there were, what they moved
+and how long they took, and percentiles of the lag. What else a rollup has (who held what when, verdicts) they do not.
 """
 
 import json
@@ -61,9 +61,9 @@ def by_pandas(folder: str) -> tuple[Any, ...]:
     keys = ["group", "hour"]
     by_hour = pd.DataFrame(rebalances, columns=[*keys, "moved", "seconds"]).groupby(keys)
     counted = by_hour.agg(rebalances=("moved", "size"), moved=("moved", "sum"))
-    counted[["p50", "p99"]] = by_hour["seconds"].quantile([0.5, 0.99]).unstack()
+    counted[["p50", "p99"]] = by_hour["seconds"].quantile([0.5, 0.99]).unstack()  # noqa: PD010 - a Series has no other
     lags = pd.DataFrame(looks, columns=[*keys, "lag"]).groupby(keys)["lag"]
-    behind = lags.quantile([0.5, 0.99]).unstack()
+    behind = lags.quantile([0.5, 0.99]).unstack()  # noqa: PD010
     behind["lag_max"] = lags.max()
     whole = behind.join(counted, how="outer")
     return len(whole), int(whole["rebalances"].sum()), int(whole["lag_max"].sum())

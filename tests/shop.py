@@ -12,10 +12,11 @@ import msgspec
 from rota.brokers import Client
 from rota.documents import Report, to_ranges
 from rota.kube import showing, shown
+from rota.kube.answers import FROM_THE_OLDEST
 from rota.kube.group import SETTINGS, AtBroker, Group
 from rota.kube.history import History, Judged, Seen
 from rota.kube.known import client_id
-from rota.kube.lags import FROM_THE_OLDEST, Lag
+from rota.kube.lags import Lag
 from rota.kube.measures import Fact
 from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod, record_of
 from rota.kube.tally import Tally
@@ -71,7 +72,7 @@ class Fleet:
         }
         pod = msgspec.convert(body, Pod)
         self.group.see(pod, self.now - 1000.0)
-        self.clients[client_id(pod)] = Client(client_id(pod), f"{address}:41000", "PYTHON", "V5_1_4")
+        self.clients[client_id(pod)] = Client(client_id(pod), f"{address}:41000", "PYTHON", "V5_3_3")
 
     def _says(self, name: str) -> None:
         document, known = self.group.record.document, self.group.pods[name]

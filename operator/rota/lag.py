@@ -29,8 +29,11 @@ class Look(NamedTuple):
 
     def behind(self, begins: StartFrom) -> int | None:
         """Return how many messages the group is behind; None where nobody knows."""
-        if self.committed is None:
-            return {"Latest": 0, "Earliest": self.last - self.first}.get(begins.position)
+        there = self.last - self.first
+        if there < 0:  # no queue ends before it begins: a broker that says so says nothing
+            return None
+        if self.committed is None:  # what is empty has nothing to be behind, wherever it is to begin
+            return {"Latest": 0, "Earliest": there}.get(begins.position, None if there else 0)
         if self.committed > self.last:
             return None
         return self.last - max(self.committed, self.first)
@@ -47,18 +50,19 @@ class Judgement(StrEnum):
 
 
 def judge(looks: Sequence[Look], begins: StartFrom) -> Judgement | None:
-    """Judge by looks in the order of their times; None where too few of them say anything."""
+    """Judge by looks in the order of their times; None where too few of them say anything, or the last one does not."""
     known = [(look, lag) for look in looks if (lag := look.behind(begins)) is not None]
-    if len(known) < 2:  # noqa: PLR2004 - a movement has two ends
+    if len(known) < 2 or known[-1][0] is not looks[-1]:  # noqa: PLR2004 - a movement has two ends
         return None
     behind = [lag for _, lag in known]
     offsets = [look.committed for look, _ in known if look.committed is not None]
     if _rewound(offsets):
         return Judgement.REWOUND
-    if 0 in behind:
-        return Judgement.KEEPING_UP
+    worked = any(look.worked for look, _ in known)
+    if 0 in behind:  # where nobody ever was and nobody is, nobody keeps up either
+        return Judgement.KEEPING_UP if offsets or worked else None
     if len({*offsets}) <= 1:
-        return Judgement.STALLED if any(look.worked for look, _ in known) else Judgement.STOPPED
+        return Judgement.STALLED if worked else Judgement.STOPPED
     return Judgement.SLOW if _grows(behind) else Judgement.KEEPING_UP
 
 
@@ -67,8 +71,10 @@ def delay(looks: Sequence[Look], begins: StartFrom) -> float | None:
 
     It came after the last look at which the end was not above the group's present offset, and before the next one:
     between the two, messages are taken to have come evenly. What was there at the first look has waited for at least
-    as long as we have looked; who has only begun to look does not know.
+    as long as we have looked; who has only begun to look does not know. Ends never fall: where one did, the topic was
+    made anew, and what was seen before is another one's.
     """
+    looks = looks[_anew(looks) :]
     if not looks or (behind := looks[-1].behind(begins)) is None:
         return None
     now = looks[-1]
@@ -93,6 +99,11 @@ def slowest(members: Sequence[Mapping[Queue, int | None] | None]) -> dict[Queue,
     return {
         queue: min(it for it in each if it is not None) for queue, each in told.items() if each and None not in each
     }
+
+
+def _anew(looks: Sequence[Look]) -> int:
+    """Return the place of the first look at the topic that there is now."""
+    return max((place for place in range(1, len(looks)) if looks[place].last < looks[place - 1].last), default=0)
 
 
 def _rewound(offsets: Sequence[int]) -> bool:

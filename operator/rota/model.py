@@ -35,7 +35,8 @@ def queue_of(text: str) -> Queue:
     """Read a queue as people spell it; a topic has no slash, a broker may have one."""
     found = _QUEUE.fullmatch(text)
     if not found:
-        raise ValueError(f"The queue {text!r} cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3")
+        told = f"The queue {plain(text, 100)!r} cannot be read"
+        raise ValueError(f"{told}: write it as TOPIC/BROKER/ID, orders/broker-a/3")
     return Queue(found[1], found[2], int(found[3]))
 
 

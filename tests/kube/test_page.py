@@ -109,6 +109,9 @@ class Fleets:
     async def groups(self) -> shown.Groups:
         return shown.Groups(self.operator, [it.summary for it in self.details.values()])
 
+    def knows(self, namespace: str, name: str) -> bool:
+        return namespace == "shop" and name in self.details
+
     def group(self, namespace: str, name: str) -> shown.Detail | None:
         found = self.details.get(name) if namespace == "shop" else None
         return replace(found, operator=self.operator) if found else None
@@ -418,6 +421,40 @@ async def test_names_are_text_whatever_is_in_them(browser: Browser, served: Serv
     assert await browser.evaluate("document.title") == f"shop/{EVIL} - Rota"
 
 
+TURNS = "a\u202eb\x9bc\u2066d\u200be"
+MARKED = "a\ufffdb\ufffdc\ufffdd\ufffde"
+
+
+async def test_what_turns_a_line_around_or_is_not_seen_is_a_mark(browser: Browser, served: Served) -> None:
+    served.put(
+        a_detail(
+            TURNS,
+            summary=a_summary(TURNS, reason=TURNS, message=TURNS),
+            members=[a_member(TURNS, troubles=[TURNS])],
+            queues=[a_queue(0, TURNS, TURNS, verdict=TURNS)],
+            topics=[shown.Topic(TURNS, "Subscribed", 1)],
+        )
+    )
+    await browser.open(served.url)
+    await browser.wait_for(has("#list-count", "2 groups"))
+    await browser.evaluate("document.querySelectorAll('#groups a')[1].click()")
+    await browser.wait_for(has("#name", MARKED))
+    await browser.wait_for(f"{LABELS}.length === 1")
+    await browser.evaluate("document.querySelector('.cell').click()")
+    await browser.wait_for(has("#why", MARKED))
+    seen = "document.title + document.body.innerText + document.querySelector('.cell').ariaLabel"
+    assert [
+        letter for letter in await browser.evaluate(seen) if not letter.isprintable() and letter not in "\n\t"
+    ] == []
+    await browser.evaluate("document.querySelector('#members button').click()")
+    await browser.wait_for("document.querySelectorAll('.cell.aside').length === 0")
+
+
+async def test_one_group_is_told_of_in_the_singular(browser: Browser, served: Served) -> None:
+    await browser.open(served.url)
+    await browser.wait_for("document.querySelector('#list-count')?.innerText === '1 group'")
+
+
 MANY = [
     replace(a_queue(number, f"m{number % 300}", f"topic-{topic}"), broker=f"broker-{broker}")
     for topic in range(5)
@@ -544,6 +581,11 @@ async def get(url: str, **given: Any) -> AsyncIterator[ClientResponse]:
         ("v1/groups/shop/nobody/why", 404, "There is no group shop/nobody, or it is not looked after"),
         ("v1/groups/shop/orders/why?queue=x", 400, "x is no queue of shop/orders; give TOPIC/BROKER/ID"),
         ("v1/events?group=orders", 400, "group is NAMESPACE/NAME, not 'orders'"),
+        ("v1/events?group=shop/orders/x", 400, "group is NAMESPACE/NAME, not 'shop/orders/x'"),
+        ("v1/events?group=shop/nobody", 404, "There is no group shop/nobody, or it is not looked after"),
+        ("v1/nothing", 404, "There is nothing at /v1/nothing; see docs/page.md"),
+        ("v1/groups/shop", 404, "There is nothing at /v1/groups/shop; see docs/page.md"),
+        ("v1", 404, "There is nothing at /v1; see docs/page.md"),
         ("web/..%2Fsite.py", 404, "There is no such file"),
     ],
 )
@@ -586,6 +628,7 @@ async def _next(answer: ClientResponse) -> dict[str, Any]:
 
 
 async def test_changes_are_told_together_and_to_those_who_ask_for_them(served: Served) -> None:
+    served.put(a_detail("b"))
     async with get(f"{served.url}v1/events") as every, get(f"{served.url}v1/events?group=shop/b") as one:
         for _ in range(100):
             served.hub.tell(("shop", "a"))

@@ -156,7 +156,7 @@ async def test_a_group_that_is_described_tells_its_story(world: World, kubectl: 
         r"Queues: +8",
         r"Reason: +MemberEnded",
         r"Strategy: +Averagely",
-        r"Message: +8 queues, 1 members",
+        r"Message: +8 queues, 1 member",
         r"Message: +Every queue is where the policy wants it",
         r"Message: +Nothing is wrong",
     ):

@@ -187,6 +187,19 @@ async def test_status_of_all_namespaces_tells_what_is_not_known(operator: Servic
     assert line == "pay/bills no (NoView) 3 (1 idle) 16 unknown unknown Sticky none"
 
 
+async def test_figures_that_cannot_be_are_unknown(operator: Service) -> None:
+    odd = a_summary(members=-1, queues=-2, idle=-1, unowned=-1, lag=-5, delay=1e300)
+    operator.says["/v1/groups"] = 200, Groups(LEADS, [odd])
+    assert (await told(operator, "status", "-A"))[1].startswith(f"shop/orders yes (Settled) {'unknown ' * 4}Sticky")
+    member = Member("m-0", "it", "Rota", "Ready", queues=-1, generation=-1, rate=1e300)
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
+    assert (await told(operator, "members", "shop/orders"))[1].endswith("Ready unknown unknown unknown")
+
+
+async def test_status_of_all_namespaces_and_of_one_is_a_contradiction() -> None:
+    await refused("leave one of them out", "status", "-n", "default", "-A")
+
+
 async def test_status_where_no_group_is_says_where_to_look(operator: Service) -> None:
     assert await told(operator, "status") == [
         "There is no group in namespace default; -A shows those in all namespaces"
@@ -475,7 +488,7 @@ async def test_by_the_kubeconfig_whoever_leads_is_asked_through_the_api_server(a
 
 
 async def test_the_namespace_is_that_of_the_context(api: Service, operator: Service) -> None:
-    assert [line.split()[0] for line in (await rota("status")).output.splitlines()[3:4]] == ["orders"]
+    assert [line.split()[0] for line in (await rota("status")).output.splitlines()[2:3]] == ["orders"]
     assert (await told(operator, "status"))[1].startswith("orders ")
     assert len(api.asked) == 2
 
@@ -659,6 +672,9 @@ async def test_on_a_narrow_terminal_a_row_is_written_line_by_line(operator: Serv
         (3900.0, "1h5m"),
         (3599.0, "59m59s"),
         (187_200.0, "2d4h"),
+        (1e300, "unknown"),
+        (float("inf"), "unknown"),
+        (float("nan"), "unknown"),
     ],
 )
 def test_how_long_something_takes_is_said_by_two_units(seconds: float | None, said: str) -> None:

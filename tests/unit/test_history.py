@@ -88,7 +88,7 @@ def test_only_so_much_is_kept() -> None:
 
 
 offsets = st.integers(0, 6)
-rows = st.builds(Seen, st.just(0), offsets, st.none() | offsets, st.booleans())
+rows = st.builds(Seen, offsets, offsets, st.none() | offsets, st.booleans())
 histories = st.lists(st.tuples(st.dictionaries(st.integers(0, 2), rows), st.frozensets(st.integers(0, 2))), max_size=9)
 
 
@@ -114,3 +114,47 @@ def test_it_says_what_the_looks_say(
             assert judged[number].delay == (None if (there := delay(looks, begins)) is None else pytest.approx(there))
         else:
             assert judged[number][2:6] == (None, None, None, None)
+
+
+def test_rates_are_those_since_the_offset_was_set_back_or_the_topic_made_anew() -> None:
+    history = seen(
+        One(0, {0: Seen(0, 1000, 900)}),
+        One(10, {0: Seen(0, 1010, 910)}),
+        One(20, {0: Seen(0, 5, 0)}),
+    )
+    assert history.judged(LATEST)[0][6:] == (None, None), "one look tells no rate"
+    history.see(30, {0: Seen(0, 25, 10)}, ALL)
+    assert history.judged(LATEST)[0][6:] == (2.0, 1.0)
+    history.see(40, {0: Seen(0, 45, 5)}, ALL)
+    assert history.judged(LATEST)[0][6:] == (2.0, None)
+    history.see(50, {0: Seen(0, 65, 35)}, ALL)
+    assert history.judged(LATEST)[0][6:] == (2.0, 3.0)
+    history.see(60, {0: Seen(0, 85, None, asked=False)}, ALL)
+    assert history.judged(LATEST)[0][6:] == (2.0, None)
+    history.see(70, {0: Seen(0, 105, 75)}, ALL)
+    assert history.judged(LATEST)[0].worked == pytest.approx(7 / 3), "30 s ago it was at 5"
+
+
+def test_a_queue_at_its_end_that_ends_before_it_begins_is_not_known() -> None:
+    history = seen(One(0, {0: Seen(0, 5, 5)}), One(15, {0: Seen(0, 5, 5)}), One(30, {0: Seen(9, 5, 5)}))
+    assert history.judged(LATEST)[0][3:6] == (None, None, None)
+
+
+def test_what_flows_is_what_came_in_up_to_an_hour() -> None:
+    history = seen(*(One(15.0 * place, {0: Seen(0, 30 * place, 0), 1: Seen(0, 7, 0)}) for place in range(8)))
+    assert history.flows() == {0: None, 1: None}, "not two minutes yet"
+    history.see(120, {0: Seen(0, 240, 0), 1: Seen(0, 7, 0)}, ALL)
+    assert history.flows() == {0: 2.0, 1: 0.0}
+    for place in range(9, 240):
+        history.see(15.0 * place, {0: Seen(0, 240 + (place >= 200) * 3000, 0), 1: Seen(0, 7, 0)}, ALL)
+    hour, burst = history.flows()[0], history.judged(LATEST)[0].rate
+    assert hour == pytest.approx(3240 / (15 * 239), rel=0.1)
+    assert burst == 0.0, "the last looks alone say something else"
+
+
+def test_what_flowed_before_a_topic_was_made_anew_does_not_count_nor_does_a_queue_that_is_new() -> None:
+    history = seen(*(One(15.0 * place, {0: Seen(0, 90000 + place, 0)}) for place in range(100)))
+    for place in range(100, 109):
+        history.see(15.0 * place, {0: Seen(0, 15 * (place - 100), 0), 1: Seen(0, place, 0)}, ALL)
+        assert history.flows() == ({0: None, 1: None} if place < 108 else {0: 1.0, 1: pytest.approx(1 / 15)})
+    assert seen().flows() == {}

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +144,23 @@ def test_a_limit_that_is_no_size_is_a_mistake(text: str) -> None:
 def test_a_limit_in_which_nothing_has_room_is_a_mistake() -> None:
     with pytest.raises(ValueError, match=r"^--journal-limit '8' is too little to keep a journal in; give 1Mi or more$"):
         Journal("", "a", "8")
+
+
+@pytest.mark.parametrize("text", ["999999999999999Pi", "1025Pi", "999999999999999P"])
+def test_a_limit_beyond_any_disk_is_a_mistake(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--journal-limit '{text}' is more than any disk holds"):
+        size(text)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pipe = tmp_path / "date=2026-11-21" / "09-rota-0.jsonl"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    journal = Journal(str(tmp_path), "rota-0")
+    journal.write([a_fact()])
+    journal.close()
+    assert journal.lost == 1
+    assert f"The journal in {tmp_path} cannot be written: {pipe} is no file" in caplog.text
 
 
 def test_a_line_that_was_cut_off_anywhere_never_becomes_a_part_of_the_next(tmp_path: Path) -> None:
@@ -346,8 +364,8 @@ def test_a_disk_that_hangs_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr(room, "CLOSE_SECONDS", 0.01)
     monkeypatch.setattr(room, "MOST_WAITING", 1000)
-    (tmp_path / HOUR).parent.mkdir()
-    os.mkfifo(tmp_path / HOUR)  # and nobody reads it
+    over = threading.Event()
+    monkeypatch.setattr(Hours, "append", lambda *_: over.wait())
     journal = Journal(str(tmp_path), "a")
     for number in range(2000):
         journal.write([a_fact(number, message=1000 * "x")])
@@ -356,11 +374,9 @@ def test_a_disk_that_hangs_holds_nobody_up(
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "the disk is too slow; facts are left out until it can" in caplog.messages[0]
     assert caplog.messages[1] == "The journal ends before all of it is written: its disk hangs"
-    with (tmp_path / HOUR).open("rb", buffering=0) as reader:
-        caplog.set_level(logging.CRITICAL)
-        while journal._thread.is_alive():
-            os.set_blocking(reader.fileno(), False)
-            reader.read(2**16)
+    caplog.set_level(logging.CRITICAL)
+    over.set()
+    journal._thread.join()
 
 
 def test_a_fact_that_cannot_be_written_costs_none_of_the_others(

@@ -162,3 +162,38 @@ def test_a_broadcasting_group_is_where_its_slowest_member_is_if_all_of_them_tell
     members: list[dict[Queue, int | None] | None], told: dict[Queue, int]
 ) -> None:
     assert slowest(members) == told
+
+
+@pytest.mark.parametrize("begins", [LATEST, EARLIEST, TIMED])
+@pytest.mark.parametrize("committed", [None, 2, 5, 7])
+def test_of_a_queue_that_ends_before_it_begins_nothing_is_known(begins: StartFrom, committed: int | None) -> None:
+    look = Look(0, 9, 5, committed)
+    assert look.behind(begins) is None
+    assert judge([look, look], begins) is None
+    assert delay([look, look], begins) is None
+
+
+def test_where_nothing_lies_nobody_is_behind_wherever_he_is_to_begin() -> None:
+    assert Look(0, 5, 5, None).behind(TIMED) == 0
+
+
+def test_what_was_seen_of_a_topic_before_it_was_made_anew_tells_no_delay() -> None:
+    old = [Look(15.0 * place, 0, 1000, 1000) for place in range(80)]
+    new = [Look(1200.0 + 15 * place, 0, 3, 1) for place in range(9)]
+    assert delay([*old, *new[:1]], LATEST) is None
+    assert delay([*old, *new], LATEST) == 120.0
+    grown = [new[0], new[1]._replace(last=4), new[2]._replace(last=4, committed=3)]
+    assert delay([*old, *grown], LATEST) == 15.0, "what came since then is known"
+
+
+def test_where_it_is_not_known_how_far_behind_a_group_is_it_is_not_judged_by_what_was_before() -> None:
+    seen = looks((10, 20), (20, 20), (30, 20))
+    assert judge(seen[:2], LATEST) is Judgement.KEEPING_UP
+    assert judge(seen, LATEST) is None
+
+
+def test_who_never_was_there_and_whom_nobody_works_for_does_not_keep_up() -> None:
+    never = looks((None, 20), (None, 20), worked=False)
+    assert judge(never, LATEST) is None
+    assert judge([*never, *looks((None, 20))], LATEST) is Judgement.KEEPING_UP
+    assert judge([*never, *looks((20, 20), worked=False)], LATEST) is Judgement.KEEPING_UP

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ground.poll import soon
-from rota.brokers import Membership, Progress
+from rota.brokers import Ends, Membership, Progress, Refused
 from rota.brokers.memory import NAME_SERVER, Memory, MemoryConsumer
 from rota.kube import lags
 from rota.kube.history import NOTHING, Judged
@@ -34,6 +34,12 @@ class Slow(Memory):
         self.between: list[Queue] = []  # sent to after a group's progress was told
         self.asked = 0
         self.forgotten: set[str] = set()  # brokers that the name servers have lost sight of
+        self.hangs: set[tuple[str, str]] = set()  # what is not answered, by which broker or of which group
+        self.hung = 0
+        self.refused: set[str] = set()  # groups
+        self.takes = 0.0  # seconds, each answer about a group
+        self.ends_of: dict[Queue, tuple[int, int]] = {}  # which it tells otherwise than they are
+        self.breaks: set[str] = set()  # brokers whose answers nobody can bear
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         return tuple(it for it in await super().queues(topic) if it.broker not in self.forgotten)
@@ -41,6 +47,11 @@ class Slow(Memory):
     async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
         while broker in self.silent:
             await self.freed.wait()
+        await asyncio.sleep(self.takes)
+        await self.maybe("progress", broker)
+        await self.maybe("progress", group)
+        if group in self.refused:
+            raise Refused("No permission")
         told = await super().progress(group, broker, topics)
         for queue in self.between:
             await self.send(queue.topic, b"new", queue=queue)
@@ -49,7 +60,20 @@ class Slow(Memory):
 
     async def committed(self, group: str, queue: Queue) -> int | None:
         self.asked += 1
+        await self.maybe("committed", queue.broker)
         return await super().committed(group, queue)
+
+    async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
+        await self.maybe("dead" if topic.startswith(lags.DEAD) else "ends", broker)
+        if broker in self.breaks:
+            raise OverflowError
+        found = await super().ends(topic, broker)
+        return found | {queue: Ends(*it) for queue, it in self.ends_of.items() if queue in found}
+
+    async def maybe(self, what: str, who: str) -> None:
+        if (what, who) in self.hangs:
+            self.hung += 1
+            await asyncio.Event().wait()  # who asks gives up, or waits for ever
 
 
 @dataclass
@@ -81,6 +105,17 @@ class Cluster:
             return found if found and found.lag == lag else None
 
         found = await soon(told, 30)
+        assert found
+        return found
+
+    async def unknown(self, queue: Queue) -> Judged:
+        """Wait until nothing is told of how far behind a queue is."""
+
+        async def untold() -> Judged | None:
+            found = self.lag.queues.get(queue, NOTHING)
+            return found if found.lag is None else None
+
+        found = await soon(untold, 30)
         assert found
         return found
 
@@ -441,3 +476,216 @@ async def test_a_broker_that_answers_nothing_is_not_asked_a_thousand_times() -> 
     await looked.wait()
     running.cancel()
     assert memory.asked <= 2 * lags.AT_ONCE
+
+
+async def test_a_broker_that_hangs_is_not_known_as_soon_as_one_question_was_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever it hangs at: where groups are, where queues end, whether a group ever was at a queue, dead letters."""
+    monkeypatch.setattr(lags, "ANSWER_SECONDS", 0.1)
+    for hangs in ("progress", "ends", "committed", "dead"):
+        async with a_cluster(A, B) as it:
+            for number in range(100):
+                queue = Queue("orders", A, number)
+                it.memory.make("orders", A, number + 1)
+                await it.sends(queue, 5)
+                it.commits(queue, 0)
+            await it.views.look(KEY)
+            it.lags._known.clear()
+            await soon(lambda: _is(len(it.lag.queues) > 100), 30)
+            it.commits(AT_A, 1)
+            await it.tells(AT_A, 4)
+            it.memory.hangs.add((hangs, A))
+            assert await it.tells(AT_A, None) == NOTHING
+            assert it.memory.hung <= 5 * lags.AT_ONCE, "in some looks"
+            assert it.lag.queues[AT_B].lag == 0
+            it.memory.hangs.clear()
+            await it.tells(AT_A, 4)
+
+
+async def test_a_group_that_asks_no_broker_where_it_is_does_not_keep_one_that_hangs_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lags, "ANSWER_SECONDS", 0.05)
+    async with a_cluster() as it:
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        await it.sends(AT_A, 5)
+        it.reported[AT_A] = 2
+        await it.tells(AT_A, 3)
+        it.memory.hangs.add(("ends", A))
+        await it.tells(AT_A, None)
+
+
+async def test_where_one_answer_alone_does_not_come_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lags, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(lags, "TOGETHER", 2)
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        for name in ("one", "other"):
+            it.views.want(("shop", name), Interest(name, ("orders",), broadcasting=False))
+            it.memory.offsets[name][AT_A] = 4
+        it.commits(AT_A, 4)
+        await it.tells(AT_A, 1)
+        it.memory.hangs.add(("progress", "one"))
+        looks = it.lags._known[A].looks
+        await it.looks(times=3)
+        assert it.lags._known[A].looks > looks
+        for _ in range(5):
+            await it.looks()
+            assert it.lag.queues[AT_A].lag == 1
+            assert it.lags.of(("shop", "other")).queues[AT_A].lag == 1
+            assert it.lags.of(("shop", "one")).queues.get(AT_A, NOTHING) == NOTHING
+
+
+async def test_groups_that_a_broker_refuses_to_tell_of_keep_no_other_from_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lags, "TOGETHER", 2)
+    async with a_cluster() as it:
+        for name in ("one", "other", "third"):
+            it.views.want(("shop", name), Interest(name, ("orders",), broadcasting=False))
+            it.memory.refused.add(name)
+        await it.tells(AT_A, 0)
+        await it.looks(times=3)
+        assert it.lag.queues[AT_A].lag == 0
+        assert it.lags.of(("shop", "one")).queues == {}
+
+
+async def test_a_look_asks_for_so_long_only_and_whom_it_did_not_come_to_is_first_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lags, "TOGETHER", 1)
+    monkeypatch.setattr(lags, "LOOK_SECONDS", 0.08)
+    async with a_cluster() as it:
+        keys = [("shop", str(number)) for number in range(6)]
+        for key in keys:
+            it.views.want(key, Interest(key[1], ("orders",), broadcasting=False))
+        it.memory.takes = 0.03
+        told: set[tuple[str, str]] = set()
+
+        async def each() -> bool:
+            told.update(key for key in keys if AT_A in (queues := it.lags.of(key).queues) and queues[AT_A].lag == 0)
+            return told == {*keys}
+
+        await soon(each, 30)
+
+
+async def test_what_an_answer_breaks_leaves_nothing_known_and_no_number_is_taken_that_is_no_offset() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.tells(AT_A, 4)
+        await it.memory.create_topic("orders", A, 2)
+        await it.views.look(KEY)
+        other = Queue("orders", A, 1)
+        await it.tells(other, 0)
+        for ends in [(0, 2**63), (-1, 5), (9, 5)]:
+            it.memory.ends_of[AT_A] = ends
+            assert (await it.unknown(AT_A)).lag is None
+            assert it.lag.queues[other].lag == 0, "of others it is believed"
+            it.memory.ends_of.clear()
+            await it.tells(AT_A, 4)
+        for committed in (2**63, -2):
+            it.commits(AT_A, committed)
+            assert (await it.unknown(AT_A)).lag is None
+            assert it.lag.queues[other].lag == 0
+            it.commits(AT_A, 1)
+            await it.tells(AT_A, 4)
+        it.memory.breaks.add(A)
+        assert await it.unknown(AT_A) == NOTHING
+        assert it.lag.queues[AT_B].lag == 0
+        it.memory.breaks.clear()
+        await it.tells(AT_A, 4)
+
+
+async def test_dead_letters_that_end_before_they_begin_are_not_counted() -> None:
+    async with a_cluster() as it:
+        letters = Queue(lags.DEAD + "orders", A, 0)
+        it.memory.make(letters.topic, A, 1)
+        await it.sends(letters, 3)
+        await soon(lambda: _is(it.lag.dead == 3), 30)
+        it.memory.ends_of[letters] = (9, 5)
+        await soon(lambda: _is(it.lag.dead is None), 30)
+
+
+async def test_of_another_group_under_the_same_name_neither_dead_letters_nor_where_it_was_are_told() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 0)
+        it.memory.make(lags.DEAD + "orders", A, 1)
+        await it.sends(Queue(lags.DEAD + "orders", A, 0), 3)
+        await it.tells(AT_A, 5)
+        await soon(lambda: _is(it.lag.dead == 3), 30)
+        for looks in range(lags.DEAD_EVERY):
+            name = f"others{looks}"
+            it.views.want(KEY, Interest(name, ("orders",), broadcasting=False))
+            await soon(lambda: _is(AT_A in it.lag.queues), 30)
+            found = it.lag
+            assert found.dead == 0
+            assert (found.queues[AT_A].committed, found.queues[AT_A].lag) == (None, 0)
+            it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+            await soon(lambda: _is(AT_A in it.lag.queues), 30)
+            assert it.lag.dead == 3
+            assert it.lag.queues[AT_A].committed == 0
+            await it.looks()
+
+
+async def test_a_group_that_never_was_at_an_empty_queue_is_not_at_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_cluster() as it:
+        found = await it.tells(AT_A, 0)
+        assert found.committed is None
+        it.commits(AT_A, 0)
+        await soon(lambda: _is(it.lag.queues[AT_A].committed == 0), 30)
+        del it.memory.offsets["orders"][AT_A]
+        monkeypatch.setattr(lags, "BELIEVED", 1000)
+        await soon(lambda: _is(it.lag.queues[AT_A].committed is None), 30)
+        it.commits(AT_A, 0)
+        await it.sends(AT_A, 3)
+        await it.tells(AT_A, 3)
+        it.memory.firsts[AT_A] = 3
+        await it.tells(AT_A, 0)
+        monkeypatch.setattr(lags, "MOST_DOUBTS", 1)
+        await it.memory.create_topic("orders", A, 3)
+        await it.views.look(KEY)
+        last = Queue("orders", A, 2)
+        await it.sends(last, 5)
+        it.commits(last, 0)
+        it.lags._known[A].resolved.clear()
+        found = await it.tells(last, 5)
+        assert found.committed == 0, "those that something lies in come first"
+        assert [it.lag.queues[Queue("orders", A, number)].lag for number in range(2)] == [0, 0]
+
+
+async def test_it_is_said_when_it_is_not_known_any_more_how_far_behind_a_group_is_or_is_again() -> None:
+    turned: list[tuple[str, str]] = []
+    async with a_cluster() as it:
+        it.lags._turned = turned.append
+        await it.tells(AT_A, 0)
+        await it.looks(times=3)
+        turned.clear()
+        await it.looks(times=3)
+        assert turned == []
+        it.memory.down(A)
+        await it.unknown(AT_A)
+        await it.looks(times=3)
+        assert turned == [KEY]
+        it.memory.up(A)
+        await it.tells(AT_A, 0)
+        await it.looks(times=3)
+        assert turned == [KEY, KEY]
+
+
+async def test_what_flows_is_told_of_groups_that_ask_for_it_and_while_their_broker_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_cluster() as it:
+        await it.tells(AT_A, 0)
+        assert it.lag.flows == {}
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False, weighed=True))
+        await soon(lambda: _is(it.lag.flows == {AT_A: None}), 30)
+        monkeypatch.setattr("rota.kube.history.LOOKED_LONG", 0.0)
+        await it.sends(AT_A, 5)
+        await soon(lambda: _is((it.lag.flows[AT_A] or 0) > 0), 30)
+        it.memory.down(A)
+        await it.unknown(AT_A)
+        assert (it.lag.flows[AT_A] or 0) > 0

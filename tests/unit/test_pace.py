@@ -45,3 +45,14 @@ def test_what_is_not_taken_is_tried_again_a_second_later() -> None:
     assert pace.seconds(a_status(), 10.2) == pytest.approx(0.8)
     assert not pace.tell(wanted, a_status(), now=10.9)
     assert pace.tell(wanted, a_status(), now=11.0)
+
+
+def test_that_a_lag_is_not_known_any_more_or_is_again_is_told_soon() -> None:
+    pace, written = Pace(), a_status(lag=10)
+    assert pace.tell(a_status(lag=20), written, now=0.0)
+    unknown = a_status(lag=None)
+    assert not pace.tell(unknown, a_status(lag=20), now=4.9), "but not at each turn"
+    assert pace.seconds(a_status(lag=20), 4.9) == pytest.approx(0.1)
+    assert pace.tell(unknown, a_status(lag=20), now=5.0)
+    assert not pace.tell(a_status(lag=20), a_status(), now=9.9), "a field that is null is not written"
+    assert pace.tell(a_status(lag=20), a_status(), now=10.0)

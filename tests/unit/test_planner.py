@@ -741,3 +741,43 @@ def test_the_journal_tells_who_gave_what_to_whom() -> None:
         ("Revoke", "m1", "m3", {"orders": {"a": "2"}}),
         ("Revoke", "m2", "m3", {"orders": {"a": "5"}}),
     ]
+
+
+def told_of(found: Plan) -> tuple[str, str]:
+    """Return why the journal says that queues change hands."""
+    (line,) = (line for line in found.records if line["kind"] == "plan")
+    return line["reason"], line["message"]
+
+
+@pytest.mark.parametrize("strategy", ["Averagely", "Sticky"])
+def test_that_a_foreigner_came_or_went_is_said_in_each_document_that_it_makes(strategy: str) -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:6]}, strategy=strategy)
+    policy, foreigners = a_policy(strategy=strategy), ("10.0.0.9@old",)
+    came = plan(settled(document=document, policy=policy, foreigners=foreigners), NOW)
+    assert came.document is not None
+    assert told_of(came)[0] == "ForeignMembers"
+    world = {"policy": policy, "status": came.status, "document": came.document, "pods": obeying(came.document)}
+    given = plan(settled(**world, foreigners=foreigners), NOW + 30)
+    assert given.document is not None
+    assert told_of(given)[0] == "ForeignMembers"
+    there = {"policy": policy, "status": given.status, "document": given.document, "pods": obeying(given.document)}
+    unseen = plan(settled(**there, foreigners=None), NOW + 60)
+    assert "any more" not in str(unseen.records), "not seen is not gone"
+    left = plan(settled(**there, foreigners=()), NOW + 60)
+    assert left.document is not None
+    assert told_of(left) == (
+        "ForeignMembers",
+        "No consumer that is not Rota's is in the group any more: the policy shares all queues again",
+    )
+
+
+def test_what_is_given_after_it_was_taken_has_the_same_cause() -> None:
+    before = settled(policy=a_policy(strategy="AveragelyByCircle"))
+    taken = plan(before, NOW)
+    assert taken.document is not None
+    assert told_of(taken)[0] == "PolicyChanged"
+    world = {"policy": before.policy, "document": taken.document, "pods": obeying(taken.document)}
+    given = plan(settled(**world, status=taken.status), NOW + 30)
+    assert told_of(given) == ("PolicyChanged", "What PolicyChanged began goes on")
+    unknown = {"lastRebalance": {**taken.status["lastRebalance"], "reason": "OfALaterOperator"}}
+    assert told_of(plan(settled(**world, status=unknown), NOW + 30))[0] == "LoadShifted"

@@ -1184,7 +1184,7 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             {"document": a_document(members={"m1": Q[:1], "m2": ()}), "views": {"orders": a_view(1)}},
             ("True", "Settled", "1 queue, 2 members"),
             ("False", "Settled", "Nothing is wrong"),
-            {"IdleMembers": Verdict(Reason.IDLE_MEMBERS, "2 members share 1 queue: at least 1 of them are idle")},
+            {"IdleMembers": Verdict(Reason.IDLE_MEMBERS, "2 members share 1 queue: at least 1 of them is idle")},
         ),
         (
             {"document": a_document(members={"m1": Q[:1], "m2": Q[1:2]}), "views": {"orders": a_view(2)}},
@@ -1218,7 +1218,7 @@ def test_conditions_tell_each_thing_that_is_wrong(
         ({}, ("False", "Settled", "Every queue is where the policy wants it")),
         (
             {"pods": obeying(DOCUMENT, m2={"terminating": True})},
-            ("True", "HandoverInFlight", "1 queues or members are under way"),
+            ("True", "HandoverInFlight", "1 queue or member is under way"),
         ),
         (
             {
@@ -1469,3 +1469,25 @@ def test_who_left_is_told_in_the_order_of_names_whatever_order_they_are_known_in
     gone = frozenset(f"uid-m{number}" for number in range(6))
     found = plan(a_snapshot(document=document, pods=(a_pod("new", a_report("new", 5, ())),), gone=gone), NOW)
     assert found.events[0].message.startswith("m0, m1, m2 and 3 more ended")
+
+
+@pytest.mark.parametrize(
+    ("brokers", "why"),
+    [
+        ({"a": False, "b": False, "c": True}, "m1, m2 cannot reach a, b"),
+        ({"a": True}, "m1, m2 are not ready"),
+    ],
+)
+def test_members_that_reach_no_broker_are_there_and_keep_what_was_assigned(brokers: dict[str, bool], why: str) -> None:
+    pods = tuple(a_pod(name, a_report(name, 5, brokers=brokers), ready=False) for name in ("m1", "m2"))
+    found = plan(settled(pods=pods), NOW)
+    told = f"No member can work 6 queues: {why}; what was assigned stays"
+    assert [it.message for it in found.problems if it.reason is Reason.NO_MEMBERS] == [told]
+    assert found.document is None
+
+
+def test_what_is_one_is_told_of_in_the_singular() -> None:
+    document = a_document(members={"m1": Q[:6]})
+    found = plan(settled(document=document, pods=obeying(document)), NOW)
+    ready = next(it for it in found.status["conditions"] if it["type"] == "Ready")
+    assert ready["message"] == "6 queues, 1 member"

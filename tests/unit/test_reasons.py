@@ -98,17 +98,31 @@ def test_the_strategy_is_asked_about_what_is_so_now() -> None:
     assert found == "orders/a/2 stays with m1, which is not what Sticky answers"
 
 
-def test_beside_foreigners_it_is_their_way_of_sharing_by_client_ids() -> None:
+def test_beside_foreigners_it_is_their_way_of_sharing_by_client_ids_told_by_names() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
     mine, ours, other = why(it, NOW, [Q[0], Q[2], Q[5]])
     assert mine.owner == "m1"
-    assert mine.told == (
-        "orders/a/0 stays with 10.0.0.1@m1: 10.0.0.1@m1 is member 1 of 3, whose block of orders is a/0 to a/1"
-    )
-    assert (ours.owner, "10.0.0.1@m2 is member 2 of 3" in ours.told) == ("m2", True)
+    assert mine.told == "orders/a/0 stays with m1: m1 is member 1 of 3, whose block of orders is a/0 to a/1"
+    assert (ours.owner, ": m2 is member 2 of 3" in ours.told) == ("m2", True)
     said = "1 consumer that is not Rota's is in the group: 10.0.0.9@old; queues are shared as they do it"
     assert other == (Q[5], None, f"orders/a/5 has no owner of ours: {said}")
+
+
+def test_beside_foreigners_each_member_has_its_own_name_though_its_client_id_begins_as_anothers() -> None:
+    document = a_document(members={"m1": Q[:2], "m10": Q[2:4]}, strategy="Averagely")
+    it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
+    assert ": m10 is member 2 of 3" in told(it, Q[2])[0]
+
+
+def test_sticky_says_that_it_counts_without_retries_where_there_are_some() -> None:
+    retry = Queue("%RETRY%orders", "a", 0)
+    document = a_document(members={"m1": [*Q[:3], retry], "m2": Q[3:6]})
+    views = {"orders": a_view(6), retry.topic: a_view(1, retry.topic)}
+    it = a_snapshot(document=document, pods=obeying(document), views=views)
+    assert told(it, Q[0]) == [
+        "orders/a/0 stays with m1: m1 keeps all of its 3 queues (an even share is 3, retries apart)"
+    ]
 
 
 def test_beside_foreigners_a_policy_that_is_missing_does_not_matter() -> None:

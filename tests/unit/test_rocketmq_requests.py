@@ -11,6 +11,7 @@ import pytest
 
 from rota.brokers.rocketmq import bodies, requests
 from rota.brokers.rocketmq.acl import Credentials, signed
+from rota.brokers.rocketmq.cluster import spelled
 from rota.brokers.rocketmq.codes import Request
 from rota.brokers.rocketmq.frames import Frame
 from rota.model import Queue
@@ -315,3 +316,26 @@ def test_settings_are_lines() -> None:
 def test_queues_are_locked_at_one_broker(queues: list[Queue]) -> None:
     with pytest.raises(ValueError, match="Queues of one broker are locked at a time"):
         requests.one_broker(queues)
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [  # as org.apache.rocketmq.common.MQVersion of 5.4.0 has them
+        (0, "0"),
+        (193, "193"),
+        (194, "V3_9_1_SNAPSHOT"),
+        (211, "V3_9_9"),
+        (213, "V4_0_0"),
+        (401, "V4_9_4"),
+        (411, "V4_9_9"),
+        (413, "V5_0_0"),
+        (441, "V5_1_4"),
+        (479, "V5_3_3"),
+        (492, "V5_4_0_SNAPSHOT"),
+        (493, "V5_4_0"),
+        (611, "V5_9_9"),
+        (612, "612"),
+    ],
+)
+def test_a_clients_version_is_spelled_as_rocketmq_does(version: int, name: str) -> None:
+    assert spelled(version) == name

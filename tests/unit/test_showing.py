@@ -256,6 +256,10 @@ def test_in_a_broadcasting_group_whoever_has_an_entry_has_every_queue_and_its_ra
     assert {it.name: (it.queues, it.rate) for it in found.members} == {"m1": (5, None), "m2": (5, None), "m3": (0, 0)}
 
 
+def test_a_broadcasting_group_has_no_strategy_and_that_is_known() -> None:
+    assert showing.summary(a_fact(everyones())).strategy == "-"
+
+
 async def test_of_a_broadcasting_group_no_queue_is_counted_as_unowned() -> None:
     class Known:
         def fact(self, _: tuple[str, str]) -> Fact:

@@ -72,6 +72,9 @@ class Slow:
         await self.may.acquire()
         return shown.Groups(operator, [])
 
+    def knows(self, namespace: str, name: str) -> bool:
+        return (namespace, name) == ("shop", "orders")
+
     def group(self, namespace: str, name: str) -> shown.Detail | None:
         raise NotImplementedError
 
@@ -106,6 +109,38 @@ async def test_those_who_ask_while_lines_are_made_for_another_share_the_next_one
         assert await asyncio.gather(*others) == ["made 2"] * 5, "what has changed meanwhile is in them"
         slow.may.release()
         assert await asks() == "made 3", "nothing is kept for those who ask later"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "sentence"),
+    [
+        ("POST", "/v1/groups", 405, "POST is not answered here; GET is"),
+        ("DELETE", "/v1/groups/shop/orders", 405, "DELETE is not answered here; GET is"),
+        ("HEAD", "/v1/events", 405, ""),
+        ("GET", "/v1/what", 404, "There is nothing at /v1/what; see docs/page.md"),
+        ("GET", "/v1", 404, "There is nothing at /v1; see docs/page.md"),
+        ("GET", "/v1/events?group=a/b/c", 400, "group is NAMESPACE/NAME, not 'a/b/c'"),
+        ("GET", "/v1/events?group=", 400, "group is NAMESPACE/NAME, not ''"),
+        ("GET", "/v1/events?group=shop/none", 404, "There is no group shop/none, or it is not looked after"),
+    ],
+)
+async def test_each_refusal_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
+    app = web.Application()
+    app.add_routes(site.routes(Slow(), site.Hub()))
+    async with TestClient(TestServer(app)) as client, client.request(method, path) as answer:
+        assert (answer.status, answer.content_type) == (status, "application/json")
+        assert answer.headers.get("allow") == ("GET" if status == 405 else None)
+        assert method == "HEAD" or await answer.json() == {"error": sentence}
+
+
+async def test_a_queue_that_is_given_as_nothing_is_no_queue() -> None:
+    brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
+    brain.group_seen(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
+    clock = asyncio.get_running_loop().time
+    sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
+    assert (sight.knows("shop", "orders"), sight.knows("shop", "other")) == (True, False)
+    with pytest.raises(ValueError, match="The queue '' cannot be read"):
+        await sight.why("shop", "orders", "")
 
 
 @pytest.fixture

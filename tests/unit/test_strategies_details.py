@@ -225,7 +225,7 @@ def test_sticky_counts_only_ordinary_queues_where_it_says_what_each_keeps() -> N
     queues = [*ORDERS[:5], ("%RETRY%shop", "broker-a", 0)]
     current = dict.fromkeys([Queue(*it) for it in [*ORDERS[:2], queues[-1]]], "m0") | {Queue(*ORDERS[2]): "m1"}
     roster = Roster.of(queues, ["m0", "m1"], current)
-    share = "(an even share is 2 or 3)"
+    share = "(an even share is 2 or 3, retries apart)"
     ordinary = [number for number, queue in enumerate(roster.queues) if queue.topic == "orders"]
     told = [why("Sticky", roster, number).partition(": ")[2] for number in ordinary]
     assert told[:3] == [f"m0 keeps all of its 2 queues {share}"] * 2 + [f"m1 keeps all of its 1 queue {share}"]

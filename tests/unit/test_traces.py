@@ -35,7 +35,7 @@ RESOURCE = {"service.name": "rota-operator", "service.version": "1.2.3", "servic
 
 
 def handover(number: int = 0, before: Holder | None = A, *, forced: bool = False, **at: float) -> Handover:
-    times = {"revoked": 100.1, "granted": 100.4, "obeyed": 100.9, **at}
+    times: dict[str, Any] = {"revoked": 100.1, "granted": 100.4, "obeyed": 100.9, **at}
     return Handover(Queue("orders", "broker-a", number), before, B, **times, forced=forced)
 
 

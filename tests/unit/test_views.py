@@ -4,7 +4,7 @@ import asyncio
 
 from rota.brokers import Client
 from rota.brokers.memory import BROKER, Memory
-from rota.kube.views import Interest, Views
+from rota.kube.views import DEAD_SECONDS, Interest, Views
 from rota.model import Queue, Reason
 
 KEY = ("shop", "orders")
@@ -82,3 +82,52 @@ async def test_what_is_told_in_time_is_kept() -> None:
     await views.look(KEY)
     assert views.where_is("orders") == {BROKER}
     assert views.of(KEY, 0.0, ()).foreigners == ()
+
+
+class Worn(Memory):
+    """A cluster whose broker tells of connections as it is told to."""
+
+    connections: tuple[Client, ...] = ()
+
+    async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
+        assert (group, broker) == ("orders", BROKER)
+        return self.connections
+
+
+OURS, FOREIGN = "10.0.0.1@orders-a#12345678", "10.0.0.9@old"
+
+
+async def worn(*connections: tuple[str, str]) -> tuple[Worn, Views]:
+    memory = Worn()
+    await memory.create_topic("orders", BROKER, 2)
+    views = Views(memory, lambda _: None)
+    views.want(KEY, ORDERS)
+    memory.connections = tuple(Client(*it) for it in connections)
+    await views.look(KEY)
+    return memory, views
+
+
+def duplicates(views: Views, after: float = 0.0) -> list[Reason]:
+    now = asyncio.get_running_loop().time() + after
+    return [it.reason for it in views.of(KEY, now, {"orders-a#12345678"}).problems]
+
+
+async def test_a_member_of_ours_whose_old_connection_the_broker_still_holds_is_not_two() -> None:
+    memory, views = await worn((OURS, "10.0.0.1:4711"), (OURS, "10.0.0.1:4712"))
+    assert duplicates(views) == []
+    assert duplicates(views, DEAD_SECONDS - 1) == []
+    await views.look(KEY)
+    assert duplicates(views, DEAD_SECONDS + 1) == [Reason.DUPLICATE_CLIENT_IDS], "by then it would be gone"
+    memory.connections = memory.connections[:1]
+    await views.look(KEY)
+    assert duplicates(views, DEAD_SECONDS + 1) == []
+    memory.connections *= 2
+    await views.look(KEY)
+    assert duplicates(views, DEAD_SECONDS - 1) == [], "it counts anew"
+
+
+async def test_two_at_two_addresses_or_of_others_are_told_of_at_once() -> None:
+    _, views = await worn((OURS, "10.0.0.1:4711"), (OURS, "10.0.0.2:4711"))
+    assert duplicates(views) == [Reason.DUPLICATE_CLIENT_IDS]
+    _, views = await worn((FOREIGN, "10.0.0.9:4711"), (FOREIGN, "10.0.0.9:4712"))
+    assert duplicates(views) == [Reason.DUPLICATE_CLIENT_IDS]

@@ -75,6 +75,11 @@ def _api() -> Api:
         return Api(_access)
     except NoAnswer:
         raise
+    except (AttributeError, TypeError):  # Python's words for what is in the wrong place, or missing
+        told = "it is not made as kubectl makes it, or has no server"
+        raise NoAnswer(f"The kubeconfig cannot be used: {told}; mend it, {OTHERWISE}") from None
+    except UnicodeDecodeError:
+        raise NoAnswer(f"The kubeconfig is no text in UTF-8; mend it, {OTHERWISE}") from None
     except Exception as error:  # noqa: BLE001 - whatever Python does at certificates that are none
         raise NoAnswer(f"The kubeconfig cannot be used: {_told(error)}; mend it, {OTHERWISE}") from None
 
@@ -161,4 +166,4 @@ def _of_the_server(body: bytes) -> str:
 def _told(error: Exception) -> str:
     name = getattr(error, "filename", None)
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"{name}: {said}" if name else said
+    return f"{name}: {said}" if name else said.rstrip(".")

@@ -9,7 +9,7 @@ import msgspec
 
 from rota.cli.live import Question
 from rota.cli.naming import group_of, namespace_of
-from rota.cli.words import ago, count, duration, number, rows, say, unknown
+from rota.cli.words import ago, count, duration, number, rate, rows, say, unknown
 from rota.kube.shown import Detail, Groups, Operator, Queue, Reasons, Rebalance, Summary, Topic
 from rota.model import queue_of
 
@@ -22,6 +22,8 @@ def status(group: str | None, namespace: str | None, *, everywhere: bool) -> Que
         if everywhere:
             raise ValueError(f"--all-namespaces is for all groups, and {group} is one; leave one of them out")
         return Question(_path(group, namespace), Detail, _tell_status)
+    if everywhere and namespace is not None:
+        raise ValueError("--all-namespaces is for all of them, and --namespace for one; leave one of them out")
     within = None if everywhere else namespace_of(namespace)
 
     def there(told: Groups) -> Groups:
@@ -77,8 +79,8 @@ def _line(group: Summary, name: str) -> dict[str, str]:
     return {
         "group": name,
         "ready": f"{'yes' if group.ready else 'no'} ({unknown(group.reason)})",
-        "members": f"{group.members}" + (f" ({group.idle} idle)" if group.idle else ""),
-        "queues": f"{group.queues}" + (f" ({group.unowned} unowned)" if group.unowned else ""),
+        "members": number(group.members) + (f" ({group.idle} idle)" if group.idle > 0 else ""),
+        "queues": number(group.queues) + (f" ({group.unowned} unowned)" if group.unowned > 0 else ""),
         "lag": number(group.lag, estimate=group.estimate),
         "delay": duration(group.delay),
         "strategy": unknown(group.strategy),
@@ -143,7 +145,7 @@ def _tell_members(told: Detail) -> None:
                 "state": it.state,
                 "queues": number(it.queues),
                 "generation": number(it.generation),
-                "rate": "unknown" if it.rate is None else f"{it.rate:.1f}/s",
+                "rate": rate(it.rate),
             }
             for it in told.members
         ]

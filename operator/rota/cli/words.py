@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 
 from rota.cli.show import clean, table
 
+MOST = 2**63  # what is not below it, or is below 0, counts nothing
+LONGEST = 1e10  # seconds: nothing takes 300 years
+
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _FRAME = 3  # columns of a table beside each name
 
@@ -40,7 +43,14 @@ def count(many: int, what: str) -> str:
 
 def number(value: int | None, *, estimate: bool = False) -> str:
     """Return a number that may not be known, or only about."""
-    return "unknown" if value is None else f"~{value}" if estimate else f"{value}"
+    if value is None or not 0 <= value < MOST:
+        return "unknown"
+    return f"~{value}" if estimate else f"{value}"
+
+
+def rate(value: float | None) -> str:
+    """Return how many a second, which may not be known."""
+    return "unknown" if value is None or not 0 <= value < MOST else f"{value:.1f}/s"
 
 
 def unknown(text: str | None) -> str:
@@ -50,7 +60,7 @@ def unknown(text: str | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return how long something takes, by its two largest units: 0.4s, 3s, 2m10s, 1h5m, 2d4h."""
-    if seconds is None:
+    if seconds is None or not seconds <= LONGEST:  # nor what is no number
         return "unknown"
     whole = round(max(seconds, 0))
     if 0 < seconds < 1:

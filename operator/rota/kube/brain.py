@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from time import time
 from typing import Any, NamedTuple
 
-from rota.kube import apply
+from rota.kube import apply, weights
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.fleets import Fleets
 from rota.kube.gather import Gatherer
@@ -341,7 +341,7 @@ class Brain:
     def _looked(self) -> None:
         if self._leads and self._looking and all(it.group.looked for it in self._tasks.values() if it.group.body):
             self._looking = False
-            _log.info("All %d groups are known", len(self._tasks))
+            _log.info("All groups are known: %d", len(self._tasks))
 
     def _listen(self, task: _Task, found: Plan) -> None:
         task.group.unsure, task.group.awaited = found.confirm, found.awaited
@@ -373,7 +373,7 @@ class Brain:
         """Return a group's world as it is known now."""
         broker, rooms = self._places.of(group, self._now), self._gatherer.rooms.of(group)
         lag = self._places.lag((group.namespace, group.name))
-        return group.snapshot(self._now, broker, rooms, told(group, broker, lag))
+        return group.snapshot(self._now, broker, rooms, told(group, broker, lag), weights.of_group(group, broker, lag))
 
     async def _tell(self, group: Group, found: Plan, writes: dict[str, int]) -> None:
         """Tell those whom the plan concerns, and then people."""

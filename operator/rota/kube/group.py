@@ -20,6 +20,7 @@ from rota.planner import Snapshot, View
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec, resolved
 
 SETTINGS = "group.json"
+NO_WEIGHTS: Mapping[Queue, float] = {}
 FORGOTTEN_SECONDS = 240.0  # then no broker tells of a pod that ended any more; it notices after 120
 
 
@@ -90,6 +91,7 @@ class Group:
         self.looked = False  # everything was looked at once since we began to lead
         self.fresh = False  # and again, after the record was found missing or damaged
         self.pace = Pace()
+        self.weights: Mapping[Queue, float] = {}  # what its queues were last said to weigh
 
     @property
     def spelled(self) -> str:
@@ -296,8 +298,20 @@ class Group:
 
     # What the planner is given.
 
-    def snapshot(self, now: float, broker: AtBroker, rooms: Mapping[str, str], lag: int | None = None) -> Snapshot:
-        """Put together what is seen."""
+    @property
+    def weighs_queues(self) -> bool:
+        """Whether its policy goes by what comes to each queue."""
+        return self.wish.policy is not None and self.wish.policy.strategy == "Balanced"
+
+    def snapshot(
+        self,
+        now: float,
+        broker: AtBroker,
+        rooms: Mapping[str, str],
+        lag: int | None = None,
+        weights: Mapping[Queue, float] | None = NO_WEIGHTS,
+    ) -> Snapshot:
+        """Put together what is seen; `weights`: what queues weigh, None where that is not known and should be."""
         wish, record = self.wish, self.record
         pods = (known.shown(now, rooms.get(name)) for name, known in sorted(self.pods.items()))
         return Snapshot(
@@ -313,6 +327,7 @@ class Group:
             gone=frozenset(self.gone),
             views=broker.views,
             foreigners=broker.foreigners,
+            queue_weights=weights,
             lag=lag,
             problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *self._strange()),
             status=self.status,

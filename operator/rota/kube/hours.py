@@ -86,9 +86,13 @@ class Hours:
         folder = self._folder / f"date={date}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{number}-{self._writer}.jsonl"
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Without waiting: whoever else writes to the folder may have put a pipe there, which nobody reads.
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         self._ending = Ending(file)
-        size = os.fstat(file).st_size
+        told = os.fstat(file)
+        if not stat.S_ISREG(told.st_mode):
+            raise OSError(None, f"{path} is no file")
+        size = told.st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             self._ending = Ending(file, torn=True)
         self._hour, self._unchecked = hour, self._limit  # a new hour is a new look through the folder

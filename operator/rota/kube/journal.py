@@ -24,6 +24,7 @@ from rota.records import SCHEMA
 STDOUT = "-"
 LIMIT = "8Gi"
 LEAST_LIMIT = 2**20
+MOST_LIMIT = 2**60  # no disk is so large: it is a slip of the pen
 MOST_WAITING = 1_000_000  # values in facts that a slow disk may be behind: some 60 MB
 MOST_AT_ONCE = 200  # facts in one write
 RETRY_SECONDS = 5.0
@@ -48,6 +49,8 @@ def size(text: str) -> int:
     told = int(float(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2]])
     if told < LEAST_LIMIT:
         raise ValueError(f"--journal-limit {text!r} is too little to keep a journal in; give 1Mi or more")
+    if told > MOST_LIMIT:
+        raise ValueError(f"--journal-limit {text!r} is more than any disk holds; give one such as 8Gi")
     return told
 
 
@@ -181,7 +184,8 @@ class Journal:
             self._missing += count
             self.lost += count
         if begins:
-            _log.error("The journal cannot be written: %s; facts are left out until it can", why)
+            where = "on standard output" if self._where == STDOUT else f"in {self._where}"
+            _log.error("The journal %s cannot be written: %s; facts are left out until it can", where, why)
 
 
 def _weight(fact: Fact) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.objects import Metadata, path
 
+SAID = 60.0  # seconds between two complaints of the same trouble
 LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
 RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end
 
@@ -42,6 +43,8 @@ class Leader:
         self._changed = 0.0  # and when we saw that: clocks of machines differ
         self._free = math.inf  # when nobody will hold it, if it is not renewed
         self._until = 0.0  # we lead until then, unless it is renewed
+        self._refused = False  # whether the last look was: to look again at once helps nobody
+        self._said, self._said_at = "", -math.inf
         self.leading = False
 
     async def run(self) -> None:
@@ -49,7 +52,8 @@ class Leader:
         try:
             while True:
                 await self._look()
-                await asyncio.sleep(RENEW if self.leading else min(LOOK, max(self._free - self._now, 0.1)))
+                slow = self.leading or self._refused
+                await asyncio.sleep(RENEW if slow else min(LOOK, max(self._free - self._now, 0.1)))
         finally:
             self._lead(leads=False)
             await self._give_back()
@@ -64,13 +68,21 @@ class Leader:
             async with asyncio.timeout(RENEW_UNTIL / 2):
                 held = await self._take()
         except (ApiError, Unanswered, TimeoutError) as error:
-            _log.warning("The Lease could not be renewed: %s", str(error) or "the API server is slow")
+            self._refused = isinstance(error, ApiError)
+            self._complain(str(error) or "the API server is slow")
             if self.leading and self._now > self._until:
                 self._lead(leads=False)
             return
+        self._refused, self._said = False, ""
         if held:
             self._until = began + RENEW_UNTIL
         self._lead(leads=held)
+
+    def _complain(self, why: str) -> None:
+        """Say what is wrong; where it stays so, now and then."""
+        if why != self._said or self._now - self._said_at >= SAID:
+            self._said, self._said_at = why, self._now
+            _log.warning("The Lease %s could not be renewed: %s", f"{self._path}/{self._name}", why)
 
     async def _take(self) -> bool:
         """Renew our Lease, or take one that nobody holds; return whether it is ours."""

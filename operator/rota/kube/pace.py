@@ -1,10 +1,13 @@
-"""When people are told: a condition that turns at once, figures once a second at most, the lag alone once a minute."""
+"""When people are told: a condition that turns at once, figures once a second at most, the lag alone once a minute.
+
+But that a lag is not known any more, or is again, is told soon: a figure that stands is taken for what is so.
+"""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-FIGURES_EVERY, LAG_EVERY = 1.0, 60.0  # seconds
+FIGURES_EVERY, TURN_EVERY, LAG_EVERY = 1.0, 5.0, 60.0  # seconds
 
 Status = Mapping[str, Any]
 
@@ -40,7 +43,10 @@ def _patience(status: Status, written: Status) -> float:
     """Return for how long what is written may stand."""
     if _state(status) != _state(written):
         return 0.0
-    return LAG_EVERY if {**status, "lag": None} == {**written, "lag": None} else FIGURES_EVERY
+    if {**status, "lag": None} != {**written, "lag": None}:
+        return FIGURES_EVERY
+    turned = (status.get("lag") is None) != (written.get("lag") is None)
+    return TURN_EVERY if turned else LAG_EVERY
 
 
 def _state(status: Status) -> tuple[object, ...]:

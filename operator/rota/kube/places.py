@@ -97,7 +97,7 @@ class Places:
         spec, key = group.wish.spec, (group.namespace, group.name)
         if spec is None:
             return
-        interest, stay = _interest(group.name, spec), self._stays.get(key)
+        interest, stay = _interest(group, spec), self._stays.get(key)
         if stay is None:
             stay = self._stays[key] = _Stay(group, interest, spec.broker.rocketmq)
             self._claim(key, stay)
@@ -184,7 +184,7 @@ class Places:
         if site.mark not in self._places:
             brokers = self._connect(site.site)
             views = Views(brokers, self.news)
-            lags = Lags(brokers, views, self.worked, self.looked, self._reported)
+            lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news)
             loop = asyncio.get_running_loop()
             running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
             self._places[site.mark] = _Place(brokers, views, lags, running)
@@ -295,6 +295,8 @@ class _Access:
     site: Site
 
 
-def _interest(name: str, spec: GroupSpec) -> Interest:
+def _interest(group: Group, spec: GroupSpec) -> Interest:
     topics = tuple(it.topic for it in spec.subscriptions)
-    return Interest(spec.group or name, topics, spec.message_model == "Broadcasting", spec.start_from)
+    return Interest(
+        spec.group or group.name, topics, spec.message_model == "Broadcasting", spec.start_from, group.weighs_queues
+    )

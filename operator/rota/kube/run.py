@@ -33,6 +33,7 @@ from rota.kube.places import Places
 from rota.kube.reports import Reports
 from rota.kube.sight import Sight
 from rota.kube.site import Hub, routes
+from rota.model import plain
 
 RESYNC_SECONDS = 60.0
 
@@ -71,12 +72,26 @@ def namespaces(texts: Sequence[str]) -> list[str]:
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{,61}[a-z0-9])?", name):
-            raise ValueError(f"--namespace {name!r} is no name; give one that kubectl get namespaces shows")
+            raise ValueError(f"--namespace {plain(name, 100)!r} is no name; give one that kubectl get namespaces shows")
     return names
+
+
+def check(options: Options) -> None:
+    """Refuse names that nothing can have: what uses them would only fail, again and again."""
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{,61}[a-z0-9])?", options.own_namespace):
+        told = f"--own-namespace {plain(options.own_namespace, 100)!r} is no name"
+        raise ValueError(f"{told}; give one that kubectl get namespaces shows")
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{,251}[a-z0-9])?", options.lease):
+        told = f"--lease {plain(options.lease, 100)!r} is no name"
+        raise ValueError(f"{told} that an object can have; give lower-case letters, digits and -, such as rota")
+    if options.identity and not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{,239}", options.identity):
+        told = f"--identity {plain(options.identity, 100)!r} is no name"
+        raise ValueError(f"{told}; files of the journal have it, too: give 240 letters, digits, -, _ and . at most")
 
 
 def process(options: Options) -> int:
     """Run as a process of its own; return the exit code."""
+    check(options)
     gc.set_threshold(*COLLECTED)
     return asyncio.run(operate(options))
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rota.brokers import Client
+from rota.documents import Assignment
 from rota.kube import shown, sums
 from rota.kube.history import NOTHING
 from rota.kube.known import client_id
@@ -34,7 +35,7 @@ def _summary(it: Fact, topics: Mapping[str, sums.TopicLag]) -> shown.Summary:
         idle=status.get("idleMembers", 0),
         unowned=status.get("unownedQueues", 0),
         generation=document.generation if document else 0,
-        strategy=document.strategy if document else "",
+        strategy=_strategy(document),
         lag=sums.total(topics, "Subscribed"),
         retrying=sums.total(topics, "Retry"),
         dead=it.lag.dead,
@@ -43,6 +44,13 @@ def _summary(it: Fact, topics: Mapping[str, sums.TopicLag]) -> shown.Summary:
         verdicts=dict(sums.verdicts(topics, it.lag)),
         last_rebalance=next(iter(it.tally.rebalances), None) or _told(status.get("lastRebalance")),
     )
+
+
+def _strategy(document: Assignment | None) -> str:
+    """Return what queues are shared by; where every member has all of them, there is nothing to share."""
+    if document is None:
+        return ""
+    return "-" if document.everyone is not None else document.strategy
 
 
 def detail(operator: shown.Operator, it: Fact, clients: Mapping[str, Client]) -> shown.Detail:

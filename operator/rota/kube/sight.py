@@ -72,6 +72,11 @@ class Sight(NamedTuple):
         lines = [showing.summary(fact) async for key in gently(sorted(self.keys())) if (fact := self.fact(key))]
         return shown.Groups(self.operator, lines)
 
+    def knows(self, namespace: str, name: str) -> bool:
+        """Whether there is such a group."""
+        group = self.brain.group((namespace, name))
+        return group is not None and group.body is not None
+
     def group(self, namespace: str, name: str) -> shown.Detail | None:
         """Return everything about a group."""
         key = (namespace, name)
@@ -83,7 +88,7 @@ class Sight(NamedTuple):
         fact = self.fact((namespace, name))
         if fact is None:
             return None
-        asked = [queue_of(queue)] if queue else []
+        asked = [] if queue is None else [queue_of(queue)]
         async with self.one_at_a_time:
             found = await asyncio.to_thread(why, self.brain.snapshot(fact.group), self.brain.time(), asked)
         said = showing.summary(fact)

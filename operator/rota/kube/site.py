@@ -3,15 +3,17 @@
 import asyncio
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from rota.kube import shown
+from rota.model import plain
 
 GAP = 0.2  # seconds between two events on a connection: whatever changes meanwhile comes together
 KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
@@ -43,6 +45,9 @@ class Showing(Protocol):
 
     async def groups(self) -> shown.Groups:
         """Return every group in a line."""
+
+    def knows(self, namespace: str, name: str) -> bool:
+        """Whether there is such a group."""
 
     def group(self, namespace: str, name: str) -> shown.Detail | None:
         """Return everything about a group; None if there is none."""
@@ -124,6 +129,7 @@ def routes(showing: Showing, hub: Hub) -> list[web.RouteDef]:
         web.get("/v1/groups/{namespace}/{name}", site.group),
         web.get("/v1/groups/{namespace}/{name}/why", site.why),
         web.get("/v1/events", site.events, allow_head=False),
+        web.route("*", "/v1{rest:(/.*)?}", site.nothing),  # after all others: programs read each refusal alike
     ]
 
 
@@ -176,8 +182,10 @@ class _Site:
     async def events(self, asked: web.Request) -> web.StreamResponse:
         only = asked.query.get("group")
         namespace, _, name = (only or "").partition("/")
-        if only is not None and not (namespace and name):
-            return _refusal(400, f"group is NAMESPACE/NAME, not {only!r}")
+        if only is not None and (not (namespace and name) or "/" in name):
+            return _refusal(400, f"group is NAMESPACE/NAME, not {plain(only, 100)!r}")
+        if only is not None and not self._showing.knows(namespace, name):
+            return _unknown(namespace, name)
         address = asked.remote or ""
         if why := self._hub.refuses(address):
             return _refusal(503, why)
@@ -186,6 +194,11 @@ class _Site:
             await stream.prepare(asked)
             await self._follow(asked, stream, listener)
         return stream
+
+    async def nothing(self, asked: web.Request) -> web.StreamResponse:
+        if asked.method != "GET":
+            return _refusal(405, f"{plain(asked.method, 20)} is not answered here; GET is", {"allow": "GET"})
+        return _refusal(404, f"There is nothing at {plain(asked.path, 100)}; see docs/page.md")
 
     async def _follow(self, asked: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
         """Say what changes, until nobody is there to hear it."""
@@ -239,9 +252,9 @@ def _json(body: bytes) -> web.Response:
 
 
 def _unknown(namespace: str, name: str) -> web.Response:
-    return _refusal(404, f"There is no group {namespace}/{name}, or it is not looked after")
+    return _refusal(404, f"There is no group {plain(f'{namespace}/{name}')}, or it is not looked after")
 
 
-def _refusal(status: int, sentence: str) -> web.Response:
+def _refusal(status: int, sentence: str, headers: Mapping[str, str] = MappingProxyType({})) -> web.Response:
     body = msgspec.json.encode({"error": sentence})
-    return web.Response(status=status, body=body, content_type="application/json", headers=_ANSWER)
+    return web.Response(status=status, body=body, content_type="application/json", headers={**_ANSWER, **headers})

@@ -20,6 +20,7 @@ ROUTES_SECONDS = 5.0
 ONLINE_SECONDS = 20.0
 RETRIES_EVERY = 4  # looks at the routes
 AT_ONCE = 16  # requests under way to one cluster
+DEAD_SECONDS = 120.0  # for which brokers keep a connection of which they hear nothing any more
 
 Key = tuple[str, str]
 
@@ -33,6 +34,7 @@ class Interest(NamedTuple):
     topics: tuple[str, ...]
     broadcasting: bool
     begins: StartFrom = StartFrom()
+    weighed: bool = False  # whether it matters how much comes to each queue
 
 
 @dataclass
@@ -55,6 +57,14 @@ class _Online:
     ids: tuple[str, ...] | None = None
     clients: Mapping[str, Client] = field(default_factory=dict)  # by id
     problems: tuple[Verdict, ...] = ()
+    twice: Mapping[str, "_Twice"] = field(default_factory=dict)  # ids that one broker has more than once
+
+
+class _Twice(NamedTuple):
+    """Since when an id is worn twice, and whether at one address: then it may be one, and its old connection."""
+
+    since: float
+    alike: bool
 
 
 class Views:
@@ -157,7 +167,8 @@ class Views:
         brokers = sorted({broker for topic in interest.topics for broker in self.where_is(topic)})
         try:
             told = await asyncio.gather(*(self._of_one_broker(interest, broker) for broker in brokers))
-            now = _online(told) if brokers else _Online()
+            twice = self._online.get(key, _Online()).twice
+            now = _online(told, twice, asyncio.get_running_loop().time()) if brokers else _Online()
         except BrokerError as error:
             _log.info("%s/%s: %s", *key, error)
             refused = isinstance(error, Refused)
@@ -199,24 +210,38 @@ class Views:
                 problems.append(Verdict(Reason.BROKER_REFUSES, str(it.why)))
         online = self._online.get(key, _Online())
         foreigners = None if online.ids is None else tuple(it for it in online.ids if it.partition("@")[2] not in ours)
-        return AtBroker(views, () if interest.broadcasting else foreigners, (*problems, *online.problems))
+        problems += [*online.problems, *_worn_twice(online, now, ours)]
+        return AtBroker(views, () if interest.broadcasting else foreigners, tuple(problems))
 
 
-def _online(told: Collection[tuple[str, tuple[Client, ...], bool]]) -> _Online:
-    """Put together what brokers tell; the ids that one of them has twice are worn by two."""
+def _online(told: Collection[tuple[str, tuple[Client, ...], bool]], twice: Mapping[str, _Twice], now: float) -> _Online:
+    """Put together what brokers tell; `twice`: the ids that one of them had twice before."""
     problems: list[Verdict] = []
     off = [broker for broker, _, enabled in told if not enabled]
     if off:
         told_so = f"The group is switched off at {', '.join(off)}; consumeEnable switches it on"
         problems.append(Verdict(Reason.SWITCHED_OFF, told_so))
-    twice = sorted(
-        {name for _, there, _ in told for name, times in Counter(it.id for it in there).items() if times > 1}
-    )
-    if twice:
-        said = f"Several consumers call themselves {', '.join(twice[:3])}; of queues that are theirs some stay unread"
-        problems.append(Verdict(Reason.DUPLICATE_CLIENT_IDS, said))
+    worn: dict[str, _Twice] = {}
+    for _, there, _ in told:
+        for name in (name for name, times in Counter(it.id for it in there).items() if times > 1):
+            since, alike = worn.get(name) or _Twice(twice[name].since if name in twice else now, alike=True)
+            hosts = {it.address.rpartition(":")[0] for it in there if it.id == name}
+            worn[name] = _Twice(since, alike and len(hosts) == 1)
     clients = {it.id: it for _, there, _ in told for it in there}
-    return _Online(tuple(sorted(clients)), clients, tuple(problems))
+    return _Online(tuple(sorted(clients)), clients, tuple(problems), worn)
+
+
+def _worn_twice(online: _Online, now: float, ours: Collection[str]) -> list[Verdict]:
+    """Tell of ids that several wear; of a member of ours whose old connection the broker still holds there is one."""
+    several = sorted(
+        name
+        for name, (since, alike) in online.twice.items()
+        if not alike or name.partition("@")[2] not in ours or now - since > DEAD_SECONDS
+    )
+    if not several:
+        return []
+    said = f"Several consumers call themselves {', '.join(several[:3])}; of queues that are theirs some stay unread"
+    return [Verdict(Reason.DUPLICATE_CLIENT_IDS, said)]
 
 
 def topics_of(interest: Interest) -> tuple[str, ...]:

@@ -161,11 +161,13 @@ def _with_epochs(df: DataFrame) -> DataFrame:
     """Number epochs, and say of each record where its own ends and what was known when."""
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     up_to = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    later = order.rowsBetween(1, Window.unboundedFollowing)
+    # What comes next is what came last, looked at from the end: a frame up to the last row is made anew for each row.
+    backwards = [F.desc(name) for name in ("life", "generation", "step", "at")]
+    later = Window.partitionBy("group").orderBy(*backwards).rowsBetween(Window.unboundedPreceding, -1)
     border = F.col("anew") | F.col("torn") | F.col("whole")
-    next_border = F.first(F.when(border, F.struct("starts", "torn", "whole")), ignorenulls=True).over(later)
+    next_border = F.last(F.when(border, F.struct("starts", "torn", "whole")), ignorenulls=True).over(later)
     plan_at = F.when(F.col("step") == _PLAN, F.col("at"))
-    mode_before, mode_after = F.last("mode", ignorenulls=True), F.first("mode", ignorenulls=True)
+    mode = F.last("mode", ignorenulls=True)
     sure, never = F.col("anew") | F.col("whole"), F.expr("false")
     within = Window.partitionBy("group", "stretch").orderBy("life", "generation", "step", "at")
     return (
@@ -175,9 +177,9 @@ def _with_epochs(df: DataFrame) -> DataFrame:
                 "stretch": F.sum((F.col("anew") | F.col("torn")).cast("int")).over(up_to),
                 "wholes": F.sum(F.col("whole").cast("int")).over(up_to),
                 "_next": next_border,
-                "next_whole": F.first(F.when(F.col("whole"), F.col("at")), ignorenulls=True).over(later),
-                "next_plan": F.first(plan_at, ignorenulls=True).over(later),
-                "modes": F.array_compact(F.array(mode_before.over(up_to), mode_after.over(later))),
+                "next_whole": F.last(F.when(F.col("whole"), F.col("at")), ignorenulls=True).over(later),
+                "next_plan": F.last(plan_at, ignorenulls=True).over(later),
+                "modes": F.array_compact(F.array(mode.over(up_to), mode.over(later))),
                 "model": F.last("model", ignorenulls=True).over(up_to),
             }
         )

@@ -18,13 +18,17 @@ SETTINGS = {
 }
 
 
+CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, if nobody says where else it runs
+
+
 def session(name: str, settings: dict[str, str] | None = None) -> SparkSession:
     """Return a session on this machine, or where spark-submit wants it."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 that is first on the path
     builder = SparkSession.builder.appName(name)
-    chosen = SETTINGS | (settings or {})
+    chosen = ({} if "PYSPARK_GATEWAY_PORT" in os.environ else {"spark.master": f"local[{CORES}]"}) | SETTINGS
+    chosen |= settings or {}
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()  # without a master, that is local[*]
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -72,7 +72,7 @@ def decide(it: Situation) -> Draft:
     allowed = 0 if held else len(voluntary) if facts.budget is None else facts.budget
     kept = {one.queue for one in _emptiest_takers_first(it, voluntary)[allowed:]}
     if kept and not held:
-        told = f"The budget lets {allowed} of {len(voluntary)} queues move now"
+        told = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
         held = gates.Held(Reason.BUDGET_SPENT, told, facts.budget_back)
     kept |= draining
     immediate = it.policy.handover.mode == "Immediate"

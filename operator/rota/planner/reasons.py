@@ -1,6 +1,6 @@
 """Why each queue of a living group has the owner that it has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,7 +97,7 @@ def _reasons(it: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
     kept = aim.problem.message if aim.problem else unled if not it.snapshot.foreigners else ""
     if kept:
         return {queue: f"{queue} stays with {it.owned[queue].name}: {kept}" for queue in queues}
-    names = [*aim.roster.members]
+    names, known = [*aim.roster.members], dict[str, str]()
     roster, policy = aim.roster, it.policy
     foreigners = it.snapshot.foreigners or ()
     if foreigners:
@@ -113,4 +113,11 @@ def _reasons(it: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
     asked = [queue for queue in queues if it.owned[queue].name in places]
     chosen = options(policy, roster, measured(it))
     told = explain_all(policy.strategy, roster, owners, asked, chosen, present=present)
-    return dict(zip(asked, told, strict=True))
+    return dict(zip(asked, [_by_name(it, known) for it in told], strict=True))
+
+
+def _by_name(told: str, known: Mapping[str, str]) -> str:
+    """Name members as people know them where a sentence has their client ids; one may begin as another one does."""
+    for client in sorted(known, key=len, reverse=True):
+        told = told.replace(client, known[client])
+    return told

@@ -51,7 +51,7 @@ def cause(it: Situation, draft: Draft) -> Verdict:
         resumed = it.document.generation > 1 and not it.document.barrier
         told = (Reason.GROUP_RESUMED, "Nobody owned a queue") if resumed else (Reason.FIRST_ASSIGNMENT, "A new group")
         return Verdict(*told)
-    return _of_leavers(it) or _of_queues(it) or _of_joiners(it) or _of_rules(it, draft)
+    return _of_leavers(it) or _of_foreigners(it) or _of_queues(it) or _of_joiners(it) or _of_rules(it, draft)
 
 
 def _of_leavers(it: Situation) -> Verdict | None:
@@ -72,9 +72,19 @@ def _standing(it: Situation, holder: Holder) -> Standing | None:
     return it.standings[pod.name] if pod and pod.uid == holder.uid else None
 
 
+def _of_foreigners(it: Situation) -> Verdict | None:
+    """Say that foreigners came or went; what they work is on no record, and would look as if it had been added."""
+    there, told = it.snapshot.foreigners, it.snapshot.status.get("conditions") or []
+    were = any(one["type"] == str(Reason.FOREIGN_MEMBERS) for one in told)
+    if there is None or bool(there) == were:
+        return None
+    gone = "No consumer that is not Rota's is in the group any more: the policy shares all queues again"
+    return Verdict(Reason.FOREIGN_MEMBERS, foreign(there) if there else gone)
+
+
 def _of_queues(it: Situation) -> Verdict | None:
     known, wanted = {queue for topic in it.on_record.values() for queue in topic}, set(it.queues)
-    added, removed = wanted - known, known - wanted
+    added, removed = set() if it.snapshot.foreigners else wanted - known, known - wanted
     if added and {queue.topic for queue in added} <= set(it.on_record):
         return Verdict(Reason.QUEUES_ADDED, f"{_count(len(added))} more: {_some(added)}")
     topics = {queue.topic for queue in wanted}
@@ -92,13 +102,24 @@ def _of_joiners(it: Situation) -> Verdict | None:
 
 
 def _of_rules(it: Situation, draft: Draft) -> Verdict:
+    moving = [one for one in draft.decisions if one.act in MOVING]
+    if it.snapshot.foreigners and (moving or draft.strategy != it.document.strategy):
+        return Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners))
     if draft.strategy != it.document.strategy:
-        if it.snapshot.foreigners:
-            return Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners))
         return Verdict(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
-    if any(one.act in MOVING for one in draft.decisions):
+    if moving:
+        begun = _begun(it) if all(one.state is State.RELEASING for one in moving) else None
+        if begun:  # nothing new: what was taken then is given now
+            return Verdict(begun, f"What {begun} began goes on")
         return Verdict(Reason.LOAD_SHIFTED, "What queues weigh, or who is where, has changed")
     return Verdict(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
+
+
+def _begun(it: Situation) -> Reason | None:
+    """Return why the rebalance began that is still under way."""
+    last = it.snapshot.status.get("lastRebalance") or {}
+    reason = str(last.get("reason"))
+    return Reason(reason) if reason in _REASONS and "seconds" not in last else None
 
 
 def foreign(ids: Sequence[str]) -> str:
@@ -115,17 +136,33 @@ def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
         told = f"The broker does not tell of {_names(it.unseen)}; what was assigned stays"
         found.append(Verdict(Reason.NO_VIEW, told))
     if it.queues and not it.counted:
-        who = "Only foreigners are" if it.snapshot.foreigners else "Nobody is"
-        found.append(Verdict(Reason.NO_MEMBERS, f"{who} there to work {_count(len(it.queues))}"))
+        found.append(Verdict(Reason.NO_MEMBERS, _nobody(it)))
     elif unowned:
         found.append(Verdict(Reason.QUEUES_UNOWNED, f"{_count(unowned)} without an owner"))
     if it.snapshot.foreigners:
         found.append(Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners)))
     idle = len(it.counted) - len(it.queues)
     if idle > 0 and it.queues:
-        told = f"{len(it.counted)} members share {_count(len(it.queues))}: at least {idle} of them are idle"
+        are = "is" if idle == 1 else "are"
+        told = f"{len(it.counted)} members share {_count(len(it.queues))}: at least {idle} of them {are} idle"
         found.append(Verdict(Reason.IDLE_MEMBERS, told))
     return found
+
+
+def _nobody(it: Situation) -> str:
+    """Say that nobody counts; who is there, and cannot work, keeps what nobody is there to take over."""
+    told = _count(len(it.queues))
+    if it.snapshot.foreigners:
+        return f"Only foreigners are there to work {told}"
+    there = [pod for pod in it.snapshot.pods if it.standings[pod.name] in {Standing.OUT, Standing.CUT_OFF}]
+    if not there:
+        return f"Nobody is there to work {told}"
+    names = _names([pod.name for pod in there])
+    reports = [pod.report.brokers for pod in there if pod.report]
+    missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
+    are = "is" if len(there) == 1 else "are"
+    why = f"{names} cannot reach {_names(missed)}" if missed else f"{names} {are} not ready"
+    return f"No member can work {told}: {why}; what was assigned stays"
 
 
 def _troubles(it: Situation, known: Container[Reason]) -> list[Verdict]:
@@ -177,7 +214,7 @@ def without_owner(it: Situation, document: Assignment) -> list[Queue]:
 
 def _progress(it: Situation, draft: Draft, under_way: int) -> tuple[bool, Verdict]:
     if under_way:
-        return True, Verdict(Reason.HANDOVER_IN_FLIGHT, f"{under_way} queues or members are under way")
+        return True, Verdict(Reason.HANDOVER_IN_FLIGHT, _under_way(under_way))
     if not it.queues:
         return False, NOTHING_KNOWN
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
@@ -198,7 +235,7 @@ def _ready(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict]:
         return False, stopped
     if not it.queues:
         return False, next((verdict for verdict in found if verdict.reason not in HARMLESS), NOTHING_KNOWN)
-    return True, Verdict(Reason.SETTLED, f"{_count(len(it.queues))}, {len(it.counted)} members")
+    return True, Verdict(Reason.SETTLED, f"{_count(len(it.queues))}, {_count(len(it.counted), 'member')}")
 
 
 def _conditions(it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict]) -> list[dict[str, Any]]:
@@ -328,8 +365,12 @@ def _alike(decisions: Iterable[Decision]) -> list[list[Decision]]:
     return [list(some) for _, some in groupby(sorted(decisions, key=kind), key=kind)]
 
 
-def _count(queues: int) -> str:
-    return f"{queues} queue{'s' * (queues != 1)}"
+def _count(many: int, what: str = "queue") -> str:
+    return f"{many} {what}{'s' * (many != 1)}"
+
+
+def _under_way(many: int) -> str:
+    return "1 queue or member is under way" if many == 1 else f"{many} queues or members are under way"
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:

@@ -49,6 +49,7 @@ OPEN_AGAIN = 2.0  # where the port cannot be listened at
 GOES = 2.0  # an app that has been drained for may ask for so long, before the signal to end reaches it
 NEVER_GOES = 60.0  # one that still asks after this was not ended
 LOOK_AGAIN = 0.2
+KEPT = 3600.0  # seconds that a connection of the app is kept for: it may work at a message for long, and ack it then
 
 NOT_OPEN = "PullNotAnswered"
 
@@ -145,7 +146,7 @@ class Pull:
                 ]
             )
             try:
-                self._runner = await listen(app, self._host, self._port)
+                self._runner = await listen(app, self._host, self._port, kept=KEPT)
             except ValueError as error:
                 self._shell.health.trouble(NOT_OPEN, str(error))
                 await asyncio.sleep(OPEN_AGAIN)

@@ -1,6 +1,6 @@
 """Balanced: spreads weight, not counts, over members of unequal capacity, near where the queues are, with few moves.
 
-What a queue weighs (messages a second, lag) and what a member can carry come from measurement, and measurements lie:
+What a queue weighs (messages a second) and what a member can carry come from measurement, and measurements lie:
 what is no number, negative or absurd is replaced before it is used, so a lie costs a bounded number of moves.
 
 How good an assignment is, is one number, its cost: the sum over members of carried² / capacity, which is least when

@@ -44,6 +44,7 @@ def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterato
     had = _counted(roster, present(roster)[others])
     keeps = _counted(roster, owners[others & (present(roster) == owners)])
     even, even_with_retry = _even_share(roster, int(others.sum())), _even_share(roster, len(others))
+    even += "" if others.all() else ", retries apart"  # a member that is asked for all that it owns has those, too
     for queue in queues:
         was, now = roster.owners[queue], owners[queue]
         name = roster.members[now]

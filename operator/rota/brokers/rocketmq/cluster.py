@@ -17,6 +17,7 @@ from rota.model import Queue
 
 PRODUCER = "rota"
 NOBODY = "no consumer for this group"  # how a broker says so; its code is that of all failures
+FIRST_IN_ORDER, LAST_IN_ORDER, AHEAD = 194, 611, 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
 STATS_SECONDS = 10.0  # a broker works for this; who asks another one meanwhile does not wait
 
 
@@ -50,7 +51,7 @@ class Cluster:
                 return ()
             raise
         found = body(answer, bodies.ConsumerConnection).connection_set
-        return tuple(Online(peer.client_id, peer.client_addr, peer.language, str(peer.version)) for peer in found)
+        return tuple(Online(peer.client_id, peer.client_addr, peer.language, spelled(peer.version)) for peer in found)
 
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
         """Return what a member that decides by itself asks: the ids of who is online, each once."""
@@ -186,3 +187,14 @@ class Cluster:
 
 def _broker(queue: Queue) -> str:
     return queue.broker
+
+
+def spelled(version: int) -> str:
+    """Return a client's version as RocketMQ names it; the wire has its place in their list, MQVersion.
+
+    From 194 on they stand there one after the other, each with a snapshot before it; 611 is the last: V5_9_9.
+    """
+    if not FIRST_IN_ORDER <= version <= LAST_IN_ORDER:
+        return str(version)
+    number = version // 2 + 1 - AHEAD
+    return f"V{'_'.join(str(number))}" + ("_SNAPSHOT" if version % 2 == 0 else "")

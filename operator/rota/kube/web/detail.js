@@ -1,6 +1,6 @@
 // One group: its figures, members, map, conditions, rebalances, topics and queues.
 
-import { at, element, keep, put, rows } from "./dom.js";
+import { at, element, keep, plain, put, rows } from "./dom.js";
 import { ask } from "./events.js";
 import { ready } from "./groups.js";
 import * as map from "./map.js";
@@ -24,7 +24,7 @@ const FACTS = [
   ["Retrying", ({ retrying }) => count(retrying)],
   ["Dead letters", ({ dead }) => count(dead)],
   ["Verdicts", (it) => verdicts(it.verdicts)],
-  ["Strategy", ({ strategy }) => strategy],
+  ["Strategy", ({ strategy }) => strategy || "unknown"],
   ["Generation", ({ generation }) => String(generation)],
 ];
 
@@ -103,7 +103,7 @@ function member({ name, origin, version, language, address }) {
 function sought() {
   const text = at("filter").value.trim().toLowerCase();
   if (!text) return () => true;
-  return (it) => [queueName(it), it.owner, it.to].some((name) => name?.toLowerCase().includes(text));
+  return (it) => [queueName(it), it.owner, it.to].some((name) => name != null && plain(name).toLowerCase().includes(text));
 }
 
 export function begin({ namespace, name }, path) {

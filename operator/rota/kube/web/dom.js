@@ -2,14 +2,22 @@
 
 export const at = (id) => document.getElementById(id);
 
-export function put(node, text) {
+// Names and messages are anybody's: what turns a line around, or is not seen, is shown as a mark, as in a terminal.
+export function plain(told) {
+  const text = String(told ?? "");
+  if (/^[ -~]*$/.test(text)) return text;
+  return text.replace(/\s+/gu, " ").replace(/(?! )[\p{C}\p{Z}]/gu, "\uFFFD");
+}
+
+export function put(node, told) {
+  const text = plain(told);
   if (node.textContent !== text) node.textContent = text;
 }
 
 export function element(tag, text = "", className = "") {
   const made = document.createElement(tag);
   if (className) made.className = className;
-  made.textContent = text;
+  made.textContent = plain(text);
   return made;
 }
 
@@ -54,7 +62,7 @@ function write(cell, told) {
   const [text, small = ""] = Array.isArray(told) ? told : [told];
   if (cell.told === `${text}\n${small}`) return undefined;
   cell.told = `${text}\n${small}`;
-  cell.textContent = text;
+  cell.textContent = plain(text);
   if (small) cell.append(element("small", small));
   return undefined;
 }

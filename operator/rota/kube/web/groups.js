@@ -52,7 +52,7 @@ function draw() {
   const sought = at("list-filter").value.trim().toLowerCase();
   const found = known.filter((it) => title(it).toLowerCase().includes(sought));
   rows(at("groups"), found, title, COLUMNS);
-  put(at("list-count"), `${sought ? `${count(found.length)} of ` : ""}${count(known.length)} groups`);
+  put(at("list-count"), `${sought ? `${count(found.length)} of ` : ""}${count(known.length)} group${known.length === 1 ? "" : "s"}`);
 }
 
 export function start() {

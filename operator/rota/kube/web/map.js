@@ -1,6 +1,6 @@
 // The map: a cell a queue, topic by topic and broker by broker. Tab reaches one of them, arrow keys the others.
 
-import { at, element, keep, put } from "./dom.js";
+import { at, element, keep, plain, put } from "./dom.js";
 import { queue as words, queueName } from "./words.js";
 
 const MANY = 1500; // queues: above, cells are small
@@ -63,7 +63,7 @@ function block([name]) {
   section.role = "presentation";
   const inside = element("div");
   inside.role = "group";
-  inside.ariaLabel = name;
+  inside.ariaLabel = plain(name);
   section.append(element("h3", name), inside);
   section.firstElementChild.ariaHidden = "true"; // a listbox holds groups and options only
   return section;
@@ -76,7 +76,7 @@ blank.ariaSelected = "false";
 const cell = () => blank.cloneNode();
 
 function fill(found, it, matches) {
-  const label = words(it);
+  const label = plain(words(it));
   const [owner, next] = [numbers.get(it.owner), numbers.get(it.to)];
   const kind = `cell${KINDS[it.state] ?? ""}${it.forced ? " forced" : ""}${matches(it) ? "" : " aside"}`;
   const drawn = `${label} ${kind} ${owner} ${next}`;

@@ -2,7 +2,7 @@
 
 import * as groups from "./groups.js";
 import * as detail from "./detail.js";
-import { at, put } from "./dom.js";
+import { at, plain, put } from "./dom.js";
 import { ask, listen } from "./events.js";
 import { time } from "./words.js";
 
@@ -141,7 +141,7 @@ function begin() {
   at("detail").hidden = !view.name;
   if (document.hidden) return;
   if (view.name) detail.begin(view, path(view));
-  document.title = view.name ? `${view.namespace}/${view.name} - Rota` : "Rota";
+  document.title = view.name ? plain(`${view.namespace}/${view.name} - Rota`) : "Rota";
   refresh();
   hear(view, ending.signal);
 }

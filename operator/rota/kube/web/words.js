@@ -2,13 +2,13 @@
 
 const NUMBERS = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
-export const count = (value) => (value == null ? "unknown" : NUMBERS.format(value));
+export const count = (value) => (value == null || !(value >= 0) ? "unknown" : NUMBERS.format(value));
 
 // A filter may pass over some of what lies there.
 export const lag = ({ lag: value, estimate }) => (value != null && estimate ? `at most ${count(value)}` : count(value));
 
 export function duration(seconds) {
-  if (seconds == null) return "unknown";
+  if (seconds == null || !(seconds <= 1e10)) return "unknown"; // nothing takes 300 years
   if (seconds < 60) return `${NUMBERS.format(seconds)} s`;
   const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor((seconds % 3600) / 60)];
   return hours ? `${count(hours)} h ${minutes} min` : `${minutes} min ${Math.floor(seconds % 60)} s`;

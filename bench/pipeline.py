@@ -1,0 +1,43 @@
+"""The pipeline over an invented fleet, beside DuckDB and pandas with the part of the rollup that they can do.
+
+`ROTA_BENCH_GROUPS` (100) says how large it is, for a day each; a group writes some 2,000 records a day. What Spark
+needs to start is part of each figure, as it is for whoever types the command.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.measure import Row, Sample
+
+ROTA = [str(Path(sys.executable).with_name("rota")), "pipeline"]
+PEERS = [sys.executable, "-m", "bench.rollups"]
+POLICIES = "docs/examples/policies.yaml"
+
+
+def rows() -> Iterator[Row]:
+    """Make a journal once, and time each step once: they take minutes."""
+    groups = os.environ.get("ROTA_BENCH_GROUPS", "100")
+    with tempfile.TemporaryDirectory() as folder:
+        journal, lake, made = (str(Path(folder) / name) for name in ("journal", "lake", "made"))
+        yield Row(f"a day of {groups} groups made", _timed(*ROTA, "generate", "--groups", groups, "--to", journal))
+        yield Row("ingest", _timed(*ROTA, "ingest", journal, "--to", lake, "--all"))
+        ours = _timed(*ROTA, "rollup", lake, "--to", made)
+        yield Row("rollup of the lake, beside DuckDB's part of it", ours, _timed(*PEERS, "duckdb", journal))
+        yield Row("rollup of the lake, beside that of pandas", ours, _timed(*PEERS, "pandas", journal))
+        played = ["simulate", lake, "--policies", POLICIES, "--to", made]
+        one, two = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
+        yield Row("simulation on 2 cores, beside 1", two, one)
+
+
+def _timed(*command: str, cores: int | None = None) -> Sample:
+    env = os.environ | ({"ROTA_SPARK_CORES": str(cores)} if cores else {})
+    began = time.perf_counter()
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-500:]}")
+    return Sample([time.perf_counter() - began])

@@ -1,0 +1,70 @@
+"""The Lease, where it cannot be had: that is said once, and asked for without haste."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rota.kube import leader, run
+from rota.kube.api import ApiError
+from rota.kube.leader import Leader
+
+
+class NoSuchNamespace:
+    """An API server without the namespace; it counts how often it is asked to make something there."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.over = times, asyncio.Event()
+
+    async def get(self, *_: Any) -> Any:
+        raise ApiError(404, "NotFound", "leases not found")
+
+    async def create(self, *_: Any) -> Any:
+        self.left -= 1
+        if self.left <= 0:
+            self.over.set()
+        raise ApiError(404, "NotFound", 'namespaces "nosuch" not found')
+
+
+async def test_a_lease_that_cannot_be_had_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leader, "RENEW", 0.001)
+    monkeypatch.setattr(leader, "LOOK", 1000.0)  # a refusal is no reason for haste, but for the other pace
+    api: Any = NoSuchNamespace(5)
+    running = asyncio.create_task(Leader(api, "nosuch", "rota-0", lambda _: None, "rota").run())
+    await api.over.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "The Lease /apis/coordination.k8s.io/v1/namespaces/nosuch/leases/rota could not be renewed"
+    )
+    assert 'namespaces "nosuch" not found' in said[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (run.Options(lease="O 3"), "--lease 'O 3' is no name that an object can have"),
+        (run.Options(lease=""), "--lease '' is no name"),
+        (run.Options(own_namespace="no such"), "--own-namespace 'no such' is no name"),
+        (run.Options(own_namespace="a.b"), "--own-namespace 'a.b' is no name"),
+        (run.Options(identity="a/b"), "--identity 'a/b' is no name; files of the journal have it, too"),
+        (run.Options(identity="a\nb"), "--identity 'a b' is no name"),
+        (run.Options(identity="a\n"), "--identity 'a' is no name"),
+        (run.Options(identity=".."), "--identity '..' is no name"),
+        (run.Options(identity="x" * 256), "--identity 'xxx"),
+    ],
+)
+def test_a_name_that_nothing_can_have_is_refused_at_the_start(options: run.Options, sentence: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - what it says is looked at below
+        run.process(options)
+    assert str(refused.value).startswith(sentence)
+    assert len(str(refused.value)) < 300
+
+
+def test_names_as_pods_and_machines_have_them_are_taken() -> None:
+    for identity in ("", "rota-0", "My_Laptop.local-4711", "x" * 240):
+        run.check(run.Options(identity=identity, own_namespace="rota-system", lease="rota.dev"))

@@ -1,0 +1,118 @@
+"""What queues weigh for a policy that spreads weight: what is measured, and what of it is noise."""
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builders import NOW, a_document, a_policy, a_snapshot, a_spec, a_view, obeying
+from rota.kube.brain import Brain
+from rota.kube.group import AtBroker, Group, Record, Wish
+from rota.kube.lags import Lag
+from rota.kube.places import _interest
+from rota.kube.weights import measured, of_group, settled
+from rota.model import Queue
+from rota.planner import Plan, plan
+
+RETRY = "%RETRY%orders"
+Q = [Queue("orders", "a", number) for number in range(96)]
+ORDERS = AtBroker({"orders": a_view(2), RETRY: a_view(1, RETRY)})
+FLOWS: dict[Queue, float | None] = {Q[0]: 3.0, Q[1]: 0.0}
+
+
+def a_group(strategy: str = "Balanced", **members: list[Queue]) -> Group:
+    group = Group("shop", "orders")
+    group.good = a_spec()
+    group.wish = Wish(a_spec(), a_policy(strategy=strategy))
+    group.record = Record(document=a_document(members=members))
+    return group
+
+
+def test_queues_weigh_what_came_to_them_a_second_and_those_of_retries_nothing() -> None:
+    assert measured(ORDERS, FLOWS, RETRY) == FLOWS
+    assert of_group(a_group(), ORDERS, Lag({}, flows=FLOWS)) == FLOWS
+
+
+@pytest.mark.parametrize("flows", [{}, {Q[0]: 3.0}, {Q[0]: 3.0, Q[1]: None}])
+def test_while_one_is_not_known_nothing_is_guessed(flows: dict[Queue, float | None]) -> None:
+    assert measured(ORDERS, flows, RETRY) is None
+    assert of_group(a_group(), ORDERS, Lag({}, flows=flows)) is None
+
+
+@pytest.mark.parametrize("views", [{}, {"orders": None}])
+def test_where_no_queue_is_known_nothing_is_measured(views: dict[str, None]) -> None:
+    assert measured(AtBroker(views), FLOWS, RETRY) is None
+
+
+def test_it_is_measured_only_where_the_policy_goes_by_it() -> None:
+    assert of_group(a_group("Sticky"), ORDERS, Lag({}, flows=FLOWS)) == {}
+    assert not _interest(a_group("Sticky"), a_spec()).weighed
+    assert _interest(a_group(), a_spec()).weighed
+    assert not Group("shop", "orders").weighs_queues
+
+
+@pytest.mark.parametrize(("flows", "weights"), [(FLOWS, FLOWS), ({}, None)])
+async def test_the_planner_is_given_it(flows: dict[Queue, float | None], weights: dict[Queue, float] | None) -> None:
+    nobody: Any = None
+    places: Any = SimpleNamespace(of=lambda *_: ORDERS, lag=lambda _: Lag({}, flows=flows))
+    brain = Brain(nobody, nobody, places, nobody)
+    brain._gatherer = SimpleNamespace(rooms=SimpleNamespace(of=lambda _: {}))  # type: ignore[assignment]
+    assert brain.snapshot(a_group()).queue_weights == weights
+    assert brain.snapshot(a_group("Sticky")).queue_weights == {}
+
+
+def test_what_was_measured_stands_until_somebody_carries_clearly_more_or_less() -> None:
+    before = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 20.0}
+    owners = {Q[0]: "m1", Q[1]: "m1", Q[2]: "m2"}
+    assert settled({}, before, owners) is before
+    among_its_own = {Q[0]: 19.0, Q[1]: 1.0, Q[2]: 20.0}
+    assert settled(before, among_its_own, owners) is before
+    a_little = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 30.0}  # m1 has 20 of 50 where it had 25: noise of 0.3 * 14.1 and more
+    assert settled(before, a_little, owners) is not before
+    a_little = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 27.0}  # m1 has 20 of 47 where it had 23.5: noise
+    assert settled(before, a_little, owners) is before
+    twice = {queue: 2 * weight for queue, weight in before.items()}
+    assert settled(before, twice, owners) is before, "of everything there is more"
+    another = {Q[0]: 10.0, Q[1]: 10.0}
+    assert settled(before, another, owners) is another
+    nothing = dict.fromkeys(before, 0.0)
+    assert settled(nothing, nothing, owners) == nothing
+    assert settled(nothing, before, owners) is before
+
+
+def test_a_queue_of_next_to_nothing_does_not_unsettle_the_others() -> None:
+    before = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 0.01}
+    owners = {Q[0]: "m1", Q[1]: "m2", Q[2]: "m3"}
+    assert settled(before, {**before, Q[2]: 0.1}, owners) is before
+    grown = {**before, Q[2]: 1.0}
+    assert settled(before, grown, owners) is grown
+
+
+def moves(found: Plan) -> int:
+    return sum(len(line["queues"]) for line in found.records if line["kind"] == "handover") if found.document else 0
+
+
+@pytest.mark.parametrize("queues", [4, 12, 30, 96])
+def test_noise_moves_nothing(queues: int) -> None:
+    """Each rate is another one each time, by up to a tenth; nothing is moved after all was spread once."""
+    chance, group = Random(queues), a_group(m1=Q[:queues])
+    view = AtBroker({"orders": a_view(queues)})
+    document = a_document(members={"m1": Q[:queues], "m2": [], "m3": []}, age=1000.0)
+    moved: list[int] = []
+    for number in range(100):
+        flows: dict[Queue, float | None] = {queue: chance.uniform(90, 110) for queue in Q[:queues]}
+        group.record = Record(document=document)
+        weights = of_group(group, view, Lag({}, flows=flows))
+        world = a_snapshot(
+            policy=group.wish.policy,
+            document=document,
+            pods=obeying(document),
+            views=view.views,
+            queue_weights=weights,
+        )
+        found = plan(world, NOW + 60.0 * number)
+        moved.append(bool(found.document))
+        document = found.document or document
+    assert moved[:3] == [True, True, False], "taken, given, and that was it"
+    assert not any(moved[2:])
