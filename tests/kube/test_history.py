@@ -20,6 +20,8 @@ from rota.pipeline.session import session
 from rota.pipeline.simulate import simulated
 from rota.pipeline.timeline import intervals, violations
 
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
 SMALL = {
     "spark.master": "local[2]",
     "spark.driver.memory": "1g",
@@ -59,10 +61,10 @@ async def test_figures_of_the_journal_are_those_of_the_operator(
     await two_members(world)
     await world.fleet.add("orders-c")
     await world.until(2, 3, 3)
-    await world.fleet.members["orders-a"].leave()
+    await world.soon(world.at_rest)
+    await asyncio.sleep(2)  # members of a replay take longer to obey than those here
+    await world.fleet.members.pop("orders-b").end()
     await world.until(4, 4)
-    await world.fleet.members["orders-b"].end()
-    await world.until(8)
     await world.soon(world.at_rest)
 
     async def counted() -> bool:  # which is done after people are told
@@ -81,7 +83,8 @@ async def test_figures_of_the_journal_are_those_of_the_operator(
     found = await asyncio.to_thread(made_of, facts(spark, str(tmp_path)))
     assert [found["moved"]] == moved
     assert [found["handovers"]] == handovers
-    assert [found["seconds"]] == pytest.approx(seconds, abs=0.05)  # one is measured by the clock of the loop
+    # The journal has the time of the decision, the operator measures from when it is written.
+    assert [found["seconds"]] == pytest.approx(seconds, abs=0.1 * handovers[0])
     assert found["rebalances"] == rebalances
     assert [found["lasted"]] == pytest.approx(lasted, abs=0.01)
     assert found["violations"] == 0
