@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
 )
+POLICIES = click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
 SOURCE = click.argument("source")  # a journal or a lake: `opened` opens it
 EXTRA = "pip install 'rota-operator[pipeline]'"
 WATCH_SECONDS = 30.0
@@ -126,8 +127,8 @@ def ingest(
 
 
 @pipeline.command()
-@click.argument("source")
-@click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
+@SOURCE
+@POLICIES
 @click.option("--to", required=True, help="The folder for what is made.")
 @click.option("--weights", help="A YAML file that says what trouble costs, such as moves: 1.")
 @click.option(
@@ -151,7 +152,7 @@ def recommend(spark: "SparkSession", **given: Any) -> None:
 
 
 @pipeline.command()
-@click.argument("source")
+@SOURCE
 @click.option("--to", help="The folder for the table; without it, the table is printed.")
 @OUTPUT
 @with_spark
@@ -163,7 +164,7 @@ def rollup(spark: "SparkSession", *, source: str, to: str | None, output: str) -
 
 
 @pipeline.command()
-@click.argument("source")
+@SOURCE
 @click.option("--to", help="The folder for the tables `intervals` and `violations`.")
 @OUTPUT
 @with_spark
@@ -178,8 +179,8 @@ def timeline(spark: "SparkSession", *, source: str, to: str | None, output: str)
 
 
 @pipeline.command()
-@click.argument("source")
-@click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
+@SOURCE
+@POLICIES
 @click.option("--to", required=True, help="The folder for the tables `results` and `series`.")
 @OUTPUT
 @with_spark

@@ -14,7 +14,7 @@ from rota.documents import Assignment
 from rota.kube.shown import Rebalance
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan
-from rota.planner.record import owners
+from rota.planner.record import holders, owners
 
 KEPT = 20  # rebalances
 SLOWEST = 200  # handovers that are kept of one rebalance
@@ -123,7 +123,7 @@ class Tally:
             if document.generation < last.generation:
                 self.rebalances.clear()
             return 0, 0
-        owned, was = owners(document), _holders(last)
+        owned, was = owners(document), holders(last)
         for queue, release in document.releasing.items():
             if queue not in last.releasing:
                 self._open[queue] = _Open(release.holder, now)
@@ -177,8 +177,3 @@ class Tally:
 
 def _now(it: Rebalance, told: Mapping[str, Any], forced: int, longest: float | None) -> Rebalance:
     return Rebalance(it.reason, it.message, it.at, it.generation, told["moved"], forced, told.get("seconds"), longest)
-
-
-def _holders(document: Assignment) -> dict[Queue, Holder]:
-    """Return who may work each queue by a document."""
-    return {queue: release.holder for queue, release in document.releasing.items()} | owners(document)

@@ -14,7 +14,7 @@ from rota.pipeline.figures import Figures
 from rota.pipeline.replay import Replay
 from rota.pipeline.story import Story
 from rota.planner import Plan, beginning
-from rota.planner.record import owners, written
+from rota.planner.record import holders, owners, written
 from rota.records import journal_record
 
 HOUR, MINUTE = 3600.0, 60.0
@@ -62,7 +62,7 @@ class Chronicle(Replay):
         self._ended(decided)
 
     def _follow(self, before: Assignment, after: Assignment) -> None:
-        was = {queue: it.holder for queue, it in before.releasing.items()} | owners(before)
+        was = holders(before)
         for queue, holder in owners(after).items():
             if was.get(queue) != holder:
                 self._given[queue] = (holder, after.generation)

@@ -12,7 +12,7 @@ from rota.pipeline.bodies import Body
 from rota.pipeline.fluid import Fluid
 from rota.pipeline.story import Story
 from rota.planner import Plan
-from rota.planner.record import owners
+from rota.planner.record import holders, owners
 
 IN_FLIGHT = 1.0  # seconds of a queue's messages that a member has begun and not committed
 POINT = 600.0  # seconds between two points of a plot
@@ -113,7 +113,7 @@ class Figures:
             self._own(after)
 
     def _count(self, before: Assignment, after: Assignment) -> None:
-        was = {queue: it.holder for queue, it in before.releasing.items()} | owners(before)
+        was = holders(before)
         self.moves += sum(queue in was and was[queue] != holder for queue, holder in owners(after).items())
         self.forced += sum(generation == after.generation for generation in after.forced.values())
 

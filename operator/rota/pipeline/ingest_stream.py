@@ -25,7 +25,6 @@ from rota.pipeline.ingest_inbox import Inbox
 from rota.pipeline.ingest_judge import judged
 
 SETTLE, LATENESS = timedelta(minutes=5), timedelta(hours=2)
-FORMATS = ("parquet", "delta")
 STREAMING = {
     "spark.sql.session.timeZone": "UTC",  # a new session forgets it where the context was not ours
     "spark.sql.shuffle.partitions": "8",  # fixed by the first batch; each has its own store of what was seen

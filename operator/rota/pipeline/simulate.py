@@ -28,7 +28,6 @@ from rota.spec import PolicySpec, policy_body, policy_spec
 PARTS = 8  # partitions for each core: many, so that one that takes long is not waited for by others
 
 _TEXT = StringType()
-_LINES = StructType([StructField("group", _TEXT), StructField("kind", _TEXT), StructField("line", _TEXT)])
 _STORIES = StructType(
     [StructField("group", _TEXT), StructField("story", BinaryType()), StructField("problem", _TEXT)],
 )

@@ -99,6 +99,11 @@ def owners(document: Assignment) -> dict[Queue, Holder]:
     return found
 
 
+def holders(document: Assignment) -> dict[Queue, Holder]:
+    """Return who may work each queue: its owner, or the one that it was taken from and not yet granted to another."""
+    return {queue: release.holder for queue, release in document.releasing.items()} | owners(document)
+
+
 def entries(document: Assignment, snapshot: Snapshot, counted: Sequence[str]) -> dict[str, str]:
     """Return the name and uid of everybody who has an entry: who counts, and who had one until it has ended."""
     pods: Mapping[str, Pod] = {pod.name: pod for pod in snapshot.pods}
