@@ -27,8 +27,8 @@ def rows() -> Iterator[Row]:
         yield Row(f"a day of {groups} groups made", _timed(*ROTA, "generate", "--groups", groups, "--to", journal))
         yield Row("ingest", _timed(*ROTA, "ingest", journal, "--to", lake, "--all"))
         ours = _timed(*ROTA, "rollup", lake, "--to", made)
-        yield Row("rollup of the lake, beside DuckDB's part of it", ours, _timed(*PEERS, "duckdb", journal))
-        yield Row("rollup of the lake, beside that of pandas", ours, _timed(*PEERS, "pandas", journal))
+        yield Row("rollup of the lake, beside DuckDB's part of it", ours, _timed(*PEERS, "duckdb", lake))
+        yield Row("rollup of the lake, beside that of pandas", ours, _timed(*PEERS, "pandas", lake))
         played = ["simulate", lake, "--policies", POLICIES, "--to", made]
         one, two = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
         yield Row("simulation on 2 cores, beside 1", two, one)

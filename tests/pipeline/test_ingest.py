@@ -117,11 +117,13 @@ def test_the_command_says_what_it_wrote(spark: SparkSession, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("spark")
 def test_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["pipeline", "ingest", str(tmp_path), "--to", str(tmp_path / "lake")]
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    command = ["pipeline", "ingest", str(journal), "--to", str(tmp_path / "lake")]
     ran = CliRunner().invoke(main, command)
     assert (ran.exit_code, ran.stderr) == (
         2,
-        f"rota: {tmp_path} holds no journal: no file such as date=2026-11-21/08-NAME.jsonl\n",
+        f"rota: {journal} holds no journal: no file such as date=2026-11-21/08-NAME.jsonl\n",
     )
     assert not (tmp_path / "lake").exists()
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
@@ -130,7 +132,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         2,
         "rota: Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME\n",
     )
-    monkeypatch.setitem(__import__("sys").modules, "pyspark.errors", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyspark.sql", None)
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 2
     assert ran.stderr.endswith("is not installed, which this command needs: pip install 'rota-operator[pipeline]'\n")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rota import records
 from rota.documents import Assignment, Share, from_ranges
@@ -17,6 +18,7 @@ from rota.pipeline.fluid import Fluid
 from rota.pipeline.invent import invented
 from rota.pipeline.replay import DRAIN, OBEY, Replay
 from rota.pipeline.story import STEP, Change, Presence, Story, spec_of, story
+from rota.planner import Plan
 from rota.records import Fact
 from rota.spec import PolicySpec, policy_spec
 
@@ -119,6 +121,58 @@ def test_balanced_moves_what_is_heavy_and_counts_by_rate() -> None:
     assert uneven["imbalance"] == pytest.approx(36 / 20)
     assert even["imbalance"] < 1.1
     assert 0 < even["moves"] <= 4
+
+
+def noisy(hours: int, seed: int = 7) -> NDArray[np.float64]:
+    """Return rates that differ by up to a tenth each time, two queues heavier than the others."""
+    chance = np.random.default_rng(seed)
+    return np.array([9, 9, 1, 1, 1, 1, 1, 1]) * chance.uniform(0.9, 1.1, (hours * 12, len(QUEUES)))
+
+
+def moved(it: Story) -> list[int]:
+    """Return how many queues Balanced had moved, every ten minutes."""
+    figures = Figures(it)
+    Replay(it, a_policy("Balanced"), figures).run()
+    return [point["moves"] for point in figures.series]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_moves_nothing_after_balanced_has_settled_once(seed: int) -> None:
+    told = moved(a_story(arrivals=noisy(12, seed), ends=BEGINS + 12 * HOUR))
+    assert told[0] == 0, "nothing is evened out by guesses"
+    assert 0 < told[2] == told[-1]
+
+
+def test_balanced_moves_when_load_really_shifts() -> None:
+    rates = noisy(12)
+    rates[72:] = rates[72:, [2, 3, 0, 1, 4, 5, 6, 7]]  # what is heavy now is of one member
+    told = moved(a_story(arrivals=rates, ends=BEGINS + 12 * HOUR))
+    assert told[2] == told[35] < told[48] == told[-1]
+
+
+def test_the_planner_is_not_asked_anew_while_the_weights_stand() -> None:
+    it = a_story(arrivals=noisy(12), ends=BEGINS + 12 * HOUR)
+    asked: list[float] = []
+
+    class Counted(Replay):
+        def told(self, decided: Plan, before: Assignment) -> None:
+            asked.append(self.now)
+            super().told(decided, before)
+
+    Counted(it, a_policy("Balanced"), Figures(it)).run()
+    assert asked[-1] < BEGINS + HOUR
+    assert len(asked) < 12
+
+
+def test_a_queue_that_comes_weighs_nothing_that_is_known_before_a_whole_step_is() -> None:
+    fluid = Fluid(np.array([[1.0, 0.0], [2.0, 4.0], [3.0, 6.0]]), np.zeros(2), 0.0, 9.0)
+    fluid.keep(np.array([True, False]))
+    assert np.isnan(fluid.measured(0.0)).all()
+    fluid.flow(STEP / 2, np.array([0, -1]), 1)
+    fluid.keep(np.array([True, True]))
+    assert fluid.measured(STEP)[0] == 1.0
+    assert np.isnan(fluid.measured(STEP)[1])
+    assert fluid.measured(2 * STEP).tolist() == [1.5, 4.0]
 
 
 def test_a_policy_that_is_paused_moves_nothing_but_what_is_orphaned() -> None:

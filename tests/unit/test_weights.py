@@ -1,4 +1,4 @@
-"""What queues weigh for a policy that spreads weight: what is measured, and what of it is noise."""
+"""What queues weigh for a policy that spreads weight: what is measured, and what the planner makes of noise in it."""
 
 from random import Random
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from rota.kube.brain import Brain
 from rota.kube.group import AtBroker, Group, Record, Wish
 from rota.kube.lags import Lag
 from rota.kube.places import _interest
-from rota.kube.weights import measured, of_group, settled
+from rota.kube.weights import measured, of_group
 from rota.model import Queue
 from rota.planner import Plan, plan
 
@@ -60,33 +60,6 @@ async def test_the_planner_is_given_it(flows: dict[Queue, float | None], weights
     brain._gatherer = SimpleNamespace(rooms=SimpleNamespace(of=lambda _: {}))  # type: ignore[assignment]
     assert brain.snapshot(a_group()).queue_weights == weights
     assert brain.snapshot(a_group("Sticky")).queue_weights == {}
-
-
-def test_what_was_measured_stands_until_somebody_carries_clearly_more_or_less() -> None:
-    before = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 20.0}
-    owners = {Q[0]: "m1", Q[1]: "m1", Q[2]: "m2"}
-    assert settled({}, before, owners) is before
-    among_its_own = {Q[0]: 19.0, Q[1]: 1.0, Q[2]: 20.0}
-    assert settled(before, among_its_own, owners) is before
-    a_little = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 30.0}  # m1 has 20 of 50 where it had 25: noise of 0.3 * 14.1 and more
-    assert settled(before, a_little, owners) is not before
-    a_little = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 27.0}  # m1 has 20 of 47 where it had 23.5: noise
-    assert settled(before, a_little, owners) is before
-    twice = {queue: 2 * weight for queue, weight in before.items()}
-    assert settled(before, twice, owners) is before, "of everything there is more"
-    another = {Q[0]: 10.0, Q[1]: 10.0}
-    assert settled(before, another, owners) is another
-    nothing = dict.fromkeys(before, 0.0)
-    assert settled(nothing, nothing, owners) == nothing
-    assert settled(nothing, before, owners) is before
-
-
-def test_a_queue_of_next_to_nothing_does_not_unsettle_the_others() -> None:
-    before = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 0.01}
-    owners = {Q[0]: "m1", Q[1]: "m2", Q[2]: "m3"}
-    assert settled(before, {**before, Q[2]: 0.1}, owners) is before
-    grown = {**before, Q[2]: 1.0}
-    assert settled(before, grown, owners) is grown
 
 
 def moves(found: Plan) -> int:

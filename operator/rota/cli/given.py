@@ -78,11 +78,11 @@ def resources(filename: str, chosen: str | None) -> tuple[str, GroupSpec, Policy
     groups = [document for document in documents if document.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
-    group, name = _parsed(group_spec, groups[0]), str(_name_of(groups[0]) or "")
+    group, name = _parsed(group_spec, groups[0]), str(name_of(groups[0]) or "")
     wanted = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
     if wanted is None:
         return name, group, PolicySpec()
-    policies = [body for body in documents if body.get("kind") == "RebalancePolicy" and _name_of(body) == wanted]
+    policies = [body for body in documents if body.get("kind") == "RebalancePolicy" and name_of(body) == wanted]
     if len(policies) != 1:
         asks = "--policy" if chosen is not None else "spec.policyRef"
         raise ValueError(
@@ -95,11 +95,12 @@ def _parsed(parse: Callable[[Mapping[str, Any]], T], body: dict[Any, Any]) -> T:
     try:
         return parse(body)
     except Mistake as mistake:
-        name = _name_of(body)
+        name = name_of(body)
         raise ValueError(f"{body['kind']}{f' {name}' if name else ''}: {mistake}") from None
 
 
-def _name_of(body: dict[Any, Any]) -> Any:
+def name_of(body: Mapping[Any, Any]) -> Any:
+    """Return the name in a manifest, if it has one."""
     metadata = body.get("metadata")
     return metadata.get("name") if isinstance(metadata, dict) else None
 

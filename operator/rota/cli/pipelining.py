@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rota.cli import folders, troubles
 from rota.cli.endings import plainly
 from rota.cli.show import show, table
 
@@ -41,6 +42,7 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     @plainly
     def run(**given: Any) -> None:
+        folders.check(command.__name__, given)
         with _session(command.__name__) as spark:
             command(spark, **given)
 
@@ -50,35 +52,40 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def _session(name: str) -> Iterator["SparkSession"]:
     try:
-        from pyspark.errors import AnalysisException
         from pyspark.sql import SparkSession
 
         from rota.pipeline.session import session
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed, which this command needs: {EXTRA}") from None
-    if not _has_java():
-        raise ValueError("Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME")
+    _check_java()
     theirs = SparkSession.getActiveSession()  # of a program that runs us inside itself
-    spark = session(f"rota-pipeline-{name}")
+    spark = None
     try:
+        spark = session(f"rota-pipeline-{name}")
         yield spark
-    except AnalysisException as error:  # what was given does not hold what it should
-        raise ValueError(str(error).partition("\n")[0]) from None
+    except Exception as error:
+        if words := troubles.sentence(error):
+            raise ValueError(words) from None
+        raise
     finally:
-        if theirs is None:
+        if spark is not None and theirs is None:
             spark.stop()
 
 
-def _has_java() -> bool:
+def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
-    return shutil.which("java", path=os.path.join(home, "bin") if home else None) is not None  # noqa: PTH118
+    if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - which takes texts
+        return
+    if home:
+        raise ValueError(f"Spark needs Java, and JAVA_HOME, {home}, has none: name another, or unset it")
+    raise ValueError("Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME")
 
 
 def opened(spark: "SparkSession", source: str) -> "Facts":
     """Open what a command reads: a journal or a lake."""
-    from rota.pipeline.ingest import facts
+    from rota.pipeline import ingest
 
-    return facts(spark, source)
+    return ingest.opened(spark, source)
 
 
 def wrote(rows: Mapping[str, int], output: str) -> None:
@@ -92,7 +99,7 @@ def wrote(rows: Mapping[str, int], output: str) -> None:
 @click.option("--watch", is_flag=True, help="Go on with hours to come, until Ctrl-C; without it, end when all is in.")
 @click.option(
     "--settle",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(0, 366 * 24 * 60),
     default=5.0,
     show_default=True,
     help="An hour is over when its file has not grown for so many minutes after its end.",

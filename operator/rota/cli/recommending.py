@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rota.cli.folders import is_simulation
 from rota.cli.given import text_of
 from rota.cli.simulating import lying, played, policies_of
 from rota.cli.words import count, say
@@ -36,7 +37,7 @@ def recommend(
     chosen = Weights() if weights is None else read(text_of(weights), weights)
     folder = Path(to)
     at = Path(source)
-    it = lying(spark, at) if (at / "results").is_dir() else played(spark, source, given, folder)
+    it = lying(spark, at) if is_simulation(at) else played(spark, source, given, folder)
     found = advise(it.results, it.series, given, folder, time.time(), weights=chosen, least=least_gain / 100, shown=top)
     _tell(found)
     say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")

@@ -47,9 +47,7 @@ def timeline(facts: "Facts", to: str | None, output: str) -> None:
 
 
 def _write(frame: "DataFrame", to: str) -> None:
-    if Path(to).exists():
-        raise ValueError(f"{to} is there already; give a folder that is not")
-    frame.write.parquet(to)
+    frame.write.mode("overwrite").parquet(to)  # what is there is ours: rota.cli.folders has looked
 
 
 def _rows(frame: "DataFrame") -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rota.cli.given import UNREADABLE, text_of
+from rota.cli.given import UNREADABLE, name_of, text_of
 from rota.cli.show import show, table
 from rota.spec import Mistake, PolicySpec, policy_spec
 
@@ -39,10 +39,10 @@ def simulate(spark: "SparkSession", source: str, policies: str, to: str, output:
 
 def played(spark: "SparkSession", source: str, policies: Mapping[str, PolicySpec], to: Path) -> "Simulation":
     """Simulate, write results/ and series/ into a folder, and return them as they lie there."""
-    from rota.pipeline.ingest import facts
+    from rota.pipeline.ingest import opened
     from rota.pipeline.simulate import simulated
 
-    made = simulated(facts(spark, source), policies)
+    made = simulated(opened(spark, source), policies)
     made.results.write.mode("overwrite").parquet(str(to / "results"))
     made.series.write.mode("overwrite").parquet(str(to / "series"))
     return lying(spark, to)
@@ -54,6 +54,8 @@ def lying(spark: "SparkSession", folder: Path) -> "Simulation":
     from rota.pipeline.simulate import Simulation
 
     def read(name: str, schema: Any) -> "DataFrame":
+        if not (folder / name / "_SUCCESS").exists():
+            raise ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
         return spark.read.schema(schema).parquet(str(folder / name))
 
     return Simulation(read("results", RESULTS), read("series", SERIES))
@@ -77,7 +79,7 @@ def policies_of(files: str) -> dict[str, PolicySpec]:
     found: dict[str, PolicySpec] = {}
     for file in filter(None, map(str.strip, files.split(","))):
         for body in _bodies(file):
-            name = str((body.get("metadata") or {}).get("name") or "")
+            name = str(name_of(body) or "")
             if not name:
                 raise ValueError(f"{file} holds a RebalancePolicy without a name; give it one")
             if name in found:
@@ -91,13 +93,19 @@ def policies_of(files: str) -> dict[str, PolicySpec]:
             except Mistake as mistake:
                 raise ValueError(f"RebalancePolicy {name}: {mistake}") from None
     if not found:
-        raise ValueError("--policies names no file with a RebalancePolicy; give one or more, separated by commas")
+        raise ValueError("--policies names no file; give one or more, separated by commas")
     return found
 
 
 def _bodies(file: str) -> list[Mapping[str, Any]]:
+    text = text_of(file)
     try:
-        bodies = list(yaml.safe_load_all(text_of(file)))
+        bodies = list(yaml.safe_load_all(text))
     except UNREADABLE:
         raise ValueError(f"{file} is no YAML; give a file with RebalancePolicies") from None
-    return [body for body in bodies if isinstance(body, dict) and body.get("kind") == "RebalancePolicy"]
+    found: list[Mapping[str, Any]] = [
+        body for body in bodies if isinstance(body, dict) and body.get("kind") == "RebalancePolicy"
+    ]
+    if not found:
+        raise ValueError(f"{file} holds no RebalancePolicy; give a file with one or more")
+    return found

@@ -30,6 +30,7 @@ class Body:
     poke: Poke = field(default_factory=Poke)
     poked: float = 0.0
     _heard: Heard | None = None
+    _ranges: dict[str, dict[str, str]] = field(default_factory=dict)  # what it holds, as reports have it
 
     @property
     def holder(self) -> Holder:
@@ -55,16 +56,18 @@ class Body:
 
     def obey(self, generation: int, queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
         """Hold these queues; return those that it no longer does and has to finish."""
-        kept = set(queues)
-        self.draining = tuple(queue for queue in self.held if queue not in kept)
-        self.generation, self.held, self._heard = generation, queues, None
+        self.generation, self._heard, self.draining = generation, None, ()
+        if queues != self.held:
+            kept = set(queues)
+            self.draining = tuple(queue for queue in self.held if queue not in kept)
+            self.held, self._ranges = queues, to_ranges(queues)
         return self.draining
 
     def finish(self, *, for_good: bool = False) -> None:
         """Have finished what it had begun."""
         self.draining, self._heard = (), None
         if for_good:
-            self.held, self.drained = (), True
+            self.held, self._ranges, self.drained = (), {}, True
 
     def seen(self, now: float) -> Pod:
         """Show it as the planner sees pods."""
@@ -97,9 +100,11 @@ class Body:
                 generation=self.generation,
                 state="drained" if self.drained else "serving",
                 final=self.drained,
-                held=to_ranges(self.held),
+                held=self._ranges,
                 releasing=to_ranges(self.draining),
                 brokers={ELSEWHERE: self.standing != "CutOff"},
             )
             self._heard = Heard(told)
+            # It need not be spelled out of ranges: we know it.
+            vars(self._heard).update(held=frozenset(self.held), working=frozenset((*self.held, *self.draining)))
         return self._heard

@@ -14,7 +14,7 @@ from rota.pipeline.figures import Figures
 from rota.pipeline.replay import Replay
 from rota.pipeline.story import Story
 from rota.planner import Plan, beginning
-from rota.planner.record import holders, owners, written
+from rota.planner.record import holders, written
 from rota.records import journal_record
 
 HOUR, MINUTE = 3600.0, 60.0
@@ -63,7 +63,7 @@ class Chronicle(Replay):
 
     def _follow(self, before: Assignment, after: Assignment) -> None:
         was = holders(before)
-        for queue, holder in owners(after).items():
+        for queue, holder in self.owned.items():
             if was.get(queue) != holder:
                 self._given[queue] = (holder, after.generation)
 
@@ -87,8 +87,10 @@ class Chronicle(Replay):
     def obeyed(self, body: Body) -> None:
         """Write down that a member works what it was given."""
         mine: defaultdict[int, list[Queue]] = defaultdict(list)
-        for queue, (holder, generation) in list(self._given.items()):
-            if holder == body.holder and generation <= body.generation:
+        it = body.holder
+        given = [(queue, since) for queue, (holder, since) in self._given.items() if holder == it]
+        for queue, generation in given:
+            if generation <= body.generation:
                 del self._given[queue]
                 mine[generation].append(queue)
         for generation, queues in sorted(mine.items()):

@@ -1,21 +1,22 @@
 """What a replay comes to: moves, pauses, idle time, duplicates, imbalance, lag."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from rota.documents import Assignment
-from rota.model import Holder, Queue, Reason
+from rota.model import RETRY, Holder, Queue, Reason
 from rota.pipeline.bodies import Body
 from rota.pipeline.fluid import Fluid
-from rota.pipeline.story import Story
+from rota.pipeline.story import STEP, Story
 from rota.planner import Plan
-from rota.planner.record import holders, owners
+from rota.planner.record import holders
+from rota.weights import Weights
 
 IN_FLIGHT = 1.0  # seconds of a queue's messages that a member has begun and not committed
-POINT = 600.0  # seconds between two points of a plot
+POINT = 2 * STEP  # seconds between two points of a plot
 
 Row = dict[str, Any]
 
@@ -36,9 +37,15 @@ class Figures:
         self._workers = np.full(count, -1)
         self._owners = np.full(count, -1)
         self._there = np.zeros(count, dtype=bool)
+        self._retries = np.array([queue.topic.startswith(RETRY) for queue in story.queues])
+        self._weighed = np.flatnonzero(self._there)
+        self._measured: Weights | None = None
+        self._measured_at = -1
         self._stopped = np.full(count, np.nan)  # since when nobody works a queue
         self._pauses: list[float] = []
         self._numbers: dict[Holder, int] = {}
+        self._document: Assignment | None = None
+        self._holders: Mapping[Queue, Holder] = holders(story.document)
         self._members = 0
         self._sharing: list[int] = []
         self._status: Mapping[str, Any] = {}
@@ -59,8 +66,10 @@ class Figures:
     def works(self, body: Body) -> None:
         """Have a member work what it holds, and nothing else."""
         held = np.zeros(len(self._workers), dtype=bool)
-        held[[self._places[queue] for queue in body.held if queue in self._places]] = True
+        held[self._at(body.held)] = True
         mine = self._workers == body.number
+        if np.array_equal(held, mine):
+            return
         self._stop(mine & ~held)
         taken = held & ~mine
         both = taken & (self._workers >= 0)  # nobody waited for the one that has it: what he has begun comes again
@@ -69,6 +78,9 @@ class Figures:
         self._pauses += (self.now - self._stopped[waited]).tolist()
         self._stopped[taken] = np.nan
         self._workers[taken] = body.number
+
+    def _at(self, queues: Iterable[Queue]) -> list[int]:
+        return [self._places[queue] for queue in queues if queue in self._places]
 
     def stops(self, body: Body, *, suddenly: bool = False) -> None:
         """Have a member work nothing any more; what it had begun comes again if it could not finish."""
@@ -92,10 +104,11 @@ class Figures:
         new = self._there & (self._workers < 0) & np.isnan(self._stopped)
         self._stopped[new] = self.now
         self.fluid.keep(self._there)
+        self._weighed = np.flatnonzero(self._there & ~self._retries)
+        self._measured_at = -1
 
-    def decided(self, plan: Plan, before: Assignment, after: Assignment) -> None:
-        """Count what a plan changes."""
-        last_known = bool(self._status)
+    def decided(self, plan: Plan, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
+        """Count what a plan changes; `owned`: who owns what by the document that now stands."""
         last, told = self._status.get("lastRebalance"), plan.status.get("lastRebalance")
         if told and (not last or last["at"] != told["at"]):
             self.rebalances += 1
@@ -105,33 +118,32 @@ class Figures:
         self._sharing = [
             number
             for holder, number in self._numbers.items()
-            if plan.standings.get(holder.name) in {"Ready", "Unready"} and _is_in(after, holder)
+            if plan.standings.get(holder.name) in {"Ready", "Unready"} and _is_in(document, holder)
         ]
         if plan.document:
-            self._count(before, after)
-        if plan.document or not last_known:
-            self._own(after)
+            was = self._holders
+            self.moves += sum(queue in was and was[queue] != holder for queue, holder in owned.items())
+            self.forced += sum(generation == document.generation for generation in document.forced.values())
+        if document is not self._document:
+            self._follow(document, owned)
 
-    def _count(self, before: Assignment, after: Assignment) -> None:
-        was = holders(before)
-        self.moves += sum(queue in was and was[queue] != holder for queue, holder in owners(after).items())
-        self.forced += sum(generation == after.generation for generation in after.forced.values())
-
-    def _own(self, document: Assignment) -> None:
+    def _follow(self, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
+        """Know who owns what, and who may work it."""
+        self._document = document
+        self._holders = {queue: release.holder for queue, release in document.releasing.items()} | {**owned}
         self._owners[:] = -1
-        for queue, holder in owners(document).items():
-            self._owners[self._places[queue]] = self._numbers.get(holder, -1)
+        self._owners[[self._places[queue] for queue in owned]] = [self._numbers.get(it, -1) for it in owned.values()]
 
     # Time passes.
 
     def wait(self, until: float) -> None:
-        """Let it pass, to the next point of a plot and on."""
+        """Let it pass, step by step, for what comes changes with each; points of a plot are where some of them end."""
         while self.now < until:
             point = self.story.begins + POINT * len(self.series)
             if self.now >= point:
                 self._point()
                 continue
-            self._pass(min(point, until))
+            self._pass(min(self.fluid.edge, until))
 
     def _pass(self, until: float) -> None:
         seconds = until - self.now
@@ -160,10 +172,16 @@ class Figures:
         loads = np.bincount(self._owners + 1, weights=rates, minlength=self._members + 1)[1:]
         return float(loads.max()) * len(self._sharing) / whole
 
-    def weights(self) -> Mapping[Queue, float]:
-        """Say what each queue weighs: what came to it over the last hour."""
-        rates = self.fluid.measured(self.now).tolist()
-        return dict(zip(self.story.queues, rates, strict=True))
+    def measured(self) -> Weights | None:
+        """Say what came to each queue over the last hour, if that is known of all; of retry queues nobody asks."""
+        step = self.fluid.step(self.now)
+        if step != self._measured_at:  # within a step there is nothing new
+            rates = self.fluid.measured(self.now)[self._weighed]
+            known = len(rates) > 0 and not np.isnan(rates).any()
+            queues = map(self.story.queues.__getitem__, self._weighed.tolist())
+            self._measured = dict(zip(queues, rates.tolist(), strict=True)) if known else None
+            self._measured_at = step
+        return self._measured
 
     def row(self) -> Row:
         """Return what it came to."""

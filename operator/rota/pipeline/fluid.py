@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rota.pipeline.story import STEP, Rates
 
 Places = NDArray[np.intp]
+ROUNDING = 1e-6  # of a step: times since 1970 are no more exact than that
 BACK = 12  # steps over which a rate is measured, as the operator does: an hour
 
 
@@ -24,11 +25,18 @@ class Fluid:
         self.peak = float(lag.sum())
         self.waited = 0.0  # messages times seconds
         self._there = np.ones(arrivals.shape[1])  # 1 for each queue that there is
+        self._since = np.zeros(arrivals.shape[1], dtype=np.intp)  # the first step that is known of it
         self._before = np.cumsum(np.vstack([np.zeros_like(arrivals[:1]), arrivals]), axis=0)
 
     def step(self, at: float) -> int:
         """Return the number of the step that a time lies in."""
-        return min(max(int((at - self._begins) / STEP), 0), len(self._arrivals) - 1)
+        return min(max(int((at - self._begins) / STEP + ROUNDING), 0), len(self._arrivals) - 1)
+
+    @property
+    def edge(self) -> float:
+        """When the present step ends; the last one does not."""
+        edge = self._begins + STEP * (self.step(self.now) + 1)
+        return edge if edge > self.now else float("inf")
 
     def rates(self, at: float) -> Rates:
         """Return what comes to each queue at a time."""
@@ -37,21 +45,22 @@ class Fluid:
 
     def keep(self, there: NDArray[np.bool_]) -> None:
         """Have only these queues from now on; what waits in others is nobody's any more."""
+        self._since[there & (self._there == 0)] = int(np.ceil((self.now - self._begins) / STEP))
         self._there = there.astype(float)
         self.lag *= self._there
 
     def measured(self, at: float) -> Rates:
-        """Return what came to each queue over the last hour, or since the beginning."""
-        until = max(self.step(at), 1)
-        since = max(until - BACK, 0)
-        rates: Rates = (self._before[until] - self._before[since]) / (until - since)
+        """Return what came to each queue over the last hour, or since it came; NaN before a whole step is known."""
+        until = self.step(at)
+        since = np.maximum(self._since, until - BACK)
+        came = self._before[until] - self._before[since, np.arange(len(since))]
+        rates: Rates = np.divide(came, until - since, out=np.full(len(since), np.nan), where=until > since)
         return rates
 
     def flow(self, until: float, workers: Places, members: int) -> None:
         """Let time pass; `workers`: by queue the number of the member that works it, or -1."""
         while self.now < until:
-            edge = self._begins + STEP * (self.step(self.now) + 1)
-            end = min(until, edge if edge > self.now else until)
+            end = min(until, self.edge)
             self._within(end - self.now, self.rates(self.now), workers, members)
             self.now = end
 

@@ -3,6 +3,7 @@
 Every step is a window over one queue's records, so that a group of ten thousand queues is ten thousand small windows.
 """
 
+from functools import reduce
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Window
@@ -13,9 +14,10 @@ from rota.pipeline.ordering import acts, ordered, wholes
 from rota.pipeline.ranges import by_queue
 
 QUEUE = ("group", "topic", "broker", "queue")
+OF_QUEUE = ("sum", *QUEUE)  # a number first, by which rows are sorted much sooner than by names
 NOBODY = "Nobody"
 _GIVEN = ("Grant", "Force")
-_ORDER = ("life", "generation", "step", "at", "uid")
+ORDER = ("life", "generation", "step", "at", "uid")
 _KEPT = (
     "group",
     "at",
@@ -37,16 +39,31 @@ _KEPT = (
 
 
 class Account(NamedTuple):
-    """What the journal tells, in order, and what that says of each queue."""
+    """What the journal tells, in order, and what that says of each queue; and of which hours it tells."""
 
     told: DataFrame
     held: DataFrame
+    seen: DataFrame
 
 
 def account(facts: Facts) -> Account:
     """Put it together, and keep it: all that is asked of a history looks at it more than once."""
     told = ordered(facts).persist()
-    return Account(told, holdings(told).persist())
+    return Account(told, holdings(told).persist(), _seen(facts).persist())
+
+
+def _seen(facts: Facts) -> DataFrame:
+    """Return each group's hours that have any record of it, and when they last told how it was."""
+    kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
+    telling: list[DataFrame] = [it.select("group", "at", F.col("at").alias("told")) for it in kinds]
+    others: list[DataFrame] = [it.select("group", "at") for it in (facts.membership, facts.handover, facts.rebalance)]
+    every = reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), [*telling, *others])
+    return every.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("told").alias("told"))
+
+
+def horizon(seen: DataFrame) -> DataFrame:
+    """Return when each group was last told of."""
+    return seen.groupBy("group").agg(F.max("told").alias("horizon")).filter(F.col("horizon").isNotNull())
 
 
 def holdings(told: DataFrame) -> DataFrame:
@@ -55,14 +72,15 @@ def holdings(told: DataFrame) -> DataFrame:
     `phase`: Owned, Releasing (taken from its holder, granted to nobody yet) or Nobody. `odds`: the record says of the
     time before it what is not so by those before it. `until` null: it is so yet.
     """
-    of_queue = Window.partitionBy(*QUEUE).orderBy(*_ORDER)
-    earlier = Window.partitionBy(*QUEUE, "stretch").orderBy(*_ORDER).rowsBetween(Window.unboundedPreceding, -1)
+    of_queue = Window.partitionBy(*OF_QUEUE).orderBy(*ORDER)
+    earlier = Window.partitionBy(*OF_QUEUE, "stretch").orderBy(*ORDER).rowsBetween(Window.unboundedPreceding, -1)
     revoked = F.when(F.col("act") == "Revoke", F.col("at"))
     next_one = F.lead(F.struct("at", "epoch", "stretch", "whole", "odds", "act", "member", "state")).over(of_queue)
     past = F.lag(F.struct("epoch", "stretch", "wholes", "whole", "uid", "member", "phase")).over(of_queue)
     return (
         _of_acts(told)
         .unionByName(_of_wholes(told))
+        .withColumn("sum", F.xxhash64(*QUEUE))
         .withColumns({"before": past, "revoked": F.last(revoked, ignorenulls=True).over(earlier)})
         .withColumn("odds", _odds())
         .withColumn("next", next_one)

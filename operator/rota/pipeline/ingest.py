@@ -15,6 +15,8 @@ history, and are taken out as it is read.
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -49,7 +51,7 @@ def facts(spark: SparkSession, source: str) -> Facts:
     folder = Path(source)
     if not folder.is_dir():
         raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
-    if any((folder / kind).is_dir() for kind in TABLES):
+    if _is_lake(folder):
         return _told_once({kind: _kept(spark, folder / kind, schema) for kind, schema in TABLES.items()})
     if not any(folder.glob(f"{_DAYS}/{_HOURS}")):
         raise ValueError(
@@ -60,7 +62,28 @@ def facts(spark: SparkSession, source: str) -> Facts:
     return _told_once(tables | {"quarantine": lines.transform(judged).transform(refused)})
 
 
+def opened(spark: SparkSession, source: str) -> Facts:
+    """Return the facts of a source that has any; one without would look like a fleet in which all is well."""
+    found, folder = facts(spark, source), Path(source)
+    if any((folder / kind).is_dir() for kind in JOURNAL):
+        return found
+    if _is_lake(folder):
+        refusals = found.quarantine
+    else:
+        lines = _lines(spark, folder).transform(judged)
+        if lines.where(F.col("kind").isNotNull()).limit(1).count():  # read as far as the first, mostly no farther
+            return found
+        refusals = lines.transform(refused)
+    first = refusals.select("reason").first()
+    why = f"; of one line it is said: {first.reason}" if first else ""
+    raise ValueError(f"{source} has no record that this version can read{why}")
+
+
 TABLES: dict[str, StructType] = JOURNAL | {"quarantine": QUARANTINE}
+
+
+def _is_lake(folder: Path) -> bool:
+    return any((folder / kind).is_dir() for kind in TABLES)
 
 
 def _lines(spark: SparkSession, folder: Path) -> DataFrame:
@@ -129,7 +152,22 @@ def _kept(spark: SparkSession, folder: Path, schema: StructType) -> DataFrame:
         return spark.read.format("delta").load(str(folder)).select(*schema.fieldNames())
     if not any(folder.glob("date=*")):
         return spark.createDataFrame([], schema)
+    _check(folder, schema)
     return spark.read.schema(schema).parquet(str(folder)).select(*schema.fieldNames())
+
+
+def _check(folder: Path, schema: StructType) -> None:
+    """Refuse a table without a column that it should have: to Spark it would be one in which nothing is known."""
+    one = next(folder.glob("date=*/**/*.parquet"), None)
+    if one is None:
+        return
+    try:
+        names = pq.read_schema(one).names
+    except (OSError, pa.ArrowInvalid):
+        raise ValueError(f"{one} cannot be read: it is damaged, or no Parquet; make the lake anew") from None
+    for name in schema.fieldNames():
+        if name not in names and name != "date":
+            raise ValueError(f"{one} has no column {name}, which this version needs; make the lake anew")
 
 
 def _told_once(tables: dict[str, DataFrame]) -> Facts:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HOUR = timedelta(hours=1)
+LAST = datetime.max.replace(tzinfo=UTC) - HOUR  # of clocks that jumped; to Python there is no later end
 CHUNK = 512 * 2**20  # bytes of lines in one batch, at most, unless one file has more
 _NAME = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
 
@@ -97,8 +98,8 @@ def _over(journal: Path, now: datetime, settle: timedelta | None) -> Iterator[Ho
         if found:
             with suppress(FileNotFoundError, ValueError):  # the journal has made room; no such day
                 told, hour = path.stat(), f"{found[1]}T{found[3]}"
-                changed = max(datetime.fromtimestamp(told.st_mtime, UTC), _began(hour) + HOUR)
-                if settle is None or changed + settle <= now:
+                changed = max(datetime.fromtimestamp(told.st_mtime, UTC), min(_began(hour), LAST) + HOUR)
+                if settle is None or changed <= now - settle:
                     yield Hour(hour, f"{found[1]}T{found[2]}", path, told.st_size)
 
 

@@ -6,8 +6,9 @@ So what looks just as the operator writes it, and has in every place what belong
 least doubt a line goes to `rota.records.read`, and so does every other kind. Both agree, therefore, by construction:
 `plain` says yes only to what the reader would take (tests/pipeline/test_ingest_judge.py holds the two together).
 
-There is one exception. JSON's integers have no end, but Spark's have: a record with one beyond 64 bits (a queue's id:
-32 bits) is refused here, though the reader takes it; no broker counts so far.
+There are two exceptions, that the reader takes. JSON's integers have no end, but Spark's have: a record with one beyond
+64 bits (a queue's id: 32 bits) is refused here; no broker counts so far. So is one of a time in which there is no Rota:
+a clock was wrong, and what lasted from 1970 until today would be split into half a million hours.
 """
 
 import re
@@ -33,7 +34,7 @@ _REST = StructType([JOURNAL["offsets"]["topics"], JOURNAL["offsets"]["verdicts"]
 
 # How the operator begins and ends a line, and the time in it. The end has no place for anything after the last brace.
 _START = f'{{"schema":{SCHEMA},"kind":"offsets","group":"'
-_TIME = r"^[1-9]\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\z"
+_TIME = r"^20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\z"
 _END = r'^,"topics":\{.*\},"verdicts":\{(?:"[A-Za-z]+":\d{1,18},?){0,20}\}\}\z'
 _ONCE = ['"schema"', '"kind"', '"group"', '"at"']  # what stands before the topics must not stand behind them, too
 _LAST = '"verdicts"'
@@ -45,6 +46,7 @@ _ANSWER = StructType(
 _ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
 _LONG = re.compile(rb"\d{19}")  # no shorter number is beyond 64 bits
 _MOST, _MOST_ID = 2**63 - 1, 2**31 - 1
+_YEARS = range(2020, 2100)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -142,7 +144,9 @@ def _answer(line: bytes) -> dict[str, str]:
 
 
 def _check(record: AnyRecord, text: bytes) -> None:
-    """Refuse integers that have no place in Spark's."""
+    """Refuse integers that have no place in Spark's, and times that cannot be."""
+    if record.at.year not in _YEARS:
+        raise ValueError(f"The record cannot be kept: it is of the year {record.at.year}, so its clock was wrong")
     if _LONG.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MOST:
         raise ValueError("The record cannot be kept: it has an integer beyond 64 bits")
     if isinstance(record, Offsets):

@@ -12,6 +12,7 @@ Whoever reads the lake meanwhile may see a batch in some tables and not yet in o
 """
 
 import fcntl
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rota.pipeline.ingest import TABLES, of_kind, refused
 from rota.pipeline.ingest_inbox import Inbox
@@ -82,6 +84,10 @@ def _check(spark: SparkSession, journal: Path, lake: Path, form: str) -> None:
             "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or leave --format"
         )
     others = [kind for kind in TABLES if (lake / kind).is_dir()]
+    if others and not (lake / "_checkpoint" / "metadata").is_file():
+        raise ValueError(f"{lake} has tables, but no _checkpoint, which knows what is in them; make the lake anew")
+    if (lake / "_checkpoint").is_dir() and not (lake / "_inbox").is_dir():
+        raise ValueError(f"{lake} has no _inbox any more, which knows what was taken; make the lake anew")
     if any((lake / kind / "_delta_log").is_dir() != (form == "delta") for kind in others):
         raise ValueError(f"{lake} is a lake of the other format; go on with that, or choose another folder")
 
@@ -112,16 +118,40 @@ def _drain(spark: SparkSession, lake: Path, lateness: timedelta, form: str, coun
     lines = reader.text(str(lake / "_inbox")).transform(_with_place)
     new = lines.withWatermark("hour", f"{int(lateness.total_seconds())} seconds")
 
-    def write(batch: DataFrame, number: int) -> None:
-        _write(batch, number, lake, form, counts)
+    wrong: list[Exception] = []
 
-    query = (
+    def write(batch: DataFrame, number: int) -> None:
+        try:
+            _write(batch, number, lake, form, counts)
+        except Exception as error:
+            wrong.append(error)
+            raise
+
+    asked = (
         new.dropDuplicatesWithinWatermark(["sum", "other"])  # 96 bits of a line, for the line itself
         .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(lake / "_checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
+    try:
+        _run(asked)
+    except Exception as error:  # noqa: BLE001 - Java's are of all kinds, and none is ours
+        if wrong:  # of which Spark says no more than that it was
+            raise wrong[0] from None
+        raise ValueError(
+            f"{lake / '_checkpoint'} cannot be gone on with: it is damaged, or was made where the lake had another "
+            f"path; have the lake where it was, or make it anew ({_reason(error)})"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong, without Spark's codes and the names of its queries."""
+    first = str(error).partition("\n")[0].rpartition("terminated with exception: ")[2]
+    return re.sub(r"\[[A-Z_.]+\] | SQLSTATE: \w+", "", first)
+
+
+def _run(asked: DataStreamWriter) -> None:
+    query = asked.start()
     try:
         query.awaitTermination()
     finally:

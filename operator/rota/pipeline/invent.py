@@ -5,6 +5,7 @@ Everything follows from a seed and the group's number, so that one group can be 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -143,6 +144,10 @@ def quiet(fleet: Fleet, begins: float, ends: float) -> None:
         fleet.replace_all(at)
 
 
+def steady(_fleet: Fleet, _begins: float, _ends: float) -> None:
+    """Have nobody come or go."""
+
+
 SCENARIOS: tuple[tuple[Scenario, float], ...] = (  # and how often each is met
     (quiet, 0.5),
     (rolling, 0.2),
@@ -152,12 +157,24 @@ SCENARIOS: tuple[tuple[Scenario, float], ...] = (  # and how often each is met
 )
 
 
-def invented(number: int, seed: int, hours: float, *, largest: int = 0) -> Story:
+class Kind(NamedTuple):
+    """What a group's history is about, where that is not left to chance."""
+
+    scenario: Scenario
+    skew: float  # how much more comes to some queues than to others
+    queues: int
+
+
+KINDS = {"rolled": Kind(rolling, 0.0, 32), "skewed": Kind(steady, 1.0, 32)}
+
+
+def invented(number: int, seed: int, hours: float, *, largest: int = 0, kind: Kind | None = None) -> Story:
     """Return the story of a group; that of number 0 has `largest` queues, if that is any."""
     rng = np.random.default_rng((seed, number))
     name = f"group-{number:05d}"
     group = f"team-{number % 97}/{name}"
-    count = largest if largest and not number else int(rng.choice([4, 8, 8, 16, 16, 32, 64]))
+    chosen = largest if largest and not number else int(rng.choice([4, 8, 8, 16, 16, 32, 64]))
+    count = kind.queues if kind else chosen
     queues = tuple(Queue(name, f"broker-{'ab'[index % 2]}", index // 2) for index in range(count))
     queues = tuple(sorted(queues))
     fleet = Fleet(rng, group)
@@ -167,6 +184,8 @@ def invented(number: int, seed: int, hours: float, *, largest: int = 0) -> Story
     scenario, _ = SCENARIOS[int(rng.choice(len(SCENARIOS), p=chances))]
     policy = POLICIES[int(rng.integers(len(POLICIES)))]
     skew = float(rng.choice([0.2, 0.2, 0.5, 1.5]))
+    if kind:
+        scenario, skew = kind.scenario, kind.skew
     arrivals = _arrivals(rng, count, hours, skew)
     scenario(fleet, BEGINS, BEGINS + len(arrivals) * STEP)
     return story_of(fleet, queues, policy, arrivals)

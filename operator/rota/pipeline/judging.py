@@ -3,8 +3,8 @@
 The journal has a look a minute, the operator judges by ten that are 15 s apart. So a queue is judged by the looks of
 the same stretch of time: those of the last 155 s, and the last three if they are of the last five minutes.
 
-Records of an hour are read with some of the hour before: all of its last five minutes, and one in four minutes, which
-tell when a message came that still waits.
+They are judged by stretches of some hours, side by side. With a stretch's records stand some of the hour before it: all
+of its last five minutes, and one in four minutes, which tell when a message came that still waits.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
@@ -27,8 +27,9 @@ from rota.pipeline.timeline import nobodys
 
 WINDOW = trends.Window(looks=3, old=300.0, young=155.0)
 STANDS = 120.0  # seconds: longer than that after the look before it a look says nothing of what was
-_CONTEXT = 300  # seconds before an hour of which every look is taken, and of the rest
-_THIN = 4  # minutes of which one is
+_STRETCH = 3 * 3600  # seconds: a group of 10,000 queues has two million looks in it, which must fit in memory
+_HOUR, _CONTEXT = 3600, 300  # seconds before a stretch of which some looks are taken, and of which all are
+_THIN = 4  # minutes of which one is some
 
 # One look at a group; lag and delay are those of what it subscribes to, `back` and `retries` of all.
 LOOKS = StructType(
@@ -48,65 +49,69 @@ LOOKS = StructType(
 
 def looks(facts: Facts, it: Account | None = None) -> DataFrame:
     """Return what each look at a group says."""
-    hour = F.date_trunc("hour", F.col("at"))
-    next_hour = hour + F.expr("interval 1 hour")
-    left = next_hour.cast("long") - F.col("at").cast("long")
-    context = (left <= _CONTEXT) | ((F.col("at").cast("long") / 60).cast("long") % _THIN == 0)
-    hours = F.when(context, F.array(hour, next_hour)).otherwise(F.array(hour))
-    records = facts.offsets.select("group", F.explode(hours).alias("hour"), "at", "topics")
-    notes = _notes(facts, (it or account(facts)).held)
+    second = F.unix_seconds("at")
+    own = _stretch(second)
+    left = own + _STRETCH - second
+    context = (left <= _CONTEXT) | ((left <= _HOUR) & (F.floor(second / 60) % _THIN == 0))
+    stretches = F.when(context, F.array(own, own + _STRETCH)).otherwise(F.array(own))
+    records = facts.offsets.select("group", F.explode(stretches).alias("stretch"), "at", "topics")
+    notes = _notes(facts, it or account(facts))
     return (
         records.unionByName(notes, allowMissingColumns=True)
-        .select("group", "hour", "at", "topics", "startFrom", "model", "free")
-        .repartition("group", "hour")
-        .sortWithinPartitions("group", "hour", F.col("at").asc_nulls_first())
+        .select("group", "stretch", "at", "topics", "startFrom", "model", "free")
+        .repartition("group", "stretch")
+        .sortWithinPartitions("group", "stretch", F.col("at").asc_nulls_first())
         .mapInArrow(_judged, LOOKS)
     )
 
 
-def _notes(facts: Facts, held: DataFrame) -> DataFrame:
-    """Return a row for a group's hour with what looks alone do not tell: where it begins, and what nobody had."""
-    hours = facts.offsets.select("group", F.date_trunc("hour", "at").alias("hour")).distinct()
-    rules = facts.owners.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(
-        F.max_by(F.struct("startFrom", "model"), "at").alias("_rules")
-    )
-    order = Window.partitionBy("group").orderBy("hour")
+def _stretch(second: Column) -> Column:
+    """Return when the stretch of a time begins."""
+    return F.floor(second / _STRETCH) * _STRETCH
+
+
+def _notes(facts: Facts, it: Account) -> DataFrame:
+    """Return a row for a group's stretch with what looks alone do not tell: where it begins, and what nobody had."""
+    stretch = _stretch(F.unix_seconds("at")).alias("stretch")
+    stretches = it.seen.select("group", _stretch(F.unix_seconds("hour")).alias("stretch")).distinct()
+    rules = facts.owners.groupBy("group", stretch).agg(F.max_by(F.struct("startFrom", "model"), "at").alias("_rules"))
+    order = Window.partitionBy("group").orderBy("stretch")
     before = F.last("_rules", ignorenulls=True).over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     after = F.first("_rules", ignorenulls=True).over(order.rowsBetween(Window.currentRow, Window.unboundedFollowing))
-    spans = nobodys(held).groupBy("group", "topic", "broker", "since", "until")
+    spans = nobodys(it.held).groupBy("group", "topic", "broker", "since", "until")
     free = spans.agg(F.collect_list("queue").alias("ids"))
-    first, last = (F.date_trunc("hour", F.col(name)) for name in ("since", "until"))
-    some = (F.col("hour") >= first - F.expr("interval 1 hour")) & (F.col("until").isNull() | (F.col("hour") <= last))
+    begins, ends = F.col("stretch") - _HOUR, F.col("stretch") + _STRETCH
+    some = (F.unix_seconds("since") < ends) & (F.col("until").isNull() | (F.unix_seconds("until") >= begins))
     span = F.struct("topic", "broker", "since", "until", "ids")
-    of_hours = hours.join(free, "group", how="inner").filter(some).groupBy("group", "hour")
-    known = hours.join(rules, ["group", "hour"], how="full").withColumn("_rules", F.coalesce(before, after))
+    of_stretches = stretches.join(free, "group", how="inner").filter(some).groupBy("group", "stretch")
     return (
-        known.join(of_hours.agg(F.collect_list(span).alias("free")), ["group", "hour"], how="left")
-        .join(hours, ["group", "hour"], how="left_semi")
-        .select("group", "hour", "_rules.startFrom", "_rules.model", "free")
+        stretches.join(rules, ["group", "stretch"], how="left")
+        .withColumn("_rules", F.coalesce(before, after))
+        .join(of_stretches.agg(F.collect_list(span).alias("free")), ["group", "stretch"], how="left")
+        .select("group", "stretch", "_rules.startFrom", "_rules.model", "free")
     )
 
 
 def _judged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Judge all hours of groups that are whole; what a batch has of the last one waits for the next."""
+    """Judge all stretches of groups that are whole; what a batch has of the last one waits for the next."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         begins = np.flatnonzero(_changes(batch))
         if len(begins):
             cut = int(begins[-1]) + 1
-            yield from _hours([*waiting, batch.slice(0, cut)])
+            yield from _stretches([*waiting, batch.slice(0, cut)])
             waiting = []
             batch = batch.slice(cut)  # noqa: PLW2901 - the rest of it
         waiting.append(batch)
     if waiting:
-        yield from _hours(waiting)
+        yield from _stretches(waiting)
 
 
 def _changes(rows: pa.RecordBatch | pa.Table) -> NDArray[np.bool_]:
-    """Return after which rows another hour, or another group, begins."""
+    """Return after which rows another stretch, or another group, begins."""
     many = rows.num_rows
     found = np.zeros(max(many - 1, 0), np.bool_)
-    for name in ("group", "hour"):
+    for name in ("group", "stretch"):
         column = rows.column(name)
         differs = pc.not_equal(column.slice(0, many - 1), column.slice(1)) if many > 1 else None
         if differs is not None:
@@ -118,8 +123,8 @@ class _Records(NamedTuple):
     """Records in their order; notes are among them, without a look."""
 
     at: NDArray[np.float64]  # seconds; NaN: a note
-    hour: NDArray[np.float64]
-    number: NDArray[np.int64]  # of the group's hour
+    begins: NDArray[np.float64]  # the stretch
+    number: NDArray[np.int64]  # of the group's stretch
     of: NDArray[np.int64]  # the record that each look at a queue is of
     topic: NDArray[np.int64]  # of each look, by its number
     broker: NDArray[np.int64]
@@ -128,7 +133,7 @@ class _Records(NamedTuple):
     brokers: list[str]
 
 
-def _hours(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     table = pa.Table.from_batches(batches).combine_chunks()
     if not table.num_rows:
         return
@@ -137,13 +142,28 @@ def _hours(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     before = _before(records)
     it = trends.Looks(records.at[records.of], *offsets, worked, before, begins)
     lags = trends.behind(it)
-    asked = np.flatnonzero(records.at[records.of] >= records.hour[records.of])
-    verdicts = np.zeros(len(lags), np.int8)
-    delays = np.full(len(lags), np.nan)
-    judged = asked[~everyones[records.number[records.of[asked]]]]
-    verdicts[judged] = trends.verdicts(it, lags, judged, WINDOW)
-    delays[judged] = trends.delays(it, lags, judged)
+    asked = ((records.at >= records.begins) & ~everyones[records.number])[records.of]
+    steady = asked & _steady(records, it, lags)
+    open_ = np.flatnonzero(asked & ~steady)
+    verdicts = np.where(steady, trends.VERDICTS.index(Judgement.KEEPING_UP), 0).astype(np.int8)
+    delays = np.where(steady, 0.0, np.nan)
+    verdicts[open_] = trends.verdicts(it, lags, open_, WINDOW)
+    delays[open_] = trends.delays(it, lags, open_)
     yield from _summed(table, records, it, lags, (delays, verdicts))
+
+
+def _steady(records: _Records, it: trends.Looks, lags: trends.Offsets) -> NDArray[np.bool_]:
+    """Return which queues are at their end, and were before, in a stretch in which nothing goes back.
+
+    That is nearly all, and quickly seen; the others have to be looked at in all of their looks.
+    """
+    earlier = np.maximum(it.before, 0)
+    fell = (it.before >= 0) & (it.committed < it.committed[earlier])
+    restless = np.bincount(records.number[records.of[fell]], minlength=int(records.number[-1]) + 1) > 0
+    at_end = (lags == 0) & (it.committed >= 0)
+    known = (it.before >= 0) & (lags[earlier] != trends.NO_LAG) & (it.at - it.at[earlier] <= WINDOW.old)
+    steady: NDArray[np.bool_] = at_end & known & ~restless[records.number][records.of]
+    return steady
 
 
 def _records(table: pa.Table) -> tuple[_Records, tuple[trends.Offsets, trends.Offsets, trends.Offsets]]:
@@ -162,10 +182,9 @@ def _records(table: pa.Table) -> tuple[_Records, tuple[trends.Offsets, trends.Of
     number = np.concatenate([[0], np.cumsum(_changes(table))]).astype(np.int64)
     committed = pc.fill_null(lists["committed"].values, trends.NEVER)
     values = {name: np.asarray(lists[name].values) for name in ("ids", "first", "last")}
-    at, hour = (_seconds(table.column(name)) for name in ("at", "hour"))
     records = _Records(
-        at,
-        hour,
+        _seconds(table.column("at")),
+        np.asarray(table.column("stretch"), np.float64),
         number,
         of_topic[per_broker][per_look],
         topic[per_broker][per_look],
@@ -194,16 +213,16 @@ def _seconds(column: Any) -> NDArray[np.float64]:
 
 
 def _noted(table: pa.Table, records: _Records) -> tuple[NDArray[np.int8], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return of looks where the queue begins and whether somebody had it, and which groups' hours are Broadcasting."""
-    hours = int(records.number[-1]) + 1
-    starts, everyones = np.full(hours, trends.NOBODY_KNOWS, np.int8), np.zeros(hours, np.bool_)
+    """Return of looks where the queue begins and whether somebody had it, and which stretches are of Broadcasting."""
+    many = int(records.number[-1]) + 1
+    starts, everyones = np.full(many, trends.NOBODY_KNOWS, np.int8), np.zeros(many, np.bool_)
     worked = np.ones(len(records.of), np.bool_)
-    bounds = np.searchsorted(records.number[records.of], np.arange(hours + 1))
+    bounds = np.searchsorted(records.number[records.of], np.arange(many + 1))
     for row in np.flatnonzero(np.isnan(records.at)).tolist():
-        hour = int(records.number[row])
-        starts[hour] = trends.BEGINS.get(table.column("startFrom")[row].as_py(), trends.NOBODY_KNOWS)
-        everyones[hour] = table.column("model")[row].as_py() == "Broadcasting"
-        here = slice(*bounds[hour : hour + 2].tolist())
+        number = int(records.number[row])
+        starts[number] = trends.BEGINS.get(table.column("startFrom")[row].as_py(), trends.NOBODY_KNOWS)
+        everyones[number] = table.column("model")[row].as_py() == "Broadcasting"
+        here = slice(*bounds[number : number + 2].tolist())
         for span in table.column("free")[row].as_py() or ():
             worked[here] &= ~_inside(records, here, span)
     retries = np.array([name.startswith(RETRY) for name in records.topics] or [False])
@@ -256,14 +275,15 @@ def _summed(
     lag, delay = np.zeros(many, np.int64), np.zeros(many)
     np.add.at(lag, records.of[own], np.where(lags == trends.NO_LAG, 0, lags)[own])
     np.maximum.at(delay, records.of[own], np.where(np.isnan(delays), np.inf, delays)[own])
-    told = np.flatnonzero(records.at >= records.hour)
+    told = np.flatnonzero(records.at >= records.begins)
     step = np.diff(records.at, prepend=np.nan)
     same = np.diff(records.number, prepend=-1) == 0
+    at = table.column("at").take(pa.array(told))
     seconds = np.where(same & ~np.isnan(step), np.minimum(step, STANDS), 0.0)
     columns = {
         "group": table.column("group").take(pa.array(told)),
-        "hour": table.column("hour").take(pa.array(told)),
-        "at": table.column("at").take(pa.array(told)),
+        "hour": pc.floor_temporal(at, unit="hour"),
+        "at": at,
         "seconds": pa.array(seconds[told]),
         "lag": pa.array(lag[told], mask=unknown[told] > 0),
         "delay": pa.array(delay[told], mask=(unknown[told] > 0) | np.isinf(delay[told])),

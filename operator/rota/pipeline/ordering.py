@@ -44,7 +44,9 @@ _SHAPE = {
 def ordered(facts: Facts) -> DataFrame:
     """Return a group's records in order: what each tells, and between which breaks and wholes it stands."""
     told = _records(facts).transform(_with_life)
-    return _with_doubts(told, facts.gap).transform(_with_breaks).transform(_with_epochs)
+    if not facts.gap.isEmpty():  # asked at once: whether nothing is missing Spark would learn after it read all thrice
+        told = _with_doubts(told, facts.gap)
+    return told.transform(_with_breaks).transform(_with_epochs)
 
 
 def _shaped(df: DataFrame, step: int, **columns: Column) -> DataFrame:

@@ -5,7 +5,8 @@
     what members say they obey ─────┴─> plan(snapshot, now) ──> document ──> members obey, drain, take up
 
 The planner is asked when something happens, and when it wants to be asked again while something is under way; in a
-world that stands still it is not asked, for it would answer the same. Balanced weighs queues anew at every step.
+world that stands still it is not asked, for it would answer the same. For Balanced queues are weighed anew at every
+step, and as the operator does it: what was measured stands until somebody carries clearly more or less.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,17 +17,22 @@ from math import inf
 from typing import Any
 
 from rota.documents import Assignment
-from rota.model import Queue, Reason
+from rota.model import Holder, Queue, Reason
 from rota.pipeline.bodies import AWAY, LONG, Body
 from rota.pipeline.figures import Figures
 from rota.pipeline.story import STEP, Change, Story
 from rota.planner import Plan, Snapshot, View, plan
+from rota.planner.record import owners
 from rota.spec import PolicySpec
+from rota.weights import Weights, settled
 
 OBEY = 0.3  # seconds from a document's writing until the members that were poked obey it
 DRAIN = 0.2  # seconds until a member has finished what it had begun
 AGAIN = 0.05  # seconds: sooner than this nobody looks again
 ENDLESS = 5_000  # plans since anything happened: something does not settle
+
+WEIGHING = "Balanced"  # the strategy that goes by what queues weigh
+NO_WEIGHTS: Weights = {}
 
 # What only somebody's word will lift, or nothing: to ask again is no use.
 STILL = {Reason.NOTHING_WOULD_CHANGE, Reason.PAUSED, Reason.INVALID_POLICY, Reason.NO_VIEW}
@@ -40,6 +46,7 @@ class Replay:
         self.story, self.figures = story, figures
         self.now = story.begins
         self.document: Assignment = story.document
+        self.owned: Mapping[Queue, Holder] = owners(story.document)
         self.status: Mapping[str, Any] = {}
         self.bodies: dict[str, Body] = {}
         self.gone: frozenset[str] = frozenset()
@@ -50,6 +57,8 @@ class Replay:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._numbers = count(), count()
         self._asked_for = inf
+        self._weights: Weights = {}  # that stand
+        self._weighed: Weights | None = {}  # that the planner was given last
         self._plans = 0  # since the last change
         self._expected = 0  # how many members are about to say something
 
@@ -62,9 +71,9 @@ class Replay:
         """Play it to its end."""
         for change in self.story.changes:
             self.at(change.at, partial(self._changes, change))
-        if self.policy.strategy == "Balanced":
+        if any((self._policy or it.policy).strategy == WEIGHING for it in self.story.changes):
             for step in range(1, self.story.steps):
-                self.at(self.story.begins + step * STEP, self._plan)
+                self.at(self.story.begins + step * STEP, self._step)
         while self._events and self._events[0][0] <= self.story.ends:
             at, _, happen = heappop(self._events)
             self._pass(at)
@@ -173,9 +182,16 @@ class Replay:
         def happens() -> None:
             self._expected -= 1
             happen()
-            self._look()
+            if not self._all_drain():
+                self._look()
 
         self.at(self.now + seconds, happens)
+
+    def _all_drain(self) -> bool:
+        """Whether who is under way will tell in a moment when it is done: to ask before that changes nothing."""
+        draining = {body.holder for body in self.bodies.values() if body.draining and body.obeys}
+        under_way = {it.holder for it in self.document.releasing.values()}
+        return bool(under_way) and under_way <= draining
 
     def _look(self, after: float = 0.0) -> None:
         """Have the planner asked once, whatever else happens at the same moment."""
@@ -188,12 +204,28 @@ class Replay:
         if at == self._asked_for:
             self._plan()
 
+    def _step(self) -> None:
+        """Measure anew; what stands as it was changes nothing."""
+        if self._weigh() is not self._weighed:
+            self._plan()
+
+    def _weigh(self) -> Weights | None:
+        """Say what queues weigh, as the operator does; None while that is not known, nothing where nobody asks."""
+        if self.policy.strategy != WEIGHING:
+            return NO_WEIGHTS
+        found = self.figures.measured()
+        if found is not None:
+            found = self._weights = settled(self._weights, found, {queue: it.name for queue, it in self.owned.items()})
+        return found
+
     def _plan(self) -> None:
         self._asked_for = inf
+        self._weighed = self._weigh()
         decided = plan(self.snapshot(), self.now)
-        before, self.document = self.document, decided.document or self.document
-        self.status = decided.status
-        self.figures.decided(decided, before, self.document)
+        before, self.status = self.document, decided.status
+        if decided.document:
+            self.document, self.owned = decided.document, owners(decided.document)
+        self.figures.decided(decided, self.document, self.owned)
         self.told(decided, before)
         for name, poke in decided.pokes.items():
             self.bodies[name].poke, self.bodies[name].poked = poke, self.now
@@ -209,17 +241,16 @@ class Replay:
 
     def snapshot(self) -> Snapshot:
         """Show the world as the planner sees it."""
-        policy = self.policy
         return Snapshot(
             group=self.story.group,
             spec=self.story.spec,
-            policy=policy,
+            policy=self.policy,
             document=self.document,
             fresh=True,
             pods=tuple(body.seen(self.now) for _, body in sorted(self.bodies.items())),
             gone=self.gone,
             views=self._views,
-            queue_weights=self.figures.weights() if policy.strategy == "Balanced" else {},
+            queue_weights=self._weighed,
             status=self.status,
         )
 

@@ -3,22 +3,19 @@
 What lasts longer than an hour is split where hours begin; what lasts yet ends with the group's last record.
 """
 
-from functools import reduce
-
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from rota.lag import Judgement
-from rota.pipeline.holding import account
+from rota.pipeline.holding import Account, account, horizon
 from rota.pipeline.ingest import Facts
 from rota.pipeline.judging import looks
 from rota.pipeline.ranges import by_queue, count, seconds
 from rota.pipeline.schemas import ROLLUP
-from rota.pipeline.timeline import horizon, intervals, unowned
+from rota.pipeline.timeline import intervals, unowned
 
 ACCURACY = 10_000  # of percentiles: their place is right to one in so many
 _KEY = ["group", "hour"]
-_KINDS = ("membership", "plan", "handover", "obeyed", "rebalance", "owners", "offsets", "verdict")
 _COUNTS = ("moved_queues", "forced_queues", "handovers", "redelivered")
 _LASTING = ("unowned_queue_seconds", "contested_queue_seconds")
 
@@ -26,19 +23,17 @@ _LASTING = ("unowned_queue_seconds", "contested_queue_seconds")
 def rollup(facts: Facts) -> DataFrame:
     """Return the figures of each group's hours."""
     it = account(facts)
-    told, held = it
     parts = [
         _rebalances(facts.rebalance),
         _moves(facts.handover),
         _handovers(intervals(facts, it)),
-        _lasting(unowned(facts, held, told), "unowned_queue_seconds"),
-        _lasting(contested(facts), "contested_queue_seconds"),
-        _shares(facts, told, held),
+        _lasting(unowned(it), "unowned_queue_seconds"),
+        _lasting(contested(facts, it), "contested_queue_seconds"),
+        _shares(it),
         _lags(looks(facts, it)),
-        _broken(facts, told).withColumn("broken", F.expr("true")),
+        _broken(facts, it).withColumn("broken", F.expr("true")),
     ]
-    hours = _hours(facts)
-    whole = hours
+    whole = it.seen.select(*_KEY)
     for part in parts:
         whole = whole.join(part, _KEY, how="left")
     nothing = {name: F.coalesce(name, F.lit(0)) for name in (*_COUNTS, *_LASTING, "minutes_seen")}
@@ -55,12 +50,6 @@ def _hour(at: str = "at") -> Column:
     return F.date_trunc("hour", F.col(at)).alias("hour")
 
 
-def _hours(facts: Facts) -> DataFrame:
-    frames: list[DataFrame] = [getattr(facts, kind).select("group", _hour()) for kind in _KINDS]
-    found: DataFrame = reduce(DataFrame.unionByName, frames)
-    return found.distinct()
-
-
 def _split(df: DataFrame) -> DataFrame:
     """Split what lasts from `since` until `until` where hours begin."""
     last = F.date_trunc("hour", F.col("until") - F.expr("interval 1 microsecond"))
@@ -75,9 +64,9 @@ def _split(df: DataFrame) -> DataFrame:
 
 
 def _percentiles(of: Column | str, name: str) -> list[Column]:
+    both = F.percentile_approx(of, [0.5, 0.99], ACCURACY)  # Spark sees that it is the same, and counts once
     return [
-        F.percentile_approx(of, share, ACCURACY).cast("double").alias(f"{name}_{title}")
-        for share, title in ((0.5, "p50"), (0.99, "p99"))
+        F.get(both, F.lit(place)).cast("double").alias(f"{name}_{title}") for place, title in enumerate(("p50", "p99"))
     ]
 
 
@@ -111,7 +100,7 @@ def _lasting(spans: DataFrame, name: str) -> DataFrame:
     return spans.transform(_split).groupBy(*_KEY).agg(F.sum(seconds("since", "until")).alias(name))
 
 
-def contested(facts: Facts) -> DataFrame:
+def contested(facts: Facts, it: Account) -> DataFrame:
     """Return how long each forced queue may have been worked by two.
 
     The operator counts until the document that it writes when the former holder is known to be past it. Which one that
@@ -139,23 +128,23 @@ def contested(facts: Facts) -> DataFrame:
     return (
         forced.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))
         .join(over, queue, how="left")
-        .join(horizon(facts), "group", how="inner")
+        .join(horizon(it.seen), "group", how="inner")
         .select("group", F.col("at").alias("since"), F.coalesce("over", "horizon").alias("until"))
     )
 
 
-def _shares(facts: Facts, told: DataFrame, held: DataFrame) -> DataFrame:
+def _shares(it: Account) -> DataFrame:
     """Weigh by time how uneven the queues lay with the members that shared them, and how many of them had none."""
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     known = F.when(F.col("ends_torn"), F.col("epoch_ends"))
     spans = (
-        told.filter(F.col("sharing").isNotNull())
+        it.told.filter(F.col("sharing").isNotNull())
         .withColumn("next", F.lead("at").over(order))
         .filter(F.col("sure") & ~F.col("model").eqNullSafe("Broadcasting"))
-        .join(horizon(facts), "group", how="inner")
+        .join(horizon(it.seen), "group", how="inner")
         .withColumn("until", F.least(F.coalesce("next", "horizon"), known))
     )
-    mine = held.filter(F.col("phase") == "Owned")
+    mine = it.held.filter(F.col("phase") == "Owned")
     begun = mine.select("group", "uid", "at", F.lit(1).alias("more"))
     ended = mine.filter(F.col("until").isNotNull())
     ended = ended.select("group", "uid", F.col("until").alias("at"), F.lit(-1).alias("more"))
@@ -193,15 +182,15 @@ def _lags(seen: DataFrame) -> DataFrame:
     )
 
 
-def _broken(facts: Facts, told: DataFrame) -> DataFrame:
+def _broken(facts: Facts, it: Account) -> DataFrame:
     """Return the hours of which something is missing: of a group, or of whom nobody knows."""
-    torn = told.filter("torn").join(horizon(facts), "group", how="inner")
+    torn = it.told.filter("torn").join(horizon(it.seen), "group", how="inner")
     spans = torn.select(
         "group", F.col("starts").alias("since"), F.coalesce("next_whole", F.greatest("horizon", "at")).alias("until")
     )
     of_groups = _touched(spans).select(*_KEY)
     of_all = _touched(facts.gap.select("since", F.col("at").alias("until"))).select("hour").distinct()
-    missed = _hours(facts).join(F.broadcast(of_all), "hour", how="left_semi").select(*_KEY)
+    missed = it.seen.join(F.broadcast(of_all), "hour", how="left_semi").select(*_KEY)
     return of_groups.unionByName(missed).distinct()
 
 

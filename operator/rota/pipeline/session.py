@@ -2,13 +2,23 @@
 
 import os
 import sys
+from importlib.resources import files
+from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": os.environ.get("ROTA_SPARK_MEMORY", "2g"),
-    "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),  # by itself Spark would take 200, on any machine
+    # Many, so that what is in one of them fits in memory, of twenty million records too; Spark itself puts small ones
+    # together. Where there is more of both, spark-submit says so: --conf spark.sql.shuffle.partitions=2000
+    "spark.sql.shuffle.partitions": str(32 * (os.cpu_count() or 1)),
+    "spark.shuffle.sort.bypassMergeThreshold": "16",  # else each task would write a file for each of these
+    # What is sent to everybody is what we say. Spark would go by how small a table is on disk, and run out of memory.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    # Percentiles of so many hours are held at once before they are sorted; a hundred, Spark's own, is soon too few.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -22,13 +32,28 @@ CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, if nobody sa
 
 
 def session(name: str, settings: dict[str, str] | None = None) -> SparkSession:
-    """Return a session on this machine, or where spark-submit wants it."""
+    """Return a session on this machine, or where spark-submit wants it, and as it was told there."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 that is first on the path
     builder = SparkSession.builder.appName(name)
-    chosen = ({} if "PYSPARK_GATEWAY_PORT" in os.environ else {"spark.master": f"local[{CORES}]"}) | SETTINGS
-    chosen |= settings or {}
-    for key, value in chosen.items():
+    for key, value in (_submitted() if "PYSPARK_GATEWAY_PORT" in os.environ else _here() | (settings or {})).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _submitted() -> dict[str, str]:
+    """Return our settings but those that spark-submit was given: ours would count for more."""
+    given = SparkContext.getOrCreate().getConf()
+    return {key: value for key, value in SETTINGS.items() if not given.contains(key)}
+
+
+def _here() -> dict[str, str]:
+    """Say how Spark runs on this machine alone: with no word to the network, nor to people but errors."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    words = Path(str(files("rota.pipeline") / "log4j2.properties")).as_uri()  # a blank in it would end the option
+    return {
+        "spark.master": f"local[{CORES}]",
+        "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={words}",
+        **SETTINGS,
+    }

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
 
 from rota import records
 from rota.pipeline.figures import Figures
@@ -26,10 +26,16 @@ from rota.records import Fact, Owners
 from rota.spec import PolicySpec, policy_body, policy_spec
 
 PARTS = 8  # partitions for each core: many, so that one that takes long is not waited for by others
+HEAVY = 100_000  # queues times changes: a replay that takes as long as those of a hundred groups
 
 _TEXT = StringType()
 _STORIES = StructType(
-    [StructField("group", _TEXT), StructField("story", BinaryType()), StructField("problem", _TEXT)],
+    [
+        StructField("group", _TEXT),
+        StructField("size", LongType()),
+        StructField("story", BinaryType()),
+        StructField("problem", _TEXT),
+    ],
 )
 _POLICIES = StructType([StructField("policy", _TEXT), StructField("rules", _TEXT)])
 _POINTS = StructType([field for field in SERIES.fields if field.name not in {"group", "policy"}])
@@ -49,13 +55,13 @@ def simulated(facts: Facts, policies: Mapping[str, PolicySpec]) -> Simulation:
     rules = [(name, msgspec.json.encode(policy_body(it)).decode()) for name, it in policies.items()]
     tried = spark.createDataFrame([(RECORDED, None), *rules], _POLICIES)
     parts = PARTS * spark.sparkContext.defaultParallelism
-    runs = (
-        stories(facts)
-        .crossJoin(F.broadcast(tried))
-        .repartition(parts, "group", "policy")
-        .mapInArrow(_play, _RUNS)
-        .persist(StorageLevel.DISK_ONLY)
+    told = stories(facts).persist(StorageLevel.DISK_ONLY)
+    # Partitions are begun in their order: whatever takes long is under way while the others are played.
+    heavy, light = (
+        told.where(some).crossJoin(F.broadcast(tried)).repartition(parts, "group", "policy")
+        for some in (F.col("size") > HEAVY, F.col("size") <= HEAVY)
     )
+    runs = heavy.unionByName(light).mapInArrow(_play, _RUNS).persist(StorageLevel.DISK_ONLY)
     return Simulation(results_of(runs), series_of(runs))
 
 
@@ -97,13 +103,14 @@ def _put_together(table: pa.Table) -> pa.Table:
     """Make a group's story of its lines."""
     group = table.column("group")[0].as_py()
     kinds, lines = table.column("kind").to_pylist(), table.column("line").to_pylist()
-    made, problem = None, None
+    size, made, problem = 0, None, None
     try:
         found = story(group, sorted(map(_read, kinds, lines), key=_when))
-        made = pickle.dumps(found)
+        size, made = len(found.queues) * len(found.changes), pickle.dumps(found)
     except ValueError as error:
         problem = str(error)
-    return pa.table({"group": [group], "story": [made], "problem": [problem]}, schema=_arrow(_STORIES))
+    told = {"group": [group], "size": [size], "story": [made], "problem": [problem]}
+    return pa.table(told, schema=_arrow(_STORIES))
 
 
 def _read(kind: str, line: str) -> Fact:

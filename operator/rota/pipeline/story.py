@@ -17,6 +17,7 @@ from rota.records import Fact, Handover, Membership, Offsets, Owners
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 
 STEP = 300.0  # seconds: between two of these, what comes to a queue comes evenly
+LONGEST = 366 * 86400.0  # seconds of a story; all of its steps are in memory
 HEADROOM = 1.1  # that a member can work more than it ever was seen to
 
 Rates = NDArray[np.float64]
@@ -75,6 +76,9 @@ def story(group: str, facts: Sequence[Fact], ends: float | None = None) -> Story
     queues = tuple(sorted(frozenset().union(*(it.queues for it in changes))))
     if not queues:
         raise ValueError(f"Group {group} has no queues")
+    if last - begins > LONGEST:
+        days = (last - begins) / 86400
+        raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is of 366 at most")
     arrivals, worked, lag = _flows([it for it in later if isinstance(it, Offsets)], queues, begins, last)
     return Story(
         group=group,

@@ -7,7 +7,7 @@ told as `Unknown`. A queue that was taken from its holder is the holder's until 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from rota.pipeline.holding import NOBODY, QUEUE, Account, account
+from rota.pipeline.holding import NOBODY, OF_QUEUE, ORDER, QUEUE, Account, account, horizon
 from rota.pipeline.ingest import Facts
 from rota.pipeline.ordering import periods
 from rota.pipeline.ranges import by_queue, seconds
@@ -23,16 +23,16 @@ def intervals(facts: Facts, it: Account | None = None) -> DataFrame:
 
 def violations(facts: Facts, it: Account | None = None) -> DataFrame:
     """Return what should not be: two owners, a grant without proof, queues that nobody works, and what nobody knows."""
-    told, held = it or account(facts)
-    wrong = F.filter(F.array(_two_owners(), _unproved(), _unknown()), lambda it: it.isNotNull())
-    found = held.select(*QUEUE, F.explode(wrong).alias("it")).select(*QUEUE, "it.*")
-    return found.unionByName(_neglected(unowned(facts, held, told))).select(
+    it = it or account(facts)
+    wrong = F.filter(F.array(_two_owners(), _unproved(), _unknown()), lambda one: one.isNotNull())
+    found = it.held.select(*QUEUE, F.explode(wrong).alias("it")).select(*QUEUE, "it.*")
+    return found.unionByName(_neglected(unowned(it))).select(
         *(F.col(field.name).cast(field.dataType) for field in VIOLATIONS)
     )
 
 
 def _intervals(held: DataFrame, obeyed: DataFrame) -> DataFrame:
-    order = Window.partitionBy(*QUEUE).orderBy("life", "generation", "step", "at", "uid")
+    order = Window.partitionBy(*OF_QUEUE).orderBy(*ORDER)
     same = (
         F.col("before.uid").eqNullSafe(F.col("uid"))
         & F.col("before.stretch").eqNullSafe(F.col("stretch"))
@@ -45,7 +45,7 @@ def _intervals(held: DataFrame, obeyed: DataFrame) -> DataFrame:
         .withColumn("new", (~same).cast("int"))
         .withColumn("number", F.sum("new").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
         .filter(F.col("uid").isNotNull())
-        .groupBy(*QUEUE, "number", "member", "uid")
+        .groupBy(*OF_QUEUE, "number", "member", "uid")
         .agg(F.min(first).alias("first"), F.max(last).alias("last"))
         .select(
             *QUEUE,
@@ -123,45 +123,35 @@ def nobodys(held: DataFrame) -> DataFrame:
     A queue that was dropped may not be one any more: it was nobody's if a whole says so, or if it was granted again.
     """
     again = F.col("next.act").isNotNull() & (F.col("next.state") == "Free") & ~F.col("next.odds")
-    order = Window.partitionBy(*QUEUE).orderBy("life", "generation", "step", "at", "uid")
+    order = Window.partitionBy(*OF_QUEUE).orderBy(*ORDER)
     new = ~(F.lag("phase").over(order).eqNullSafe(NOBODY) & F.lag("until").over(order).eqNullSafe(F.col("at")))
     last = F.struct("life", "generation", "step", "at", "until")
     return (
         held.withColumn("new", new.cast("int"))
         .withColumn("number", F.sum("new").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
         .filter(F.col("phase") == NOBODY)
-        .groupBy(*QUEUE, "number")
+        .groupBy(*OF_QUEUE, "number")
         .agg(F.min("at").alias("since"), F.max(last).alias("last"), F.max(F.col("whole") | again).alias("sure"))
         .filter("sure")
         .select(*QUEUE, "since", F.col("last.until").alias("until"))
     )
 
 
-def unowned(facts: Facts, held: DataFrame, told: DataFrame) -> DataFrame:
+def unowned(it: Account) -> DataFrame:
     """Return when queues that shall be worked were nobody's, a row for each document meanwhile, and who shared then.
 
     What lasts yet ends with the group's last record.
     """
-    spans = nobodys(held).select(*QUEUE, F.col("since").alias("from"), F.col("until").alias("to"))
-    ends = horizon(facts).select("group", "horizon")
-    during = periods(told).filter(F.col("queues") > 0)
+    spans = nobodys(it.held).select(*QUEUE, F.col("since").alias("from"), F.col("until").alias("to"))
+    during = periods(it.told).filter(F.col("queues") > 0)
     since = F.greatest("from", "since")
     until = F.least(F.coalesce("to", "horizon"), F.coalesce("until", "horizon"))
     return (
         spans.join(during, "group", how="inner")
-        .join(ends, "group", how="inner")
+        .join(horizon(it.seen), "group", how="inner")
         .select(*QUEUE, "from", "to", "members", since.alias("since"), until.alias("until"))
         .filter(F.col("since") < F.col("until"))
     )
-
-
-def horizon(facts: Facts) -> DataFrame:
-    """Return when each group was last told of."""
-    kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
-    first, *others = [frame.select("group", "at") for frame in kinds]
-    for frame in others:
-        first = first.unionByName(frame)
-    return first.groupBy("group").agg(F.max("at").alias("horizon"))
 
 
 def _neglected(free: DataFrame) -> DataFrame:

@@ -8,6 +8,7 @@ hear, so queues without an owner are granted only when every pod is past the bar
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from rota.documents import LATEST, Assignment, Share
 from rota.handover import Proof
@@ -25,10 +26,16 @@ def written(now: float) -> str:
 
 def ago(at: str, now: float) -> float:
     """Return the seconds since a time that a document tells; what lies ahead was told by a clock that was wrong."""
+    told = _read(at)
+    return 0.0 if told is None else now - told
+
+
+@lru_cache(64)  # all that a document takes at one time says so, queue by queue
+def _read(at: str) -> float | None:
     try:
-        return now - datetime.fromisoformat(at).timestamp()
+        return datetime.fromisoformat(at).timestamp()
     except ValueError:
-        return 0.0
+        return None
 
 
 def damage(snapshot: Snapshot) -> str:

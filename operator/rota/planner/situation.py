@@ -107,6 +107,17 @@ class Situation:
 
     def seen(self, holder: Holder) -> Seen:
         """Say what is known of a holder; one who is not among the pods is not ended by that."""
+        found = self._seen.get(holder)
+        if found is None:
+            found = self._seen[holder] = self._look_at(holder)
+        return found
+
+    @cached_property
+    def _seen(self) -> dict[Holder, Seen]:
+        """What is known of holders that were asked about: a holder is, for each of its queues."""
+        return {}
+
+    def _look_at(self, holder: Holder) -> Seen:
         pod = self.pods.get(holder.name)
         if holder.uid in self.snapshot.gone:
             return Seen(ended=True)

@@ -1,0 +1,454 @@
+"""`rota pipeline` as a user meets it: the whole way, and what it says to what cannot be meant."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from rota.cli import main
+from rota.records import journal_record
+
+DAY = "date=2025-11-21"
+STEADY = "kind: RebalancePolicy\nmetadata: {name: steady}\nspec: {strategy: Sticky}\n"
+GROUPS, HOURS = 2, 3
+
+
+def rota(*words: object) -> Result:
+    return CliRunner().invoke(main, ["pipeline", *map(str, words)])
+
+
+def ok(*words: object) -> str:
+    ran = rota(*words)
+    assert (ran.exit_code, ran.stderr) == (0, ""), ran.exception
+    return ran.stdout
+
+
+def complaint(*words: object) -> str:
+    """Return the one sentence that a command ends with."""
+    ran = rota(*words)
+    assert isinstance(ran.exception, SystemExit), ran.exception
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("rota: ")
+    assert ran.stderr.count("\n") == 1
+    return ran.stderr.removeprefix("rota: ").rstrip()
+
+
+class World(NamedTuple):
+    """What commands left behind, one after the other."""
+
+    journal: Path
+    lake: Path
+    simulated: Path
+    policy: Path
+    told: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+    assert spark.version  # whose session the commands take
+    at = tmp_path_factory.mktemp("world")
+    policy = at / "policy.yaml"
+    policy.write_text(STEADY)
+    it = World(at / "journal", at / "lake", at / "simulated", policy, {})
+    few = ("--groups", GROUPS, "--hours", HOURS)
+    it.told["generate"] = ok("generate", *few, "--to", it.journal, "-o", "json")
+    it.told["ingest"] = ok("ingest", it.journal, "--all", "--to", it.lake, "-o", "json")
+    it.told["simulate"] = ok("simulate", it.lake, "--policies", policy, "--to", it.simulated, "-o", "json")
+    return it
+
+
+# The whole way.
+
+
+def test_each_line_of_what_was_generated_is_in_the_lake(world: World) -> None:
+    made, taken = json.loads(world.told["generate"]), json.loads(world.told["ingest"])
+    lines = [line for path in world.journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()]
+    assert made == {"groups": GROUPS, "records": len(lines)}
+    assert sum(taken.values()) == len(set(lines))
+    assert not taken["quarantine"]
+    again = ok("ingest", world.journal, "--all", "--to", world.lake)
+    assert again.split()[:2] == ["TABLE", "ROWS"]
+    assert ["quarantine", "0"] in [line.split() for line in again.splitlines()]
+
+
+def test_a_rollup_has_a_row_for_each_group_and_hour_and_a_folder_is_written_anew(
+    world: World, spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = tmp_path / "rollup"
+    spark.range(3).write.parquet(str(folder))  # what the same command left there an hour ago
+    assert not ok("rollup", world.lake, "--to", folder)
+    rows = spark.read.parquet(str(folder)).select("group", "hour").collect()
+    assert len({row["group"] for row in rows}) == GROUPS
+    assert {row["hour"].hour for row in rows} >= set(range(HOURS))
+
+
+def test_a_timeline_of_what_is_in_order_is_empty_and_its_tables_are_written(
+    world: World, spark: SparkSession, tmp_path: Path
+) -> None:
+    assert json.loads(ok("timeline", world.lake, "--to", tmp_path / "who", "-o", "json")) == []
+    assert spark.read.parquet(str(tmp_path / "who" / "violations")).count() == 0
+    assert spark.read.parquet(str(tmp_path / "who" / "intervals")).select("group").distinct().count() == GROUPS
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_timeline_with_two_owners_ends_with_1_and_says_whose(tmp_path: Path) -> None:
+    owner = {"standing": "Ready", "queues": {"orders": {"broker-a": "0"}}}
+    rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
+    whole = {"rules": {}, "members": {name: owner | {"uid": name} for name in ("a", "b")}, "releasing": []}
+    told = journal_record(
+        "owners", "shop/orders", "2025-11-21T08:00:00.000Z", generation=1, unowned={}, **rules, **whole
+    )
+    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", json.dumps(told) + "\n")
+    ran = rota("timeline", tmp_path / "journal")
+    assert (ran.exit_code, ran.stderr) == (1, "")
+    assert "TwoOwners" in ran.stdout
+
+
+def test_a_simulation_says_a_line_for_each_policy(world: World, spark: SparkSession) -> None:
+    rows = json.loads(world.told["simulate"])
+    assert [(row["policy"], row["groups"], row["problems"]) for row in rows] == [
+        ("recorded", GROUPS, 0),
+        ("steady", GROUPS, 0),
+    ]
+    assert spark.read.parquet(str(world.simulated / "results")).count() == 2 * GROUPS
+    assert spark.read.parquet(str(world.simulated / "series")).count() > 0
+
+
+@pytest.mark.parametrize("source", ["journal", "lake", "simulated"])
+def test_a_recommendation_comes_from_whatever_there_is(
+    world: World, spark: SparkSession, tmp_path: Path, source: str
+) -> None:
+    to = tmp_path / "advice"
+    said = ok("recommend", getattr(world, source), "--policies", world.policy, "--to", to, "--top", 1).splitlines()
+    assert re.match(rf"\d of {GROUPS} groups would gain by another policy", said[0])
+    assert said[-1] == f"The report is {to / 'report.html'}; what to apply is in {to / 'policies'}"
+    assert (to / "report.html").read_text().lstrip().startswith("<!")
+    assert spark.read.parquet(str(to / "chosen")).count() == GROUPS
+    assert spark.read.parquet(str(to / "costs")).count() == 2 * GROUPS
+    assert (to / "results").is_dir() == (to / "series").is_dir() == (source != "simulated")
+    for path in (to / "policies").glob("*.yaml"):
+        assert {body["kind"] for body in yaml.safe_load_all(path.read_text()) if body} == {"RebalancePolicy"}
+
+
+# What cannot be meant.
+
+
+def a_file(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("command", ["rollup", "timeline", "simulate", "recommend", "ingest"])
+@pytest.mark.parametrize("made", ["nothing", "a file", "empty", "neither"])
+def test_a_source_that_is_none_is_named(world: World, tmp_path: Path, command: str, made: str) -> None:
+    source = tmp_path / "source"
+    if made == "a file":
+        source.touch()
+    elif made != "nothing":
+        source.mkdir()
+    if made == "neither":
+        a_file(source / "date=2025-11-21" / "notes.txt", "x")
+    more = ["--policies", world.policy] if command in {"simulate", "recommend"} else []
+    told = complaint(command, source, *more, "--to", tmp_path / "to")
+    assert re.match(rf"{source} (is no folder; give a journal's, or a lake|holds no journal)", told)
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, r"p\.yaml cannot be read: No such file or directory$"),
+        ("{", r"p\.yaml is no YAML; give a file with RebalancePolicies$"),
+        ("a: 2026-13-45", r"p\.yaml is no YAML; "),
+        ("", r"p\.yaml holds no RebalancePolicy; give a file with one or more$"),
+        ("[1]", r"p\.yaml holds no RebalancePolicy; "),
+        ("kind: ConsumerGroup", r"p\.yaml holds no RebalancePolicy; "),
+        ("kind: RebalancePolicy", r"p\.yaml holds a RebalancePolicy without a name; give it one$"),
+        ("{kind: RebalancePolicy, metadata: [a]}", r"p\.yaml holds a RebalancePolicy without a name; "),
+        ("{kind: RebalancePolicy, metadata: {name: A B}}", r"'A B' cannot be a RebalancePolicy's name; take a-z"),
+        (
+            "{kind: RebalancePolicy, metadata: {name: recorded}}",
+            r"p\.yaml names a RebalancePolicy recorded, .*; re",
+        ),
+        (f"{STEADY}---\n{STEADY}", r"RebalancePolicy steady is given twice; leave one of them$"),
+        (STEADY.replace("strategy", "strategi"), r"RebalancePolicy steady: spec: .* unknown field strategi$"),
+        (STEADY.replace("Sticky", "Clingy"), r"RebalancePolicy steady: spec.strategy: "),
+        ("{kind: RebalancePolicy, metadata: {name: a}, spec: 3}", r"RebalancePolicy a: spec: expected object, got int"),
+    ],
+)
+@pytest.mark.parametrize("command", ["simulate", "recommend"])
+def test_policies_that_cannot_be_tried_are_a_sentence(
+    world: World, tmp_path: Path, command: str, text: str | None, words: str
+) -> None:
+    path = tmp_path / "p.yaml" if text is None else a_file(tmp_path / "p.yaml", text)
+    assert re.search(words, complaint(command, world.lake, "--policies", path, "--to", tmp_path / "to"))
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "w.yaml cannot be read: No such file or directory"),
+        ("{", "w.yaml is no YAML; write lines such as moves: 1"),
+        ("move: 1", "w.yaml names 'move', which is no weight; choose of moves, pause, "),
+        ("moves: -1", "w.yaml: moves is -1; give a number from 0 up"),
+    ],
+)
+def test_weights_that_cannot_be_meant_are_a_sentence(
+    world: World, tmp_path: Path, text: str | None, words: str
+) -> None:
+    path = tmp_path / "w.yaml" if text is None else a_file(tmp_path / "w.yaml", text)
+    given = ["--policies", world.policy, "--to", tmp_path / "to", "--weights", path]
+    assert words in complaint("recommend", world.simulated, *given)
+
+
+def reading(world: World, command: str) -> list[object]:
+    """Return a command that would do, up to its --to."""
+    if command == "generate":
+        return [command, "--groups", 1, "--hours", 1, "--to"]
+    more: dict[str, list[object]] = {"ingest": ["--all"], "rollup": [], "timeline": []}
+    source = world.journal if command == "ingest" else world.lake
+    return [command, source, *more.get(command, ["--policies", world.policy]), "--to"]
+
+
+WRITERS = ["ingest", "rollup", "timeline", "simulate", "recommend", "generate"]
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_folder_that_cannot_be_one_is_told_before_anything_is_done(
+    world: World, tmp_path: Path, command: str
+) -> None:
+    file = a_file(tmp_path / "file", "mine")
+    asked = reading(world, command)
+    words = f"cannot be a folder, for {file} is a file; name another"
+    assert complaint(*asked, file) == f"--to {file} {words}"
+    assert complaint(*asked, file / "under") == f"--to {file / 'under'} {words}"
+    assert complaint(*asked, "") == "--to is empty; name a folder"
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["ingest", "rollup", "timeline", "simulate", "recommend"])
+def test_what_is_read_is_never_written(world: World, command: str) -> None:
+    *asked, _ = reading(world, command)
+    source = Path(str(asked[1]))
+    before = sorted(source.rglob("*"))
+    for to in (source, source / "deep" / "er", source / ".." / source.name):
+        assert re.match(r"--to .* is within .*, which is read; name a folder elsewhere$", complaint(*asked, "--to", to))
+    assert sorted(source.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "inside"),
+    [
+        ("ingest", "thesis.txt"),
+        ("rollup", "thesis.txt"),
+        ("timeline", "intervals/thesis.txt"),
+        ("simulate", "results/thesis.txt"),
+        ("recommend", "costs/thesis.txt"),
+        ("simulate", "results"),
+        ("recommend", "date=2025-11-21/08-a.jsonl"),
+        ("simulate", "_lock"),
+        ("generate", "thesis.txt"),
+    ],
+)
+def test_what_is_somebodys_is_not_replaced(world: World, tmp_path: Path, command: str, inside: str) -> None:
+    mine = a_file(tmp_path / "to" / inside, "mine")
+    told = complaint(*reading(world, command), tmp_path / "to")
+    assert re.search(r"holds something else: .*; name|is a lake or a journal; name|is not empty; give", told)
+    assert mine.read_text() == "mine"
+    assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [mine]
+
+
+@pytest.mark.parametrize("command", ["ingest", "simulate", "generate"])
+def test_what_the_system_does_not_let_us_write_is_a_sentence(world: World, command: str) -> None:
+    told = complaint(*reading(world, command), "/proc/nowhere")  # root may write everywhere but there
+    assert "/proc/nowhere" in told
+    assert "cannot be" in told
+
+
+# What is damaged.
+
+
+def copied(world: World, tmp_path: Path) -> tuple[Path, list[object]]:
+    """Return a lake to damage, and a command that reads it."""
+    lake = tmp_path / "lake"
+    shutil.copytree(world.lake, lake)
+    return lake, ["simulate", lake, "--policies", world.policy, "--to", tmp_path / "to"]
+
+
+def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
+    pq.write_table(change(pq.ParquetFile(path).read()), path)
+    path.with_name(f".{path.name}.crc").unlink()
+
+
+def test_a_table_that_was_cut_off_or_has_other_columns_is_named(world: World, tmp_path: Path) -> None:
+    lake, asked = copied(world, tmp_path)
+    for path in (lake / "owners").rglob("*.parquet"):
+        rewritten(path, lambda table: table.drop_columns(["generation"]))
+    told = complaint(*asked)
+    assert re.match(rf"{lake}/owners/.*\.parquet has no column generation, which this version needs; make", told)
+    for path in (lake / "owners").rglob("*.parquet"):
+        rewritten_or_cut = path.read_bytes()[:100]
+        path.write_bytes(rewritten_or_cut)
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or no Parquet; make", complaint(*asked))
+
+
+def test_what_only_spark_finds_to_be_damaged_is_named(world: World, tmp_path: Path) -> None:
+    lake, asked = copied(world, tmp_path)
+    for path in (lake / "owners").rglob("*.parquet"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:4] + bytes(60) + whole[64:])  # its end, which says what is in it, is as it was
+    told = complaint(*asked)
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or something else; make", told)
+
+
+def test_a_column_of_another_type_and_a_day_that_is_none_are_told(world: World, tmp_path: Path) -> None:
+    lake, asked = copied(world, tmp_path)
+    [day] = (lake / "owners").glob("date=*")
+    day.rename(day.with_name("date=tomorrow"))
+    assert re.match(r"A day's folder has a name that is none: .*'tomorrow'.*; make the lake anew$", complaint(*asked))
+    day.with_name("date=tomorrow").rename(day)
+    for path in day.rglob("*.parquet"):
+        rewritten(path, lambda table: table.set_column(0, "group", pa.array([1] * len(table))))
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: ", complaint(*asked))
+
+
+def test_half_a_simulation_is_none(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "simulated"
+    shutil.copytree(world.simulated, folder)
+    asked = ["recommend", folder, "--policies", world.policy, "--to", tmp_path / "to"]
+    (folder / "series" / "_SUCCESS").unlink()
+    words = f"{folder} holds no whole simulation; run `rota pipeline simulate` again"
+    assert complaint(*asked) == words
+    shutil.rmtree(folder / "results")
+    (folder / "results").mkdir()
+    assert complaint(*asked) == words
+    other = a_file(tmp_path / "o.yaml", STEADY.replace("steady", "other"))
+    told = complaint("recommend", world.simulated, "--policies", other, "--to", tmp_path / "to")
+    assert told == "Policy steady was simulated, but is in none of the files; give its file, too"
+
+
+def a_lake(tmp_path: Path) -> tuple[Path, Path, list[object]]:
+    """Return a journal with an hour that is new to its lake, the lake, and the command."""
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    asked = ["ingest", journal, "--all", "--to", lake]
+    a_file(journal / DAY / "08-a.jsonl", verdict(8))
+    ok(*asked)
+    a_file(journal / DAY / "09-a.jsonl", verdict(9))
+    return journal, lake, asked
+
+
+def verdict(hour: int) -> str:
+    return (
+        f'{{"schema":1,"kind":"verdict","group":"shop/orders","at":"2025-11-21T{hour:02}:00:00.000Z",'
+        f'"condition":"Ready","status":"True","reason":"R{hour}","message":""}}\n'
+    )
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_rollup_is_printed(tmp_path: Path) -> None:
+    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", verdict(8))
+    [row] = json.loads(ok("rollup", tmp_path / "journal", "-o", "json"))
+    assert (row["group"], row["hour"]) == ("shop/orders", "2025-11-21T08:00:00Z")
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("damaged", ["metadata", "offsets/0", "commits/0", "sources/0/0"])
+def test_a_damaged_checkpoint_is_told(tmp_path: Path, damaged: str) -> None:
+    _, lake, asked = a_lake(tmp_path)
+    path = lake / "_checkpoint" / damaged
+    path.write_text("nonsense")
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    told = complaint(*asked)
+    assert told.startswith(f"{lake}/_checkpoint cannot be gone on with: it is damaged, or was made where the lake had")
+    assert "Query" not in told
+
+
+def test_a_lake_without_its_memory_is_refused_and_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    _, lake, asked = a_lake(tmp_path)
+    (lake / "_inbox").rename(tmp_path / "_inbox")
+    assert complaint(*asked) == f"{lake} has no _inbox any more, which knows what was taken; make the lake anew"
+    (tmp_path / "_inbox").rename(lake / "_inbox")
+    shutil.rmtree(lake / "_checkpoint")
+    told = complaint(*asked)
+    assert told == f"{lake} has tables, but no _checkpoint, which knows what is in them; make the lake anew"
+    assert spark.read.parquet(str(lake / "verdict")).count() == 1
+
+
+@pytest.mark.usefixtures("spark")
+def test_another_format_of_a_lake_is_told(tmp_path: Path) -> None:
+    _, lake, asked = a_lake(tmp_path)
+    assert complaint(*asked, "--format", "delta").startswith("Delta is not on Spark's class path; give spark-submit ")
+    (lake / "verdict" / "_delta_log").mkdir()
+    told = complaint(*asked)
+    assert told == f"{lake} is a lake of the other format; go on with that, or choose another folder"
+
+
+# What journals hold that they should not.
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"schema":1,"kind":"verd', "The line is torn, or no record of the journal"),
+        (verdict(8).replace('"schema":1', '"schema":2'), "The record has schema 2; this version reads 1"),
+        (verdict(8).replace("2025-11-21T", "9999-99-99T"), ".*"),
+    ],
+)
+def test_a_journal_of_which_no_line_is_a_record_is_no_quiet_fleet(
+    world: World, tmp_path: Path, line: str, reason: str
+) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    a_file(journal / DAY / "08-a.jsonl", line)
+    asked = ["--policies", world.policy, "--to", tmp_path / "to"]
+    words = rf"{journal} has no record that this version can read; of one line it is said: {reason}"
+    assert re.match(words, complaint("simulate", journal, *asked))
+    taken = json.loads(ok("ingest", journal, "--all", "--to", lake, "-o", "json"))
+    assert {kind: rows for kind, rows in taken.items() if rows} == {"quarantine": 1}
+    assert re.match(words.replace(str(journal), str(lake)), complaint("recommend", lake, *asked))
+    assert not (tmp_path / "to").exists()
+
+
+def moved(line: bytes, to: str) -> bytes:
+    return line.replace(b'"at":"2025-11-21T01', f'"at":"{to}'.encode())
+
+
+@pytest.mark.parametrize("to", ["2025-11-20T19", "1970-01-01T01", "9999-12-31T23", None])
+def test_a_clock_that_jumps_and_hours_that_are_missing_leave_every_line_in_the_lake(
+    world: World, tmp_path: Path, to: str | None
+) -> None:
+    journal = tmp_path / "journal"
+    shutil.copytree(world.journal, journal)
+    [path] = journal.glob(f"{DAY}/01-*.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    if to is not None:
+        day, _, hour = to.partition("T")
+        a_file(journal / f"date={day}" / f"{hour}-a.jsonl", b"".join(moved(line, to) for line in lines).decode())
+    left = {line for path in journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()}
+    taken = json.loads(ok("ingest", journal, "--all", "--to", tmp_path / "lake", "-o", "json"))
+    impossible = to is not None and not to.startswith("2025")
+    assert (sum(taken.values()), taken["quarantine"]) == (len(left), len(lines) if impossible else 0)
+    asked = ["--policies", world.policy, "--to", tmp_path / "to", "-o", "json"]
+    rows = json.loads(ok("simulate", tmp_path / "lake", *asked))
+    assert [(row["policy"], row["groups"]) for row in rows] == [("recorded", GROUPS), ("steady", GROUPS)]
+
+
+def test_java_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    told = complaint("rollup", tmp_path)
+    assert told == (f"Spark needs Java, and JAVA_HOME, {tmp_path}, has none: name another, or unset it")
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = complaint("rollup", tmp_path)
+    assert told == "Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME"

@@ -1,0 +1,88 @@
+"""A real `rota pipeline ingest`, killed by the system in the midst: the lake has each line once all the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+
+from ground.poll import eventually
+from rota.pipeline.chronicle import Chronicle, Line
+from rota.pipeline.generate import HOUR
+from rota.pipeline.invent import invented
+
+LONGEST = 120  # seconds: until Java has begun, on a machine that has much else to do
+SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}
+
+
+def hours() -> dict[str, list[bytes]]:
+    """Return the lines of three hours of a group's, by hour."""
+    found: defaultdict[str, list[bytes]] = defaultdict(list)
+
+    def keep(line: Line) -> None:
+        found[str(line["at"])[:HOUR]].append(msgspec.json.encode(line) + b"\n")
+
+    Chronicle(invented(1, 7, 2.5), keep).run()
+    return found
+
+
+def wrote(journal: Path, hour: str, lines: list[bytes]) -> None:
+    day, _, number = hour.partition("T")
+    path = journal / f"date={day}" / f"{number}-a.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(lines))
+
+
+def begun(journal: Path, lake: Path) -> subprocess.Popen[bytes]:
+    words = ["pipeline", "ingest", str(journal), "--to", str(lake), "--all", "-o", "json"]
+    with (lake.parent / "said").open("wb") as said, (lake.parent / "complained").open("wb") as complained:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rota.cli", *words],
+            stdout=said,
+            stderr=complained,
+            env=os.environ | SMALL,
+            start_new_session=True,  # its Java is in its group, and nothing else
+        )
+
+
+def killed(process: subprocess.Popen[bytes], there: Callable[[], bool]) -> None:
+    """Kill a process and its Java as soon as something is there."""
+    try:
+        eventually(lambda: there() or process.poll() is not None, LONGEST)
+        assert process.poll() is None, "it was done before"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def rows(lake: Path) -> Counter[str]:
+    """Return how often each row of each table is there, read without Spark."""
+    found: Counter[str] = Counter()
+    for path in lake.glob("[!_]*/date=*/batch=*/*.parquet"):
+        kind = path.relative_to(lake).parts[0]
+        found.update(f"{kind} {json.dumps(row, default=str)}" for row in pq.ParquetFile(path).read().to_pylist())
+    return found
+
+
+def test_killed_wherever_it_is_the_lake_has_each_line_once(tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    first, *others = hours().items()
+    wrote(journal, *first)
+    killed(begun(journal, lake), lambda: any(lake.glob("_checkpoint/offsets/0")))
+    for hour in others:
+        wrote(journal, *hour)
+    killed(begun(journal, lake), lambda: any(lake.glob("[!_]*/date=*/batch=*/*.parquet")))
+    last = begun(journal, lake)
+    assert last.wait(LONGEST) == 0, (tmp_path / "complained").read_text()
+    assert not json.loads((tmp_path / "said").read_text())["quarantine"]
+    lines = {line for path in journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()}
+    kinds = Counter(json.loads(line)["kind"] for line in lines)
+    found = rows(lake)
+    assert set(found.values()) == {1}
+    assert Counter(row.partition(" ")[0] for row in found) == kinds

@@ -1,0 +1,48 @@
+"""Of groups that were made up for it, the costs say what one would: by the product's own weights, on several seeds."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rota.pipeline.figures import Figures
+from rota.pipeline.invent import KINDS, invented
+from rota.pipeline.recommend import costs
+from rota.pipeline.replay import Replay
+from rota.pipeline.schemas import RECORDED, RESULTS
+from rota.pipeline.story import Story
+from rota.pipeline.weights import Weights
+from rota.spec import PolicySpec, policy_spec
+
+SEEDS, GROUPS, HOURS = (1, 2, 3), 2, 24
+POLICIES = {
+    "even": policy_spec({"spec": {"strategy": "Averagely"}}),
+    "steady": policy_spec({"spec": {"strategy": "Sticky"}}),
+    "weighed": policy_spec({"spec": {"strategy": "Balanced"}}),
+}
+
+
+def a_row(it: Story, name: str, policy: PolicySpec | None) -> dict[str, Any]:
+    figures = Figures(it)
+    replay = Replay(it, policy, figures)
+    replay.run()
+    told = {"group": it.group, "policy": name, "strategy": replay.policy.strategy, "problem": figures.problem}
+    return told | figures.row()
+
+
+@pytest.mark.parametrize(("kind", "best"), [("rolled", "steady"), ("skewed", "weighed")])
+def test_sticky_is_best_where_rollouts_dominate_and_balanced_where_load_is_skewed(
+    spark: SparkSession, kind: str, best: str
+) -> None:
+    rows = []
+    for seed in SEEDS:
+        for number in range(GROUPS):
+            it = invented(number, seed, HOURS, kind=KINDS[kind])
+            for name, policy in {RECORDED: None, **POLICIES}.items():
+                rows.append(a_row(it, name, policy) | {"group": f"{it.group}-{seed}"})
+    told = costs(
+        spark.createDataFrame([tuple(row[name] for name in RESULTS.names) for row in rows], RESULTS), Weights()
+    )
+    tried = told.where(f"policy != '{RECORDED}'").orderBy("group", "rank").collect()
+    first = {row["group"]: row["policy"] for row in reversed(tried)}
+    assert first == {row["group"]: best for row in rows}
