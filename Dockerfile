@@ -60,7 +60,9 @@ FROM final AS pipeline
 RUN mkdir -p /usr/share/man/man1 \
     && apt-get update \
     && apt-get install --yes --no-install-recommends default-jre-headless \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* \
+    && echo 'rota:x:65532:65532::/tmp:/usr/sbin/nologin' >> /etc/passwd
+# Hadoop, which Spark stands on, will not work for a user without a name.
 COPY --from=pipeline-dependencies /opt/rota /opt/rota
 COPY --from=source /rota /opt/rota
 COPY docker/spark.sh /opt/rota/bin/spark.sh

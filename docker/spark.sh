@@ -4,11 +4,6 @@ set -eu
 home=$(/opt/rota/bin/python -c 'import os, pyspark; print(os.path.dirname(pyspark.__file__))')
 export SPARK_HOME="$home" PYSPARK_PYTHON=/opt/rota/bin/python PYSPARK_DRIVER_PYTHON=/opt/rota/bin/python
 
-# Spark runs its pods as users that /etc/passwd need not know; Hadoop will not have that.
-if ! id -un >/dev/null 2>&1 && [ -w /etc/passwd ]; then
-  echo "$(id -u):x:$(id -u):0:spark:/tmp:/bin/false" >>/etc/passwd
-fi
-
 case "${1:-}" in
   driver)
     shift

@@ -88,8 +88,11 @@ def verdicts(it: Looks, lags: Offsets, ends: Places, window: Window) -> NDArray[
     return np.where(unknown, 0, found).astype(np.int8)
 
 
-def delays(it: Looks, lags: Offsets, ends: Places) -> NDArray[np.float64]:
-    """Return for how long the oldest message has waited that is left of each queue at such a look, or NaN."""
+def delays(it: Looks, lags: Offsets, ends: Places, old: float = np.inf) -> NDArray[np.float64]:
+    """Return for how long the oldest message has waited that is left of each queue at such a look, or NaN.
+
+    Looks that were `old` by then, in seconds, are left out, so that it does not matter where they happen to begin.
+    """
     lag, done = lags[ends], it.committed[ends]
     found = np.where(lag == 0, 0.0, np.nan)
     rows = np.flatnonzero((lag != NO_LAG) & (lag != 0) & (done >= 0))
@@ -99,7 +102,8 @@ def delays(it: Looks, lags: Offsets, ends: Places) -> NDArray[np.float64]:
     places = it.before[ends[rows]]
     while len(rows):
         # A queue's looks begin where there is none before, or where the end fell since: what was before is another's.
-        over = (places < 0) | ((it.committed[places] != UNKNOWN) & (it.last[places] > later_last[rows]))
+        over = (places < 0) | (now[rows] - it.at[places] > old)
+        over |= (it.committed[places] != UNKNOWN) & (it.last[places] > later_last[rows])
         gone = rows[over]
         looked = now[gone] - later_at[gone]
         told = (next_one[gone] < later_last[gone]) & (looked >= LOOKED_LONG)

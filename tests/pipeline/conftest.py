@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rota.pipeline.session import session
+from rota.pipeline.session import SETTINGS, session
 
 SMALL = {
     "spark.master": "local[2]",
@@ -22,6 +22,7 @@ SMALL = {
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return the session that all tests share; stop it at the end, or its JVM outlives them."""
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
-    made = session("rota-tests", SMALL | {"spark.sql.warehouse.dir": str(warehouse)})
+    SETTINGS.update(SMALL)  # commands take this session, and would set it up anew
+    made = session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
     yield made
     made.stop()

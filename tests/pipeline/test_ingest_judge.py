@@ -12,10 +12,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from rota.documents import from_ranges
 from rota.pipeline.ingest import of_kind
 from rota.pipeline.ingest_judge import judged
 from rota.pipeline.schemas import JOURNAL
-from rota.records import read
+from rota.records import journal_record, read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 EXAMPLES = [block.encode() for block in re.findall(r"^```json\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)]
@@ -96,11 +97,28 @@ def hit(chance: Random) -> Iterator[bytes]:
 
 
 def refusal(line: bytes) -> str | None:
+    """Say why a line is none: by the reader, or because what it tells of cannot be."""
     try:
-        read(line)
+        record = read(line)
+        for queues in ranges(msgspec.to_builtins(record)):
+            from_ranges(queues)
     except ValueError as error:
         return str(error)
-    return None
+    times = [getattr(record, name, record.at) for name in ("at", "began", "since")]
+    return None if all(2020 <= time.year < 2100 for time in times) else "There was no Rota then"
+
+
+def ranges(it: Any) -> Iterator[dict[str, dict[str, str]]]:
+    """Return all queues that a record names as ranges."""
+    if isinstance(it, dict):
+        for name, inner in it.items():
+            if name in {"queues", "unowned"} and isinstance(inner, dict):
+                yield inner
+            else:
+                yield from ranges(inner)
+    elif isinstance(it, list):
+        for inner in it:
+            yield from ranges(inner)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +131,7 @@ def tried(spark: SparkSession) -> DataFrame:
 all_lines = [*dict.fromkeys(lines())]
 
 
-def test_a_line_is_put_aside_exactly_when_the_reader_refuses_it(tried: DataFrame) -> None:
+def test_a_line_is_put_aside_exactly_when_it_is_no_record_or_cannot_be(tried: DataFrame) -> None:
     told = {row.number: (row.kind, row.reason) for row in tried.select("number", "kind", "reason").collect()}
     assert len(told) == len(all_lines)
     wrong = [
@@ -157,8 +175,8 @@ def values(record: Any, kind: str) -> dict[str, Any]:
         (b"1500", b"9223372036854775808", "it has an integer beyond 64 bits"),
         (b"1500", b"-" + b"9" * 30, "it has an integer beyond 64 bits"),
         (b"[0,1,2,3]", b"[0,1,2,2147483648]", "it has a queue whose id is beyond 32 bits"),
-        (b'"at":"2026', b'"at":"1970', "it is of the year 1970, so its clock was wrong"),
-        (b'"at":"2026', b'"at":"9999', "it is of the year 9999, so its clock was wrong"),
+        (b'"at":"2026', b'"at":"1970', "it tells of the year 1970, so its clock was wrong"),
+        (b'"at":"2026', b'"at":"9999', "it tells of the year 9999, so its clock was wrong"),
     ],
 )
 def test_only_integers_that_have_no_place_and_impossible_times_are_refused_besides(
@@ -169,6 +187,24 @@ def test_only_integers_that_have_no_place_and_impossible_times_are_refused_besid
     row = spark.createDataFrame([(line.decode(),)], "line string").transform(judged).first()
     assert row
     assert (row.kind, row.reason) == (None, f"The record cannot be kept: {why}")
+
+
+def test_queues_that_cannot_be_read_are_refused_besides(spark: SparkSession) -> None:
+    told = {"act": "Drop", "proof": "Ended", "state": "Owned"}
+    lines = [
+        msgspec.json.encode(
+            journal_record("handover", "g", "2026-11-21T08:00:00Z", generation=1, queues={"t": {"a": ids}}, **told)
+        )
+        for ids in ("0-3", "nonsense", "0-2147483646")
+    ]
+    for line in lines:
+        read(line)
+    rows = spark.createDataFrame([(it.decode(),) for it in lines], "line string").transform(judged).collect()
+    assert [row.reason for row in rows] == [
+        None,
+        "Queue ids 'nonsense' cannot be read: write them as 0-3,7",
+        "Queue ids '0-2147483646' cannot be read: write them as 0-3,7",
+    ]
 
 
 def test_the_reader_is_not_asked_about_what_is_plain(spark: SparkSession) -> None:

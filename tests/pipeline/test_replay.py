@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -286,3 +287,18 @@ def test_a_history_that_cannot_be_played_is_a_sentence() -> None:
         story("shop/orders", [msgspec.structs.replace(whole, model="Broadcasting")])
     with pytest.raises(ValueError, match=r"^The policy that group .* had cannot be followed: spec.strategy"):
         story("shop/orders", [msgspec.structs.replace(whole, rules={"strategy": "OfTomorrow"})])
+
+
+def test_what_came_to_a_topic_that_was_made_anew_comes_again() -> None:
+    """Its ends begin at 0 once more, and so do committed offsets; both grow by one a second all the while."""
+    whole, *_ = (it for it in journal(invented(3, 7, 1)) if isinstance(it, records.Owners))
+    member = next(iter(whole.members.values()))
+    owner = msgspec.structs.replace(member, queues={"orders": {"a": "0"}})
+    told: list[Fact] = [msgspec.structs.replace(whole, members={"m": owner}, releasing=[], unowned={})]
+    for minute in range(61):
+        end = 60 * minute + (50_000 if minute <= 30 else -1800)
+        columns = records.Columns(ids=[0], first=[0], last=[end], committed=[end])
+        at = whole.at + timedelta(minutes=minute)
+        told.append(records.Offsets(schema=1, group=whole.group, at=at, topics={"orders": {"a": columns}}, verdicts={}))
+    rates = story(whole.group, told).arrivals[:, 0]
+    assert rates[[0, 4, 7, 11]].tolist() == pytest.approx([1.0] * 4)

@@ -1,11 +1,12 @@
 """Spark plays every group under every policy; what it says of one is what the replay says of it."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from rota.pipeline.figures import Figures
 from rota.pipeline.generate import generated
@@ -13,7 +14,7 @@ from rota.pipeline.ingest import Facts, facts
 from rota.pipeline.invent import invented
 from rota.pipeline.replay import Replay
 from rota.pipeline.schemas import RESULTS, SERIES
-from rota.pipeline.simulate import Simulation, simulated
+from rota.pipeline.simulate import HEAVY, Simulation, simulated, spread
 from rota.spec import policy_spec
 
 GROUPS, HOURS, SEED = 4, 2, 7
@@ -108,10 +109,21 @@ def _is_whole(line: bytes, group: str) -> bool:
     return bool(told["kind"] == "owners" and told["group"] == group)
 
 
-def test_the_plan_gathers_nothing_on_the_driver(found: Facts) -> None:
-    """What is broadcast is only the policies; no step but the readers' has a single partition."""
-    runs = simulated(found, POLICIES).results
-    told = runs._jdf.queryExecution().toString()
-    assert "CollectLimit" not in told
-    assert "SinglePartition" not in told
-    assert msgspec.json.encode(told)
+def test_the_plan_gathers_nothing_in_one_place(simulation: Simulation) -> None:
+    """What everybody is sent are the policies, however many groups there are."""
+    lines = simulation.results._jdf.queryExecution().toString().splitlines()
+    assert not [line for line in lines if "SinglePartition" in line or "Collect" in line]
+    sent = [below for line, below in pairwise(lines) if "- BroadcastExchange" in line]
+    assert sent
+    assert all("Scan ExistingRDD[policy#" in below for below in sent)
+
+
+def test_what_takes_long_is_begun_first_and_not_all_in_one_part(spark: SparkSession) -> None:
+    told = [(f"shop/group-{number}", HEAVY + 1 if number % 10 == 9 else 1) for number in range(100)]
+    groups = spark.createDataFrame(told, "group string, size long")
+    tried = spark.createDataFrame([("a",), ("b",)], "policy string")
+    rows = spread(groups, tried).withColumn("part", F.spark_partition_id()).collect()
+    heavy, light = ({row["part"] for row in rows if (row["size"] > HEAVY) is long} for long in (True, False))
+    assert len(rows) == 200
+    assert max(heavy) < min(light)
+    assert len(heavy) > 5

@@ -85,6 +85,16 @@ def dropped(group: str) -> list[Line]:
     ]
 
 
+def first_document(group: str, seconds: float, member: str) -> list[Line]:
+    """Return what is told of a group that was just made."""
+    members = {member: {"uid": f"uid-{member}", "standing": "Ready"}}
+    return [
+        journal_record("membership", group, told(seconds), generation=1, members=members),
+        a_plan(group, 1, seconds, members=1),
+        an_act(group, 1, seconds, "Grant", to=member, state="Free"),
+    ]
+
+
 def planted() -> Iterator[tuple[str, list[Line], list[tuple[Any, ...]]]]:
     """Yield histories by name, and what is to be found in each: kind, since, until, members."""
     yield "clean", [*moved("clean"), a_whole("clean", 7, 3600, m1="", m2="0")], []
@@ -128,6 +138,7 @@ def planted() -> Iterator[tuple[str, list[Line], list[tuple[Any, ...]]]]:
     )
     anew = [a_plan("anew", 1, 600), an_act("anew", 1, 600, "Grant", to="m9", state="Free")]
     yield "anew", [*moved("anew"), *anew], []
+    yield "anew-at-once", [*first_document("anew-at-once", 0, "m1"), *first_document("anew-at-once", 600, "m9")], []
     late = [it | {"at": told(59)} if it.get("generation") == 7 else it for it in moved("other-clock")]
     yield "other-clock", late, []
 

@@ -111,6 +111,7 @@ command: [rota, pipeline]
 env:
   - {name: SPARK_LOCAL_DIRS, value: /scratch}
   - {name: HOME, value: /scratch}
+  - {name: ROTA_SPARK_CORES, value: {{ .root.Values.pipeline.cores | quote }}}
 {{- with .root.Values.pipeline.memory }}
   - {name: ROTA_SPARK_MEMORY, value: {{ . | quote }}}
 {{- end }}

@@ -14,6 +14,9 @@ TABLES = {  # the folders that each command writes anew; beside them it writes n
     "simulate": ["results", "series"],
     "recommend": ["results", "series", "costs", "chosen"],
 }
+WORDS = {  # the files that it writes anew, and how those begin
+    "recommend": {"policies/*.yaml": "# Policy ", "report.html": "<!doctype html>"},
+}
 THEIRS = ("part-", "_", ".")  # how all names begin that Spark gives in such a folder
 OF_THE_DISK = {"lost+found"}
 
@@ -31,6 +34,7 @@ def check(command: str, given: Mapping[str, Any]) -> None:
         _check_lake(to, folder)
     elif command in TABLES:
         _check_tables(to, folder, TABLES[command])
+        _check_files(folder, WORDS.get(command, {}))
 
 
 def is_simulation(folder: Path) -> bool:
@@ -66,6 +70,14 @@ def _check_tables(to: str, folder: Path, tables: list[str]) -> None:
     for table in tables:
         for name in _strange(folder / table):
             raise ValueError(f"{folder / table} would be replaced, and holds something else: {name}; name another --to")
+
+
+def _check_files(folder: Path, words: Mapping[str, str]) -> None:
+    for pattern, begins in words.items():
+        for path in folder.glob(pattern):
+            with path.open("rb") as file:
+                if file.read(len(begins)) != begins.encode():
+                    raise ValueError(f"{path} would be replaced, and holds something else; name another --to")
 
 
 def _strange(folder: Path) -> Iterator[str]:

@@ -52,10 +52,10 @@ def _write(frame: "DataFrame", to: str) -> None:
 
 def _rows(frame: "DataFrame") -> list[dict[str, Any]]:
     """Return rows as JSON has them, with times in UTC."""
-    return [
-        {name: _plain(value) for name, value in row.asDict(recursive=True).items()}
-        for row in frame.limit(MOST).collect()
-    ]
+    rows = frame.limit(MOST + 1).collect()
+    if len(rows) > MOST:
+        raise ValueError(f"There are more than {MOST:,} rows, too many to print; write them into a folder by --to")
+    return [{name: _plain(value) for name, value in row.asDict(recursive=True).items()} for row in rows]
 
 
 def _plain(value: Any) -> Any:

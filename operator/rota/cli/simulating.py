@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,9 @@ def played(spark: "SparkSession", source: str, policies: Mapping[str, PolicySpec
     from rota.pipeline.simulate import simulated
 
     made = simulated(opened(spark, source), policies)
-    made.results.write.mode("overwrite").parquet(str(to / "results"))
+    shutil.rmtree(to / "results", ignore_errors=True)  # last to come and first to go: whoever finds it finds a whole
     made.series.write.mode("overwrite").parquet(str(to / "series"))
+    made.results.write.mode("overwrite").parquet(str(to / "results"))
     return lying(spark, to)
 
 

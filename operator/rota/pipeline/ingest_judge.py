@@ -6,9 +6,10 @@ So what looks just as the operator writes it, and has in every place what belong
 least doubt a line goes to `rota.records.read`, and so does every other kind. Both agree, therefore, by construction:
 `plain` says yes only to what the reader would take (tests/pipeline/test_ingest_judge.py holds the two together).
 
-There are two exceptions, that the reader takes. JSON's integers have no end, but Spark's have: a record with one beyond
-64 bits (a queue's id: 32 bits) is refused here; no broker counts so far. So is one of a time in which there is no Rota:
-a clock was wrong, and what lasted from 1970 until today would be split into half a million hours.
+There are three exceptions, which the reader takes. JSON's integers have no end, but Spark's have: a record with one
+beyond 64 bits (a queue's id: 32 bits) is refused here; no broker counts so far. So is one that tells of a year in which
+there is no Rota: a clock was wrong, and what lasted from 1970 until today would be split into half a million hours. And
+so is one whose queues cannot be read, or are more than there can be.
 """
 
 import re
@@ -24,9 +25,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
+from rota.documents import from_ranges
 from rota.model import plain as legible
 from rota.pipeline.schemas import JOURNAL
-from rota.records import SCHEMA, AnyRecord, Offsets, read
+from rota.records import SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, read
 
 STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", "columnNameOfCorruptRecord": "_corrupt"}
 _CORRUPT = StructField("_corrupt", StringType())
@@ -145,14 +147,29 @@ def _answer(line: bytes) -> dict[str, str]:
 
 def _check(record: AnyRecord, text: bytes) -> None:
     """Refuse integers that have no place in Spark's, and times that cannot be."""
-    if record.at.year not in _YEARS:
-        raise ValueError(f"The record cannot be kept: it is of the year {record.at.year}, so its clock was wrong")
+    for at in (getattr(record, name) for name in ("at", "began", "since") if hasattr(record, name)):
+        if at.year not in _YEARS:
+            raise ValueError(f"The record cannot be kept: it tells of the year {at.year}, so its clock was wrong")
+    for queues in _ranges(record):
+        from_ranges(queues)
     if _LONG.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MOST:
         raise ValueError("The record cannot be kept: it has an integer beyond 64 bits")
     if isinstance(record, Offsets):
         ids = [id_ for brokers in record.topics.values() for columns in brokers.values() for id_ in columns.ids]
         if max(ids, default=0) > _MOST_ID:
             raise ValueError("The record cannot be kept: it has a queue whose id is beyond 32 bits")
+
+
+def _ranges(record: AnyRecord) -> Iterator[Ranges]:
+    """Yield what a record says in ranges such as 0-3,7; the reader takes any text."""
+    if isinstance(record, Handover):
+        yield record.queues
+    if isinstance(record, Obeyed):
+        yield record.queues
+    if isinstance(record, Owners):
+        yield record.unowned
+        yield from (it.queues for it in record.members.values())
+        yield from (it.queues for it in record.releasing)
 
 
 def _integers(it: Any) -> Iterator[int]:

@@ -139,8 +139,8 @@ def _drain(spark: SparkSession, lake: Path, lateness: timedelta, form: str, coun
         if wrong:  # of which Spark says no more than that it was
             raise wrong[0] from None
         raise ValueError(
-            f"{lake / '_checkpoint'} cannot be gone on with: it is damaged, or was made where the lake had another "
-            f"path; have the lake where it was, or make it anew ({_reason(error)})"
+            f"{lake} cannot be gone on with: {_reason(error)}; if its _checkpoint is damaged, or was made where the "
+            f"lake had another path, have the lake where it was, or make it anew"
         ) from None
 
 

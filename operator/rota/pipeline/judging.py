@@ -148,7 +148,7 @@ def _stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     verdicts = np.where(steady, trends.VERDICTS.index(Judgement.KEEPING_UP), 0).astype(np.int8)
     delays = np.where(steady, 0.0, np.nan)
     verdicts[open_] = trends.verdicts(it, lags, open_, WINDOW)
-    delays[open_] = trends.delays(it, lags, open_)
+    delays[open_] = trends.delays(it, lags, open_, _HOUR)
     yield from _summed(table, records, it, lags, (delays, verdicts))
 
 
@@ -268,9 +268,10 @@ def _summed(
     retries = np.array([name.startswith(RETRY) for name in records.topics] or [False])[records.topic]
     own = ~retries
     earlier = np.maximum(it.before, 0)
-    both = (it.before >= 0) & (it.committed >= 0) & (it.committed[earlier] >= 0)
+    soon = (it.before >= 0) & (it.at - it.at[earlier] <= WINDOW.old)  # further back not every look stands here
+    both = soon & (it.committed >= 0) & (it.committed[earlier] >= 0)
     back = np.where(both, np.maximum(it.committed[earlier] - it.committed, 0), 0)
-    came = np.where(retries & (it.before >= 0), np.maximum(it.last - it.last[earlier], 0), 0)
+    came = np.where(retries & soon, np.maximum(it.last - it.last[earlier], 0), 0)
     unknown = _counted(records.of[own & (lags == trends.NO_LAG)], many) + (_counted(records.of[own], many) == 0)
     lag, delay = np.zeros(many, np.int64), np.zeros(many)
     np.add.at(lag, records.of[own], np.where(lags == trends.NO_LAG, 0, lags)[own])
@@ -279,7 +280,7 @@ def _summed(
     step = np.diff(records.at, prepend=np.nan)
     same = np.diff(records.number, prepend=-1) == 0
     at = table.column("at").take(pa.array(told))
-    seconds = np.where(same & ~np.isnan(step), np.minimum(step, STANDS), 0.0)
+    seconds = np.where(same & (step <= WINDOW.old), np.minimum(step, STANDS), 0.0)
     columns = {
         "group": table.column("group").take(pa.array(told)),
         "hour": pc.floor_temporal(at, unit="hour"),

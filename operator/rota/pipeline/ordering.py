@@ -103,7 +103,8 @@ def _with_life(df: DataFrame) -> DataFrame:
     by_time = Window.partitionBy("group").orderBy("at", "generation", "step")
     before = F.lag("generation").over(by_time)
     waited = F.col("at").cast("double") - F.lag("at").over(by_time).cast("double")
-    anew = (F.col("generation") == 1) & (before > 1)
+    # A document's first record tells its members: if that is of generation 1 again, the group is another one.
+    anew = (F.col("generation") == 1) & ((before > 1) | (before.isNotNull() & (F.col("step") == _MEMBERSHIP)))
     fallen = (F.col("generation") < before) & (waited > CLOCKS_DIFFER)
     begins = F.coalesce(anew | fallen, F.expr("false"))
     so_far = by_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -117,7 +118,8 @@ def _with_doubts(df: DataFrame, gaps: DataFrame) -> DataFrame:
     """
     gaps = gaps.select(F.col("since").alias("_since"), F.col("at").alias("_told"))
     plans = df.filter(F.col("step") == _PLAN)
-    inside = F.col("at").between(F.col("_since"), F.col("_told"))
+    # A clock may have gone back meanwhile.
+    inside = F.col("at").between(F.least("_since", "_told"), F.greatest("_since", "_told"))
     torn = plans.join(F.broadcast(gaps), inside, how="left_semi").select(
         "group", "at", "generation", "life", F.lit(_DOUBT).alias("step")
     )

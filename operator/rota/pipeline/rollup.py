@@ -16,6 +16,7 @@ from rota.pipeline.timeline import intervals, unowned
 
 ACCURACY = 10_000  # of percentiles: their place is right to one in so many
 _KEY = ["group", "hour"]
+_HEARD = ("Ready", "Unready", "Ended")
 _COUNTS = ("moved_queues", "forced_queues", "handovers", "redelivered")
 _LASTING = ("unowned_queue_seconds", "contested_queue_seconds")
 
@@ -113,14 +114,11 @@ def contested(facts: Facts, it: Account) -> DataFrame:
         "group",
         F.col("at").alias("later"),
         F.col("generation").alias("seen"),
-        F.map_from_entries(F.transform(F.map_values("members"), lambda it: F.struct(it["uid"], it["standing"]))).alias(
-            "pods"
-        ),
+        F.map_values("members").alias("pods"),
     )
     # Of a queue that was nobody's it is not known whose word is missing.
-    past = F.col("fromUid").isNull() | F.coalesce(
-        F.element_at("pods", F.col("fromUid")).isin("Ready", "Unready", "Ended"), F.expr("true")
-    )
+    silent = F.exists("pods", lambda it: (it["uid"] == F.col("fromUid")) & ~it["standing"].isin(*_HEARD))
+    past = F.col("fromUid").isNull() | ~silent
     after = (F.col("later") >= F.col("at")) & (F.col("seen") > F.col("generation")) & past
     queue = ["group", "topic", "broker", "queue", "at", "fromUid"]
     ends = forced.join(present, "group", how="inner").filter(after).groupBy(*queue).agg(F.min("later").alias("over"))

@@ -8,12 +8,15 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, if nobody says where else it runs
+_MANY = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
+
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": os.environ.get("ROTA_SPARK_MEMORY", "2g"),
     # Many, so that what is in one of them fits in memory, of twenty million records too; Spark itself puts small ones
     # together. Where there is more of both, spark-submit says so: --conf spark.sql.shuffle.partitions=2000
-    "spark.sql.shuffle.partitions": str(32 * (os.cpu_count() or 1)),
+    "spark.sql.shuffle.partitions": str(32 * _MANY),
     "spark.shuffle.sort.bypassMergeThreshold": "16",  # else each task would write a file for each of these
     # What is sent to everybody is what we say. Spark would go by how small a table is on disk, and run out of memory.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
@@ -26,9 +29,6 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-
-
-CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, if nobody says where else it runs
 
 
 def session(name: str, settings: dict[str, str] | None = None) -> SparkSession:

@@ -54,15 +54,20 @@ def simulated(facts: Facts, policies: Mapping[str, PolicySpec]) -> Simulation:
     spark = facts.owners.sparkSession
     rules = [(name, msgspec.json.encode(policy_body(it)).decode()) for name, it in policies.items()]
     tried = spark.createDataFrame([(RECORDED, None), *rules], _POLICIES)
-    parts = PARTS * spark.sparkContext.defaultParallelism
     told = stories(facts).persist(StorageLevel.DISK_ONLY)
-    # Partitions are begun in their order: whatever takes long is under way while the others are played.
-    heavy, light = (
-        told.where(some).crossJoin(F.broadcast(tried)).repartition(parts, "group", "policy")
-        for some in (F.col("size") > HEAVY, F.col("size") <= HEAVY)
-    )
-    runs = heavy.unionByName(light).mapInArrow(_play, _RUNS).persist(StorageLevel.DISK_ONLY)
+    runs = spread(told, tried).mapInArrow(_play, _RUNS).persist(StorageLevel.DISK_ONLY)
     return Simulation(results_of(runs), series_of(runs))
+
+
+def spread(told: DataFrame, tried: DataFrame) -> DataFrame:
+    """Return each story with each policy, those first that take long.
+
+    Partitions are begun in their order, so that such a replay is under way while all others are played.
+    """
+    parts = PARTS * told.sparkSession.sparkContext.defaultParallelism
+    pairs = told.crossJoin(F.broadcast(tried))
+    heavy = pairs.where(F.col("size") > HEAVY).repartition(parts)  # by turns: few as they are, they lie apart
+    return heavy.unionByName(pairs.where(F.col("size") <= HEAVY).repartition(parts, "group", "policy"))
 
 
 def results_of(runs: DataFrame) -> DataFrame:

@@ -3,7 +3,7 @@
 Made of the journal's records, or invented by the generator; `rota.pipeline.replay` plays it again under any policy.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -183,7 +183,7 @@ def _flows(looks: Sequence[Offsets], queues: Sequence[Queue], begins: float, end
     lag = np.zeros(len(queues))
     if len(looks):
         lag = np.nan_to_num(np.maximum(last[0] - done[0], 0.0))
-    return _rates(times, last, edges), _rates(times, done, edges), lag
+    return _rates(times, last, edges, _came), _rates(times, done, edges, np.maximum.accumulate), lag
 
 
 def _read(looks: Sequence[Offsets], places: Mapping[Queue, int]) -> tuple[Rates, Rates]:
@@ -201,18 +201,21 @@ def _read(looks: Sequence[Offsets], places: Mapping[Queue, int]) -> tuple[Rates,
     return last, done
 
 
-def _rates(times: Rates, offsets: Rates, edges: Rates) -> Rates:
-    """Return how fast offsets grew between edges."""
+def _came(ends: Rates) -> Rates:
+    """Return how much has come by each look; an end that falls is of a topic that was made anew."""
+    came: Rates = np.cumsum(np.maximum(np.diff(ends, prepend=ends[0]), 0.0))
+    return came
+
+
+def _rates(times: Rates, offsets: Rates, edges: Rates, so_far: Callable[[Rates], Rates]) -> Rates:
+    """Return how fast offsets grew between edges; what is worked again after they went back is not counted twice."""
     rates = np.zeros((len(edges) - 1, offsets.shape[1]))
     if len(times) < 2:  # noqa: PLR2004 - growth has two ends
         return rates
     for column in range(offsets.shape[1]):
         known = ~np.isnan(offsets[:, column])
         if known.sum() > 1:
-            grown = np.maximum.accumulate(
-                offsets[known, column]
-            )  # what went back comes again, and is not counted twice
-            at_edges = np.interp(edges, times[known], grown)
+            at_edges = np.interp(edges, times[known], so_far(offsets[known, column]))
             rates[:, column] = np.diff(at_edges) / np.diff(edges)
     return rates
 
