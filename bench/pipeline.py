@@ -16,7 +16,7 @@ from bench.measure import Row, Sample
 
 ROTA = [str(Path(sys.executable).with_name("rota")), "pipeline"]
 PEERS = [sys.executable, "-m", "bench.rollups"]
-POLICIES = "docs/examples/policies.yaml"
+STRATEGIES = ("Averagely", "Circle", "Sticky", "Balanced")
 
 
 def rows() -> Iterator[Row]:
@@ -29,9 +29,17 @@ def rows() -> Iterator[Row]:
         ours = _timed(*ROTA, "rollup", lake, "--to", made)
         yield Row("rollup of the lake, beside DuckDB's part of it", ours, _timed(*PEERS, "duckdb", lake))
         yield Row("rollup of the lake, beside that of pandas", ours, _timed(*PEERS, "pandas", lake))
-        played = ["simulate", lake, "--policies", POLICIES, "--to", made]
+        played = ["simulate", lake, "--policies", _policies(Path(folder)), "--to", f"{made}-of-them"]
         one, two = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
-        yield Row("simulation on 2 cores, beside 1", two, one)
+        yield Row(f"simulation of {len(STRATEGIES)} policies on 2 cores, beside 1", two, one)
+
+
+def _policies(folder: Path) -> str:
+    """Write a policy for each strategy, and return where they are."""
+    path = folder / "policies.yaml"
+    one = "kind: RebalancePolicy\nmetadata: {{name: {0}}}\nspec: {{strategy: {1}}}\n"
+    path.write_text("---\n".join(one.format(it.lower(), it) for it in STRATEGIES))
+    return str(path)
 
 
 def _timed(*command: str, cores: int | None = None) -> Sample:
