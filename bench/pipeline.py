@@ -16,7 +16,7 @@ from bench.measure import Row, Sample
 
 ROTA = [str(Path(sys.executable).with_name("rota")), "pipeline"]
 PEERS = [sys.executable, "-m", "bench.rollups"]
-STRATEGIES = ("Averagely", "Circle", "Sticky", "Balanced")
+STRATEGIES = ("Averagely", "AveragelyByCircle", "Sticky", "Balanced")
 
 
 def rows() -> Iterator[Row]:

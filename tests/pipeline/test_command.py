@@ -335,9 +335,15 @@ def test_half_a_simulation_is_none(world: World, tmp_path: Path) -> None:
     shutil.rmtree(folder / "results")
     (folder / "results").mkdir()
     assert complaint(*asked) == words
-    other = a_file(tmp_path / "o.yaml", STEADY.replace("steady", "other"))
-    told = complaint("recommend", world.simulated, "--policies", other, "--to", tmp_path / "to")
-    assert told == "Policy steady was simulated, but is in none of the files; give its file, too"
+
+
+def test_only_what_was_simulated_is_recommended(world: World, tmp_path: Path) -> None:
+    """Or old figures would be told of a policy that was edited since, and of another nothing would be."""
+    edited = a_file(tmp_path / "edited.yaml", STEADY.replace("Sticky", "Averagely"))
+    other = a_file(tmp_path / "other.yaml", STEADY.replace("steady", "other"))
+    for path, name in ((edited, "steady"), (other, "other")):
+        told = complaint("recommend", world.simulated, "--policies", path, "--to", tmp_path / "to")
+        assert told == f"Policy {name} was not simulated, or is not what it was then; simulate again"
 
 
 def a_lake(tmp_path: Path) -> tuple[Path, Path, list[object]]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
 import pytest
 from pyspark.sql import Row, SparkSession
 
@@ -167,7 +166,3 @@ def test_what_went_back_and_what_is_tried_again_is_counted(judged: list[Row]) ->
     assert sum(row["back"] for row in judged) == 90_000 - 400 - 1800
     assert sum(row["retries"] for row in judged) == MINUTES - 1
     assert [row["seconds"] for row in judged] == [0.0] + [60.0] * (MINUTES - 1)
-
-
-def test_times_of_all_are_whole_minutes(judged: list[Row]) -> None:
-    assert np.unique([row["at"].second for row in judged]).tolist() == [0]

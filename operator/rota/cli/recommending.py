@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rota.cli.folders import is_simulation
 from rota.cli.given import text_of
-from rota.cli.simulating import lying, played, policies_of
+from rota.cli.simulating import check_tried, lying, played, policies_of
 from rota.cli.words import count, say
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ def recommend(
     chosen = Weights() if weights is None else read(text_of(weights), weights)
     folder = Path(to)
     at = Path(source)
-    it = lying(spark, at) if is_simulation(at) else played(spark, source, given, folder)
+    if is_simulation(at):
+        it = lying(spark, at)
+        check_tried(at, given)
+    else:
+        it = played(spark, source, given, folder)
     found = advise(it.results, it.series, given, folder, time.time(), weights=chosen, least=least_gain / 100, shown=top)
     _tell(found)
     say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import yaml
 
 from rota.cli.given import UNREADABLE, name_of, text_of
 from rota.cli.show import show, table
-from rota.spec import Mistake, PolicySpec, policy_spec
+from rota.spec import Mistake, PolicySpec, policy_body, policy_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from rota.pipeline.simulate import Simulation
 
+TRIED = "results/_policies.json"  # what was simulated; Spark passes over names that begin so
 SUMS = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours")
 MEANS = ("imbalance", "lag_mean")
 
@@ -47,7 +49,21 @@ def played(spark: "SparkSession", source: str, policies: Mapping[str, PolicySpec
     shutil.rmtree(to / "results", ignore_errors=True)  # last to come and first to go: whoever finds it finds a whole
     made.series.write.mode("overwrite").parquet(str(to / "series"))
     made.results.write.mode("overwrite").parquet(str(to / "results"))
+    (to / TRIED).write_bytes(_bodies_of(policies))
     return lying(spark, to)
+
+
+def check_tried(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
+    """Refuse policies that are others than were simulated: figures would be told of what nobody tried."""
+    given = msgspec.json.decode(_bodies_of(policies))
+    tried = msgspec.json.decode((folder / TRIED).read_bytes()) if (folder / TRIED).exists() else {}
+    for name, body in given.items():
+        if body != tried.get(name):
+            raise ValueError(f"Policy {name} was not simulated, or is not what it was then; simulate again")
+
+
+def _bodies_of(policies: Mapping[str, PolicySpec]) -> bytes:
+    return msgspec.json.encode({name: policy_body(it) for name, it in policies.items()})
 
 
 def lying(spark: "SparkSession", folder: Path) -> "Simulation":
