@@ -373,6 +373,35 @@ async def test_a_group_is_nowhere_before_it_commits_and_then_where_it_committed_
     assert await world.member(queue.topic, group=f"{world.group}-b").committed(queue) is None
 
 
+async def test_a_pull_takes_a_commit_along_which_holds_before_it_is_answered(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one", "two")
+    assert len((await member.pull(queue, 0, wait=0, commit=0)).messages) == 2
+    assert await member.committed(queue) == 0
+    waits = asyncio.create_task(member.pull(queue, 2, wait=LONG, commit=1))
+    await soon(lambda: _is_committed(member, queue, 1))
+    assert not waits.done()
+    await member.commit(queue, 2)
+    await world.send(queue, "three")
+    assert [it.offset for it in (await waits).messages] == [2]
+    assert await member.committed(queue) == 2  # what it took along is not said again when it is answered
+
+
+async def _is_committed(member: Consumer, queue: Queue, offset: int) -> bool:
+    return await member.committed(queue) == offset
+
+
+async def test_what_a_pull_takes_along_puts_a_reset_back_that_it_is_told_of(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "one", "two", "three")
+    await member.commit(queue, 1)
+    assert await world.cluster.reset(world.group, queue.topic, world.broker) == {queue: 3}
+    assert await member.pull(queue, 2, wait=LONG, commit=2) == Pulled((), 3, 0, 3, Moved.RESET)
+    assert await member.committed(queue) == 2  # who is told has to commit anew
+
+
 async def test_a_negative_offset_is_not_committed(world: World) -> None:
     [queue] = await world.topic()
     with pytest.raises(ValueError, match="-1"):

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from ground.poll import soon
-from rota.brokers import Refused
+from rota.brokers import Pulled, Refused
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import Share
 from rota.model import Queue
@@ -70,6 +70,41 @@ async def test_who_lost_a_queue_does_not_put_its_offset_back(tmp_path: Path, for
         gate.opens.set()
         await one.until(lambda it: not it.working)
         assert one.offset(0) == 10
+
+
+async def test_what_is_done_is_committed_with_the_next_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 3600.0)
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        for done, body in enumerate(texts(3)):
+            await member.send(body, queue=0)  # which is pulled at once; what is done goes along with the pull after it
+            await member.did(*texts(done + 1))
+            await committed(member, done)
+
+
+async def test_a_reset_that_a_pull_has_put_back_holds_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, gate, taken = Memory(), Gate(), list[int | None]()
+
+    class Unlucky(MemoryConsumer):
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+            if more["commit"] == 1 and 1 not in taken:
+                await memory.reset(GROUP, TOPIC, BROKER)
+            taken.append(more["commit"])
+            return await super().pull(queue, offset, **more)
+
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 3600.0)
+    async with a_member(tmp_path, memory) as member:
+        member.connect = Unlucky
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+        await member.did("1")
+        member.app.answer = gate
+        await member.send("2", queue=0)
+        await committed(member, 2)
+        assert {1, 2} <= {*taken}
+        gate.opens.set()
 
 
 async def test_a_queue_whose_first_offset_is_under_way_is_not_released_before_it_is_there(tmp_path: Path) -> None:

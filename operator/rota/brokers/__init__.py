@@ -222,8 +222,13 @@ class Consumer(Protocol):
     async def leave(self) -> None:
         """Tell the brokers that the member goes, and close all connections; whatever is asked then is `Unreachable`."""
 
-    async def pull(self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0) -> Pulled:
-        """Ask for messages from an offset on; where there are none, the broker waits for some."""
+    async def pull(
+        self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0, commit: int | None = None
+    ) -> Pulled:
+        """Ask for messages from an offset on; where there are none, the broker waits for some.
+
+        What is to be committed is so before it waits; if nothing answers, nobody knows whether it is.
+        """
 
     async def committed(self, queue: Queue) -> int | None:
         """Return where the group is, or None where it never was."""

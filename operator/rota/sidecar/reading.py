@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rota.brokers import BrokerError, Consumer, Refused, SwitchedOff, Unknown, Unreachable
+from rota.brokers import BrokerError, Consumer, Pulled, Refused, SwitchedOff, Unknown, Unreachable
 from rota.model import RETRY, Queue
 from rota.sidecar.beginning import FROM_THE_OLDEST, Store, beginning
 from rota.sidecar.health import Health
@@ -244,7 +244,7 @@ class Reading:
             # Whether a broker that failed answers again is known at once, not when the next message comes.
             asked, wait = self.window.next, 0.0 if pause else PULL_SECONDS
             try:
-                found = await self.source.consumer.pull(self.queue, asked, wait=wait)
+                found = await self._ask(asked, wait)
             except (BrokerError, ValueError) as error:  # the latter where the settings name no such topic
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
                 if isinstance(error, SwitchedOff):
@@ -262,6 +262,24 @@ class Reading:
             self.window.put(asked, found)
             if found.messages:
                 self._shell.offer(self)
+
+    async def _ask(self, offset: int, wait: float) -> Pulled:
+        """Pull, and take along what is to be committed: so a crash repeats little more than what was in flight.
+
+        If the group was reset meanwhile, the broker puts that back, and says so: the next pull takes the reset along.
+        """
+        sure = wait and not (self._doubts or self._committing.locked()) and self._shell.may_commit(self.queue)
+        commit = self.window.to_commit() if sure and self.source.store is self.source.consumer else None
+        try:
+            found = await self.source.consumer.pull(self.queue, offset, wait=wait, commit=commit and commit.offset)
+        except asyncio.CancelledError:
+            if commit:  # it may arrive yet, before what is committed next
+                self.window.committed = None
+            raise
+        if commit:
+            self._shell.measures.commits.add("done")
+            self.window.answered(commit)
+        return found
 
     def _answered(self) -> None:
         self._shell.health.reached(self.queue.broker)

@@ -170,8 +170,8 @@ class Window:
         return Commit(self.committable, self._resets) if self.committable != self.committed else None
 
     def answered(self, commit: Commit) -> None:
-        """Note that the broker has it."""
-        if commit.resets == self._resets:
+        """Note that the broker has it, unless it is known to have more."""
+        if commit.resets == self._resets and commit.offset > (-1 if self.committed is None else self.committed):
             self.committed = commit.offset
 
     def passed(self, commit: Commit, there: int) -> bool:

@@ -81,11 +81,15 @@ class MemoryConsumer:
         if not self._memory.where(self._member):
             await self._memory.queues(next(iter(self._subscriptions)))  # says why
 
-    async def pull(self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0) -> Pulled:
+    async def pull(
+        self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0, commit: int | None = None
+    ) -> Pulled:
         """Ask for messages from an offset on; where there are none, wait for some."""
         now = asyncio.get_running_loop().time
         until = now() + wait
         found = await self._fetch(queue, offset, most)
+        if commit is not None:
+            await self.commit(queue, commit)
         if found.next == offset:  # there was not even one to be passed over
             while not (found.messages or found.moved) and now() < until:
                 await self._memory.more(queue, self, until - now())

@@ -66,12 +66,16 @@ class RocketMQConsumer:
 
     # Messages.
 
-    async def pull(self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0) -> Pulled:
+    async def pull(
+        self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0, commit: int | None = None
+    ) -> Pulled:
         """Ask for messages from an offset on; where there are none, the broker waits for some."""
         data = self._subscriptions.get(queue.topic)
         if data is None:
             raise ValueError(f"{self._member.group} has not subscribed to {queue.topic}")
-        request = requests.pull(self._member.group, queue, offset, data, most=most, most_bytes=MOST_BYTES, wait=wait)
+        request = requests.pull(
+            self._member.group, queue, offset, data, most=most, most_bytes=MOST_BYTES, wait=wait, commit=commit
+        )
         answer = await self._client.ask(queue.broker, request, wait + PULL_MARGIN)
         if answer.code == Answer.INVALID_PARAMETER:
             raise Unknown(f"There is no queue {queue}: {reason(answer)}")

@@ -15,7 +15,7 @@ from rota.brokers.rocketmq.messages import java_hash, write_properties
 from rota.model import Queue
 from rota.spec import Subscription
 
-_SUSPEND, _SUBSCRIBED = 2, 4  # bits of a pull's system flag
+_COMMIT, _SUSPEND, _SUBSCRIBED = 1, 2, 4  # bits of a pull's system flag
 _NEEDED = {  # what may not be empty, by its names in fields and bodies
     "topic": ("topic", "originTopic", "b"),
     "group": ("group", "consumerGroup", "consumer_group", "group_name", "a"),
@@ -207,17 +207,25 @@ def reset(group: str, topic: str, milliseconds: int, *, queue: int = -1, offset:
 
 
 def pull(
-    group: str, queue: Queue, offset: int, data: bodies.SubscriptionData, *, most: int, most_bytes: int, wait: float
+    group: str,
+    queue: Queue,
+    offset: int,
+    data: bodies.SubscriptionData,
+    *,
+    most: int,
+    most_bytes: int,
+    wait: float,
+    commit: int | None = None,
 ) -> Frame:
-    """Ask for messages; where there are none the broker waits for so long. It commits nothing."""
+    """Ask for messages; where there are none the broker waits for so long. What is to be committed is so at once."""
     return _frame(
         Request.PULL_MESSAGE,
         consumerGroup=group,
         queueOffset=offset,
         maxMsgNums=most,
         maxMsgBytes=most_bytes,
-        sysFlag=_SUBSCRIBED | (_SUSPEND if wait else 0),
-        commitOffset=0,
+        sysFlag=_SUBSCRIBED | (_SUSPEND if wait else 0) | (0 if commit is None else _COMMIT),
+        commitOffset=commit or 0,
         suspendTimeoutMillis=int(wait * 1000),
         subscription=data.sub_string,
         subVersion=data.sub_version,
