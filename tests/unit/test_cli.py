@@ -246,6 +246,13 @@ def test_explain_is_readable_by_programs(output: str, before: str) -> None:
         (["-f", "-", *EIGHT], "Standard input holds 0 ConsumerGroups"),
         (["-f", GROUP, "--queues", "payments=a:1"], "--queues names topic 'payments'"),
         (["-f", GROUP, "--queues", "orders=a"], "--queues 'orders=a' cannot be read"),
+        (["-f", GROUP], "Give either --queues, such as orders=broker-a:8, or --name-server"),
+        (
+            ["-f", GROUP, *EIGHT, "--name-server", "a:1"],
+            "Give either --queues, such as orders=broker-a:8, or --name-server",
+        ),
+        (["-f", GROUP, "--name-server", "rmq"], "--name-server 'rmq' cannot be read: write it as host:9876"),
+        (["-f", GROUP, "--name-server", "127.0.0.1:1"], "(--name-server 127.0.0.1:1)"),
         (["-f", GROUP, *EIGHT, "--members", "a,a"], "Member a is listed twice"),
         (["-f", GROUP, *EIGHT, "--members", "0"], "--members 0 cannot be meant: give a whole number from 1"),
         (["-f", GROUP, *EIGHT, "--rooms", "east"], "--rooms 'east' cannot be read"),
@@ -442,7 +449,7 @@ def test_what_the_plan_could_not_see_is_noted(tmp_path: Path) -> None:
     group = {"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": [{"topic": "orders"}, {"topic": "pay"}]}}
     shown = rota("plan", "-f", "-", *EIGHT, "--members", "2", "--current", str(before), feed=yaml.safe_dump(group))
     assert "gone: 2 queues belong to members that are not there, such as old\n" in shown.output
-    assert "unseen: --queues tells of no queue of pay\n" in shown.output
+    assert "unseen: there is no queue of pay\n" in shown.output
 
 
 def test_a_topic_may_be_called_uid(tmp_path: Path) -> None:

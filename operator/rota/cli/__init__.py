@@ -43,9 +43,8 @@ def on_files(command: Command, *, required: bool = True) -> Command:
             show_default=True,
             help="How many, or their names (beside --foreign: client ids).",
         ),
-        click.option(
-            "--queues", multiple=True, required=required, help="TOPIC=BROKER:N,BROKER:N; once for each topic."
-        ),
+        click.option("--queues", multiple=True, help="TOPIC=BROKER:N,BROKER:N; once for each topic."),
+        click.option("--name-server", help="Where to ask for the queues that there are: host:9876."),
         click.option(
             "--rooms", default="", help="The members' rooms, where the policy asks for them: m0=east,m1=west."
         ),
@@ -107,7 +106,7 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
     Of a live GROUP without a QUEUE: an example for each member, and what the last rebalance did. With -f, on files
     instead of a live GROUP: why each queue moves that does; where none does, as without --current, an example too.
     """
-    files = ["filename", "policy", "members", "queues", "rooms", "foreign", "current"]
+    files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     where = {name: given.pop(name) for name in ["operator", "operator_namespace", "lease", "watch"]}
     namespace, output = given.pop("namespace"), given.pop("output")
     if given["filename"] is None:
@@ -121,8 +120,6 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
     _refuse([*where, "namespace"], "is for a live group: leave -f or it out")
     if queue is not None:
         raise ValueError(f"With -f the group is in the file: leave {group!r} out, or -f")
-    if not given["queues"]:
-        raise click.UsageError("Missing option '--queues'.")
     from rota.cli import explaining
     from rota.cli import given as reads
 

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,19 +28,34 @@ class World(NamedTuple):
     foreigners: list[str]
     rooms: dict[str, str]
     present: dict[Queue, str]
+    online: list[str]  # client ids that brokers tell of, if they were asked
 
 
 def world(given: Mapping[str, Any]) -> World:
     """Read the options that `rota.cli.on_files` adds."""
-    _, group, policy = resources(given["filename"], given["policy"])
+    name, group, policy = resources(given["filename"], given["policy"])
     if group.message_model == "Broadcasting":
         raise ValueError("The group is Broadcasting: every member reads every queue, so nobody owns one")
     topics = [subscription.topic for subscription in group.subscriptions]
     members = _members(given["members"])
     present = _present(given["current"], members)
-    roster = Roster.of(_queues(given["queues"], topics), members, present)
+    queues, online = _there(given["queues"], given["name_server"], group.group or name, topics)
+    roster = Roster.of(queues, members, present)
     foreigners = [name.strip() for name in given["foreign"].split(",") if name.strip()]
-    return World(group, policy, roster, foreigners, _rooms(given["rooms"], roster), present)
+    return World(group, policy, roster, foreigners, _rooms(given["rooms"], roster), present, online)
+
+
+def _there(
+    queues: tuple[str, ...], name_server: str | None, group: str, topics: list[str]
+) -> tuple[Iterable[tuple[str, str, int]], list[str]]:
+    """Return which queues there are, as they are given or as brokers tell, and who works them by the latter."""
+    if bool(queues) == bool(name_server):
+        raise ValueError("Give either --queues, such as orders=broker-a:8, or --name-server, which knows them")
+    if name_server is None:
+        return _queues(queues, topics), []
+    from rota.cli import brokers  # noqa: PLC0415 - who gives queues needs no client
+
+    return brokers.ask(name_server, group, topics)
 
 
 def spelled(filename: str) -> str:

@@ -49,7 +49,10 @@ def _notes(world: World, moves: int) -> list[str]:
         notes.append(f"gone: {len(gone)} {belong} to members that are not there, such as {names}")
     unseen = {it.topic for it in world.group.subscriptions} - {run.topic for run in roster.runs}
     if unseen:
-        notes.append(f"unseen: --queues tells of no queue of {', '.join(sorted(unseen))}")
+        notes.append(f"unseen: there is no queue of {', '.join(sorted(unseen))}")
+    if world.online and not world.foreigners:
+        names = ", ".join(world.online[:3]) + (", …" if len(world.online) > 3 else "")  # noqa: PLR2004 - are enough
+        notes.append(f"online: {count(len(world.online), 'consumer')} in the group now: {names}; see --foreign")
     if world.group.paused:
         notes.append("paused: the group is paused, so its members release everything")
     if world.policy.paused:
