@@ -264,18 +264,19 @@ def test_the_pipeline_takes_the_journal_and_makes_tables_of_it_one_step_after_th
     assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "pipeline"
     steps = (*pod["spec"]["initContainers"], *pod["spec"]["containers"])
     assert [it["args"][0] for it in steps] == ["ingest", "rollup"]
+    assert steps[1]["args"][-1] == "--days=7"
     claims = {it["name"]: it.get("persistentVolumeClaim") for it in pod["spec"]["volumes"]}
     assert claims["journal"] == {"claimName": "rota-journal", "readOnly": True}
     assert claims["history"] == {"claimName": "history"}
 
 
 def test_policies_are_tried_if_there_are_any(helm: Helm) -> None:
-    pipeline: Object = {"enabled": True, "claim": "history", "policies": "to-try"}
+    pipeline: Object = {"enabled": True, "claim": "history", "policies": "to-try", "days": 3}
     rendered = helm.template(journal={"kind": "volume"}, pipeline=pipeline)
     pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     assert [it["args"][0] for it in pod["initContainers"]] == ["ingest", "rollup"]
     (last,) = pod["containers"]
-    assert last["args"][:2] == ["recommend", "/history/lake"]
+    assert (*last["args"][:2], last["args"][-1]) == ("recommend", "/history/lake", "--days=3")
     assert {"name": "policies", "mountPath": "/policies", "readOnly": True} in last["volumeMounts"]
 
 

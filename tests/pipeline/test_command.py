@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from rota.cli import main
+from rota.pipeline.ingest import facts, last
 from rota.records import journal_record
 
 DAY = "date=2025-11-21"
@@ -89,6 +91,38 @@ def test_a_rollup_has_a_row_for_each_group_and_hour_and_a_folder_is_written_anew
     rows = spark.read.parquet(str(folder)).select("group", "hour").collect()
     assert len({row["group"] for row in rows}) == GROUPS
     assert {row["hour"].hour for row in rows} >= set(range(HOURS))
+
+
+def test_of_the_last_days_only_these_are_written_anew_and_they_are_as_in_the_whole(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, folder = three_days(tmp_path / "journal"), tmp_path / "rollup"
+    ok("rollup", source, "--to", folder)
+    whole = by_hour(spark, folder)
+    assert len({row["hour"] for row in whole}) == 6
+    old = next(folder.glob("date=2025-11-21/*.parquet"))
+    ok("rollup", source, "--to", folder, "--days", 2)
+    assert old.exists()
+    assert by_hour(spark, folder) == whole
+    assert facts(spark, str(source)).owners.count() == 6
+    assert facts(spark, str(source), last(str(source), 1)).owners.count() == 2
+
+
+def three_days(journal: Path) -> Path:
+    """Write a journal of a group that stands still, and a folder that a wrong clock has made."""
+    share = {"uid": "u1", "standing": "Ready", "queues": {"orders": {"broker-a": "0-3"}}}
+    rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
+    whole = {"rules": {}, "members": {"a": share}, "releasing": [], "unowned": {}}
+    for day, hour in product((21, 22, 23), ("00", "23")):
+        at = f"2025-11-{day}T{hour}:00:00.000Z"
+        told = journal_record("owners", "shop/orders", at, generation=1, **rules, **whole)
+        a_file(journal / f"date=2025-11-{day}" / f"{hour}-a.jsonl", json.dumps(told) + "\n")
+    (journal / "date=2999-01-01").mkdir()
+    return journal
+
+
+def by_hour(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in spark.read.parquet(str(folder)).orderBy("hour").collect()]
 
 
 def test_a_timeline_of_what_is_in_order_is_empty_and_its_tables_are_written(

@@ -1,7 +1,7 @@
 """The journal into a lake: every line once, whatever comes again, late, or is killed."""
 
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from rota.pipeline import ingest_stream
-from rota.pipeline.ingest import facts
+from rota.pipeline.ingest import facts, last
 from rota.pipeline.ingest_inbox import Inbox
 from rota.pipeline.ingest_stream import stream
 
@@ -51,6 +51,8 @@ def test_what_is_taken_once_is_not_taken_again(spark: SparkSession, tmp_path: Pa
     wrote(journal, "08-c.jsonl", verdict(2))  # a copy, in another batch
     assert stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)["verdict"] == 1
     assert reasons(spark, lake) == ["R1", "R2", "R3"]
+    assert last(str(lake), 1) == date(2026, 11, 21)
+    assert [facts(spark, str(lake), date(2026, 11, day)).verdict.count() for day in (21, 22)] == [3, 0]
     [bad] = facts(spark, str(lake)).quarantine.collect()
     assert (bad.file, bad.line, str(bad.date)) == ("date=2026-11-21/08-a.jsonl", "{torn", "2026-11-21")
 

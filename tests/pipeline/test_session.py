@@ -1,10 +1,17 @@
-"""Where spark-submit starts us, its settings count for more than ours."""
+"""Where spark-submit starts us, its settings count for more than ours; and what is small takes fewer parts."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from rota.pipeline.session import SETTINGS, fit
+
+PARTITIONS, MANY = "spark.sql.shuffle.partitions", os.cpu_count() or 1
 
 ASKS = """
 from rota.pipeline.session import session
@@ -22,3 +29,20 @@ def test_what_spark_submit_is_given_counts_for_more_than_our_settings(tmp_path: 
     env = {"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     ran = subprocess.run([submit, *given, program], env=env, capture_output=True, text=True, timeout=120, check=True)
     assert "told: local[1] 3 UTC" in ran.stdout
+
+
+def test_what_is_small_is_shuffled_in_fewer_parts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETTINGS, PARTITIONS, "400")
+    own = spark.newSession()
+    with (tmp_path / "large.parquet").open("wb") as file:
+        file.truncate(200 * 16 * 2**20)  # takes no room on the disk
+    assert [fitted(own, "400", tmp_path), fitted(own, "400", tmp_path / "nothing")] == ["200", str(4 * MANY)]
+    assert fitted(own, "7", tmp_path) == "7"  # somebody has set it
+
+
+def fitted(spark: SparkSession, before: str, folder: Path) -> str | None:
+    spark.conf.set(PARTITIONS, before)
+    fit(spark, folder)
+    return spark.conf.get(PARTITIONS)

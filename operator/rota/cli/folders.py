@@ -65,7 +65,7 @@ def _check_lake(to: str, folder: Path) -> None:
 
 
 def _check_tables(to: str, folder: Path, tables: list[str]) -> None:
-    if (folder / "_lock").exists() or any(folder.glob("date=*")):
+    if (folder / "_lock").exists() or any(folder.glob("date=*/*.jsonl")):
         raise ValueError(f"--to {to} is a lake or a journal; name a folder of its own")
     for table in tables:
         for name in _strange(folder / table):
@@ -81,8 +81,11 @@ def _check_files(folder: Path, words: Mapping[str, str]) -> None:
 
 
 def _strange(folder: Path) -> Iterator[str]:
-    """Return what Spark did not put into a folder."""
+    """Return what Spark did not put into a folder, nor into one for a day in it."""
     if folder.is_file():
         yield folder.name
-    names = sorted(it.name for it in folder.iterdir()) if folder.is_dir() else []
-    yield from (name for name in names if not name.startswith(THEIRS) and name not in OF_THE_DISK)
+    for it in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if it.name.startswith("date=") and it.is_dir():
+            yield from (f"{it.name}/{name}" for name in _strange(it))
+        elif not it.name.startswith(THEIRS) and it.name not in OF_THE_DISK:
+            yield it.name

@@ -20,13 +20,16 @@ from rota.cli.show import show, table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rota.pipeline.ingest import Facts
-
 OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
 )
 POLICIES = click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
 SOURCE = click.argument("source")  # a journal or a lake: `opened` opens it
+DAYS = click.option(
+    "--days",
+    type=click.IntRange(1, 36_600),
+    help="Look at the last so many days that SOURCE tells of; without it, at all.",
+)
 EXTRA = "pip install 'rota-operator[pipeline]'"
 WATCH_SECONDS = 30.0
 
@@ -79,13 +82,6 @@ def _check_java() -> None:
     if home:
         raise ValueError(f"Spark needs Java, and JAVA_HOME, {home}, has none: name another, or unset it")
     raise ValueError("Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME")
-
-
-def opened(spark: "SparkSession", source: str) -> "Facts":
-    """Open what a command reads: a journal or a lake."""
-    from rota.pipeline import ingest
-
-    return ingest.opened(spark, source)
 
 
 def wrote(rows: Mapping[str, int], output: str) -> None:
@@ -146,6 +142,7 @@ def ingest(
     help="By how many percent a policy must be better to be worth a change.",
 )
 @click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="How many groups get plots.")
+@DAYS
 @with_spark
 def recommend(spark: "SparkSession", **given: Any) -> None:
     """Say which policy is best for which group.
@@ -161,34 +158,40 @@ def recommend(spark: "SparkSession", **given: Any) -> None:
 @pipeline.command()
 @SOURCE
 @click.option("--to", help="The folder for the table; without it, the table is printed.")
+@DAYS
 @OUTPUT
 @with_spark
-def rollup(spark: "SparkSession", *, source: str, to: str | None, output: str) -> None:
-    """Print each group's hours in figures, from SOURCE: a journal or a lake."""
+def rollup(spark: "SparkSession", **given: Any) -> None:
+    """Print each group's hours in figures, from SOURCE: a journal or a lake.
+
+    With --days, those days are written anew, and earlier ones that were written before stay.
+    """
     from rota.cli import rolling
 
-    rolling.rollup(opened(spark, source), to, output)
+    rolling.rollup(spark, **given)
 
 
 @pipeline.command()
 @SOURCE
 @click.option("--to", help="The folder for the tables `intervals` and `violations`.")
+@DAYS
 @OUTPUT
 @with_spark
-def timeline(spark: "SparkSession", *, source: str, to: str | None, output: str) -> None:
+def timeline(spark: "SparkSession", **given: Any) -> None:
     """Print what should not be in who held which queue when, from SOURCE: a journal or a lake.
 
     The exit code is 1 if a queue had two owners, or was granted without proof.
     """
     from rota.cli import rolling
 
-    rolling.timeline(opened(spark, source), to, output)
+    rolling.timeline(spark, **given)
 
 
 @pipeline.command()
 @SOURCE
 @POLICIES
 @click.option("--to", required=True, help="The folder for the tables `results` and `series`.")
+@DAYS
 @OUTPUT
 @with_spark
 def simulate(spark: "SparkSession", **given: Any) -> None:

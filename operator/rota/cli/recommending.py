@@ -26,9 +26,11 @@ def recommend(
     weights: str | None,
     least_gain: float,
     top: int,
+    days: int | None,
 ) -> None:
     """Simulate where that was not done yet, write everything to a folder, and say the answer."""
     from rota.pipeline.advice import REPORT, advise
+    from rota.pipeline.ingest import opened
     from rota.pipeline.manifests import check
     from rota.pipeline.weights import Weights, read
 
@@ -39,9 +41,11 @@ def recommend(
     at = Path(source)
     if is_simulation(at):
         it = lying(spark, at)
+        if days:
+            raise ValueError(f"--days is for a journal or a lake; {source} was simulated already: give it to simulate")
         check_tried(at, given)
     else:
-        it = played(spark, source, given, folder)
+        it = played(spark, opened(spark, source, days), given, folder)
     found = advise(it.results, it.series, given, folder, time.time(), weights=chosen, least=least_gain / 100, shown=top)
     _tell(found)
     say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")

@@ -6,34 +6,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pyspark.sql.functions import col
+from pyspark.sql.functions import col, lit, to_date
 
 from rota.cli.show import show, table
 from rota.pipeline.holding import account
+from rota.pipeline.ingest import last, opened
 from rota.pipeline.rollup import rollup as rolled
 from rota.pipeline.timeline import SERIOUS, intervals, violations
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from rota.pipeline.ingest import Facts
+    from pyspark.sql import DataFrame, SparkSession
 
 _SHORT = ("group", "hour", "moved_queues", "forced_queues", "unowned_queue_seconds", "lag_p99", "delay_p99", "complete")
 MOST = 10_000  # rows that are printed; more are for --to
 
 
-def rollup(facts: "Facts", to: str | None, output: str) -> None:
+def rollup(spark: "SparkSession", source: str, to: str | None, days: int | None, output: str) -> None:
     """Print or write a group's hours."""
-    frame = rolled(facts)
+    since = days and last(source, days)
+    # With the day before, by which it is known who held what when the first of them began.
+    frame = rolled(opened(spark, source, days and days + 1))
+    frame = frame.where(col("hour") >= lit(since)) if since else frame
     if to:
-        _write(frame, to)
+        mode = "dynamic" if since else "static"  # only those days are replaced, or all
+        dated = frame.withColumn("date", to_date("hour"))
+        dated.write.mode("overwrite").option("partitionOverwriteMode", mode).partitionBy("date").parquet(to)
         return
     rows = _rows(frame.orderBy("group", "hour"))
     show(rows, output, lambda: table([{name: row[name] for name in _SHORT} for row in rows]))
 
 
-def timeline(facts: "Facts", to: str | None, output: str) -> None:
+def timeline(spark: "SparkSession", source: str, to: str | None, days: int | None, output: str) -> None:
     """Print what should not be, and write all of it; end with 1 if the operator was wrong."""
+    facts = opened(spark, source, days)
     it = account(facts)
     wrong = violations(facts, it)
     if to:

@@ -17,6 +17,7 @@ from rota.spec import Mistake, PolicySpec, policy_body, policy_spec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from rota.pipeline.ingest import Facts
     from rota.pipeline.simulate import Simulation
 
 TRIED = "results/_policies.json"  # what was simulated; Spark passes over names that begin so
@@ -24,28 +25,28 @@ SUMS = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours")
 MEANS = ("imbalance", "lag_mean")
 
 
-def simulate(spark: "SparkSession", source: str, policies: str, to: str, output: str) -> None:
+def simulate(spark: "SparkSession", source: str, policies: str, to: str, *, days: int | None, output: str) -> None:
     """Simulate, write what came of it, and print a line for each policy."""
     from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
 
+    from rota.pipeline.ingest import opened
     from rota.pipeline.manifests import check
 
     counts = [F.count("*").alias("groups"), F.count("problem").alias("problems")]
     measures = [F.sum(name).alias(name) for name in SUMS] + [F.avg(name).alias(name) for name in MEANS]
     given = policies_of(policies)
     check(given)
-    results = played(spark, source, given, Path(to)).results
+    results = played(spark, opened(spark, source, days), given, Path(to)).results
     lines = results.groupBy("policy").agg(*counts, *measures).orderBy("policy").collect()  # a line for each policy
     rows = [_rounded(line.asDict()) for line in lines]
     show(rows, output, lambda: table(rows))
 
 
-def played(spark: "SparkSession", source: str, policies: Mapping[str, PolicySpec], to: Path) -> "Simulation":
+def played(spark: "SparkSession", facts: "Facts", policies: Mapping[str, PolicySpec], to: Path) -> "Simulation":
     """Simulate, write results/ and series/ into a folder, and return them as they lie there."""
-    from rota.pipeline.ingest import opened
     from rota.pipeline.simulate import simulated
 
-    made = simulated(opened(spark, source), policies)
+    made = simulated(facts, policies)
     shutil.rmtree(to / "results", ignore_errors=True)  # last to come and first to go: whoever finds it finds a whole
     made.series.write.mode("overwrite").parquet(str(to / "series"))
     made.results.write.mode("overwrite").parquet(str(to / "results"))

@@ -13,6 +13,7 @@ history, and are taken out as it is read.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from rota.pipeline.ingest_judge import STRICT, judged
 from rota.pipeline.schemas import JOURNAL, QUARANTINE
+from rota.pipeline.session import fit
 
 _DAYS, _HOURS = "date=????-??-??", "??-*.jsonl"
 
@@ -43,7 +45,7 @@ class Facts:
     quarantine: DataFrame
 
 
-def facts(spark: SparkSession, source: str) -> Facts:
+def facts(spark: SparkSession, source: str, since: date | None = None) -> Facts:
     """Return the facts of a journal's folder, or of a lake; nothing is read before somebody asks for rows.
 
     A last line that is still being written is torn as long as it is, and a record when it is read again later.
@@ -51,32 +53,50 @@ def facts(spark: SparkSession, source: str) -> Facts:
     folder = Path(source)
     if not folder.is_dir():
         raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
+    fit(spark, folder)
     if _is_lake(folder):
-        return _told_once({kind: _kept(spark, folder / kind, schema) for kind, schema in TABLES.items()})
+        kept = {kind: _kept(spark, folder / kind, schema) for kind, schema in TABLES.items()}
+        return _told_once({kind: table.transform(_later, since) for kind, table in kept.items()})
     if not any(folder.glob(f"{_DAYS}/{_HOURS}")):
         raise ValueError(
             f"{source} holds no journal (date=2026-11-21/08-NAME.jsonl) and no lake that `rota pipeline ingest` wrote"
         )
-    lines = _lines(spark, folder)
+    lines = _lines(spark, folder, since)
     tables = {kind: lines.transform(_perhaps, kind).transform(once).transform(records, kind) for kind in JOURNAL}
     return _told_once(tables | {"quarantine": lines.transform(judged).transform(refused)})
 
 
-def opened(spark: SparkSession, source: str) -> Facts:
-    """Return the facts of a source that has any; one without would look like a fleet in which all is well."""
-    found, folder = facts(spark, source), Path(source)
+def opened(spark: SparkSession, source: str, days: int | None = None) -> Facts:
+    """Return the facts of a source or its last days; one without any would look like a fleet in which all is well."""
+    since = last(source, days) if days else None
+    found, folder = facts(spark, source, since), Path(source)
     if any((folder / kind).is_dir() for kind in JOURNAL):
         return found
     if _is_lake(folder):
         refusals = found.quarantine
     else:
-        lines = _lines(spark, folder).transform(judged)
+        lines = _lines(spark, folder, since).transform(judged)
         if lines.where(F.col("kind").isNotNull()).limit(1).count():  # read as far as the first, mostly no farther
             return found
         refusals = lines.transform(refused)
     first = refusals.select("reason").first()
     why = f"; of one line it is said: {first.reason}" if first else ""
     raise ValueError(f"{source} has no record that this version can read{why}")
+
+
+def last(source: str, days: int) -> date:
+    """Return the first of the last days that a source tells of; one yet to come is of a clock that was wrong."""
+    folder, today = Path(source), datetime.now(UTC).date()
+    found = [_day(path.name) for where in (folder, *(folder / kind for kind in JOURNAL)) for path in where.glob(_DAYS)]
+    newest = max((day for day in found if day and day <= today), default=today)
+    return newest - min(timedelta(days=days - 1), newest - date.min)
+
+
+def _day(name: str) -> date | None:
+    try:
+        return date.fromisoformat(name.removeprefix("date="))
+    except ValueError:
+        return None
 
 
 TABLES: dict[str, StructType] = JOURNAL | {"quarantine": QUARANTINE}
@@ -86,11 +106,18 @@ def _is_lake(folder: Path) -> bool:
     return any((folder / kind).is_dir() for kind in TABLES)
 
 
-def _lines(spark: SparkSession, folder: Path) -> DataFrame:
+def _lines(spark: SparkSession, folder: Path, since: date | None) -> DataFrame:
     """Return the lines of a journal's files: of those that are there when they are read, for old ones are removed."""
     where = _literal(str(folder.absolute()))
     reader = spark.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")  # a \r is a part of its line
-    return reader.text(f"{where}/{_DAYS}/{_HOURS}").transform(_with_file)
+    days = [_DAYS] if since is None else [it.name for it in folder.glob(_DAYS) if (_day(it.name) or date.min) >= since]
+    found = [f"{where}/{day}/{_HOURS}" for day in days if any(folder.glob(f"{day}/{_HOURS}"))]
+    return reader.schema("value string").text(found).transform(_with_file)
+
+
+def _later(table: DataFrame, since: date | None) -> DataFrame:
+    """Leave out the days before, whose files are not even looked at."""
+    return table if since is None else table.where(F.col("date") >= F.lit(since))
 
 
 def _literal(path: str) -> str:

@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from rota.pipeline.ingest import Facts
+from rota.pipeline.story import CLOCKS_DIFFER
 
-CLOCKS_DIFFER = 60  # seconds, of two hosts: a lower generation so soon after a higher one is of the same life
 SHARING = ("Ready", "Unready")
 # Records of one generation in their order.
 _MEMBERSHIP, _PLAN, _DOUBT, _ACT, _WHOLE, _END = range(6)

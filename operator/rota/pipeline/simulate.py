@@ -21,8 +21,8 @@ from rota.pipeline.figures import Figures
 from rota.pipeline.ingest import Facts
 from rota.pipeline.replay import Replay
 from rota.pipeline.schemas import RECORDED, RESULTS, SERIES
-from rota.pipeline.story import STEP, Story, story
-from rota.records import Fact, Owners
+from rota.pipeline.story import STEP, Story, in_order, story
+from rota.records import Fact
 from rota.spec import PolicySpec, policy_body, policy_spec
 
 PARTS = 8  # partitions for each core: many, so that one that takes long is not waited for by others
@@ -110,7 +110,7 @@ def _put_together(table: pa.Table) -> pa.Table:
     kinds, lines = table.column("kind").to_pylist(), table.column("line").to_pylist()
     size, made, problem = 0, None, None
     try:
-        found = story(group, sorted(map(_read, kinds, lines), key=_when))
+        found = story(group, in_order(map(_read, kinds, lines)))
         size, made = len(found.queues) * len(found.changes), pickle.dumps(found)
     except ValueError as error:
         problem = str(error)
@@ -125,11 +125,6 @@ def _read(kind: str, line: str) -> Fact:
     found = records.read(line.encode())
     assert isinstance(found, Fact)  # noqa: S101 - gaps are in another table
     return found
-
-
-def _when(it: Fact) -> tuple[float, int, bool]:
-    """Sort by time, documents of one moment by their numbers; what is whole comes after what it sums up."""
-    return it.at.timestamp(), getattr(it, "generation", 0), isinstance(it, Owners)
 
 
 def _play(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,9 +5,12 @@ Made of the journal's records, or invented by the generator; `rota.pipeline.repl
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace as replaced
 from numpy.typing import NDArray
 
 from rota.documents import Assignment, Release, Share, from_ranges
@@ -18,6 +21,7 @@ from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 
 STEP = 300.0  # seconds: between two of these, what comes to a queue comes evenly
 LONGEST = 366 * 86400.0  # seconds of a story; all of its steps are in memory
+CLOCKS_DIFFER = 60.0  # seconds, of two hosts: a lower generation so soon after a higher one is of the same life
 HEADROOM = 1.1  # that a member can work more than it ever was seen to
 
 Rates = NDArray[np.float64]
@@ -62,8 +66,41 @@ class Story:
         return len(self.arrivals)
 
 
+def in_order(facts: Iterable[Fact]) -> list[Fact]:
+    """Sort a group's records by time, and documents by their numbers, as two leaders' clocks may differ.
+
+    A document is written after the one before it, whatever its clock says; one with a much lower number is of a group
+    that was made anew. What is whole comes after what it sums up.
+    """
+    by_time = sorted(facts, key=lambda it: (it.at, _generation(it), isinstance(it, Owners)))
+    documents = [it for it in by_time if _generation(it)]
+    lives = list(accumulate(map(_is_another, [None, *documents], documents), initial=0))[1:]
+    numbered = sorted(zip(lives, documents, strict=True), key=_place)
+    told, at = [it for it in by_time if not _generation(it)], datetime.min.replace(tzinfo=UTC)
+    for _, it in numbered:
+        at = max(at, it.at)
+        told.append(it if it.at == at else replaced(it, at=at))
+    return sorted(told, key=lambda it: it.at)
+
+
+def _place(numbered: tuple[int, Fact]) -> tuple[int, int, bool]:
+    life, it = numbered
+    return life, _generation(it), isinstance(it, Owners)
+
+
+def _generation(it: Fact) -> int:
+    return getattr(it, "generation", 0)
+
+
+def _is_another(before: Fact | None, it: Fact) -> bool:
+    """Say whether a document is of a group that was made anew since."""
+    if before is None or _generation(it) >= _generation(before):
+        return False
+    return _generation(it) == 1 or (it.at - before.at).total_seconds() > CLOCKS_DIFFER
+
+
 def story(group: str, facts: Sequence[Fact], ends: float | None = None) -> Story:
-    """Put a group's records together, sorted by time; a history that nobody can replay is a sentence."""
+    """Put a group's records together, in order; a history that nobody can replay is a sentence."""
     whole = next((it for it in facts if isinstance(it, Owners)), None)
     if whole is None:
         raise ValueError(f"Group {group} has no owners record, with which a replay could begin")
