@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import logging
+import re
 import ssl
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from rota.spec import GroupSpec, RocketMQ
 SECRETS_SECONDS = 60.0  # how old a Secret's content may be
 
 Key = tuple[str, str]
+
+_SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +77,9 @@ def _claimed(stay: _Stay, rivals: Sequence[Key]) -> list[Verdict]:
 class Places:
     """All clusters of brokers that groups use."""
 
-    def __init__(self, api: Api, connect: Callable[[Site], Brokers] = Cluster) -> None:
-        """Connect to none yet."""
-        self._api, self._connect = api, connect
+    def __init__(self, api: Api, connect: Callable[[Site], Brokers] = Cluster, *, is_pod: bool = False) -> None:
+        """Connect to none yet; in a pod names are looked up in its own namespace, which is not that of groups."""
+        self._api, self._connect, self._is_pod = api, connect, is_pod
         self._places: dict[tuple[object, ...], _Place] = {}
         self._stays: dict[Key, _Stay] = {}
         self._claims: dict[str, set[Key]] = {}  # who names each of the brokers' groups
@@ -97,15 +100,16 @@ class Places:
         spec, key = group.wish.spec, (group.namespace, group.name)
         if spec is None:
             return
+        reached = _as_members_do(group.namespace, spec.broker.rocketmq) if self._is_pod else spec.broker.rocketmq
         interest, stay = _interest(group, spec), self._stays.get(key)
         if stay is None:
-            stay = self._stays[key] = _Stay(group, interest, spec.broker.rocketmq)
+            stay = self._stays[key] = _Stay(group, interest, reached)
             self._claim(key, stay)
             return
-        moved = stay.reached != spec.broker.rocketmq
+        moved = stay.reached != reached
         changed = moved or stay.wanted != interest
         self._unclaim(key, stay)
-        stay.group, stay.wanted, stay.reached = group, interest, spec.broker.rocketmq
+        stay.group, stay.wanted, stay.reached = group, interest, reached
         self._claim(key, stay)
         if moved:
             self._leave(key, stay)
@@ -293,6 +297,13 @@ class _Access:
 
     mark: tuple[object, ...]
     site: Site
+
+
+def _as_members_do(namespace: str, reached: RocketMQ) -> RocketMQ:
+    """Name the servers that members mean: in their pods a name without a dot is a Service of their namespace."""
+    return msgspec.structs.replace(
+        reached, name_servers=[_SERVICE.sub(rf"\g<0>.{namespace}", it) for it in reached.name_servers]
+    )
 
 
 def _interest(group: Group, spec: GroupSpec) -> Interest:

@@ -102,7 +102,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
     async with AsyncExitStack() as open_:
         api = await open_.enter_async_context(Api(handlers.access))
         beside = await open_.enter_async_context(Api(handlers.access))  # the Lease waits for nothing else
-        reports, places, hub = Reports(), Places(api), Hub()
+        reports, places, hub = Reports(), Places(api, is_pod="KUBERNETES_SERVICE_HOST" in os.environ), Hub()
         open_.push_async_callback(places.close)
         open_.push_async_callback(reports.close)
         identity = options.identity or _identity()

@@ -1,0 +1,66 @@
+"""One real node, one installation and one broker for all tests; what one takes away, the next one brings back."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from chart.charts import Helm
+from e2e.consumers import NAME, QUEUES, VERDICTS, Consumers
+from e2e.release import Installed
+from ground.node import RealNode
+from ground.rocketmq import RocketMQ
+
+SOON = {"messageDelayLevel": " ".join(["1s"] * 18)}  # when messages are tried again
+
+
+@pytest.fixture(scope="session")
+def release(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """Make all that an installation needs, and uninstall it in the end."""
+    it = Installed.on(real_node, Helm(tmp_path_factory.mktemp("helm")))
+    yield it
+    it.release("uninstall", "--ignore-not-found")
+
+
+@pytest.fixture
+def installed(release: Installed, request: pytest.FixtureRequest) -> Iterator[Installed]:
+    """Have it installed; if a test fails, people are told what there was."""
+    release.ensure()
+    before = request.session.testsfailed
+    yield release
+    if request.session.testsfailed > before:
+        print(release.story())
+
+
+@pytest.fixture(scope="session")
+def broker(real_node: RealNode) -> Iterator[RocketMQ]:
+    """Start a broker that pods can reach."""
+    it = RocketMQ(real_node.instance, address=real_node.address, prefix=real_node.prefix, settings=SOON)
+    it.up()
+    yield it
+    it.down()
+
+
+@pytest.fixture(scope="session")
+def shipping(release: Installed, broker: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consumers]:
+    """Have a topic, and look at the group that consumes it."""
+    release.ensure()  # before that there are no groups to look at
+    broker.create_topic(NAME, QUEUES)
+    folder = tmp_path_factory.mktemp("deliveries")
+    folder.chmod(0o777)
+    it = Consumers(release, broker, folder)
+    yield it
+    it.end()
+
+
+@pytest.fixture
+def consumers(installed: Installed, shipping: Consumers) -> Consumers:
+    """Have a group of three at work, at rest."""
+    assert shipping.installed is installed
+    shipping.up()
+    return shipping
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell what became of messages in each event, also where all went well."""
+    for line in VERDICTS:
+        terminalreporter.write_line(line)

@@ -1,0 +1,225 @@
+"""A group at work on a real node: its pods, what they do with messages, and the judgement of what came."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+from e2e.deliveries import Notes, Traffic, moves
+from e2e.release import SECONDS, SHOP, Installed
+from e2e.watching import Watch, decided, documents, ended
+from ground.ours import at_rest
+from ground.poll import eventually
+from ground.rocketmq import RocketMQ
+from rota.documents import Assignment
+from sidecar.checker import Delivery, Fact, Story, violations
+from sidecar.pods import APP
+
+NAME = "shipping"  # of the group and its topic
+QUEUES, MEMBERS = 16, 3
+IN_FLIGHT = 16  # messages that are at one app at a time, as the group has it by default
+PATIENCE = 60.0  # seconds that apps and members have to be done with a message
+WORK = {"seconds": 0.03}  # what an app does with a message: so some are in flight when something happens
+POLICY = {
+    "kind": "RebalancePolicy",
+    "metadata": {"name": "steady"},
+    "spec": {"strategy": "Sticky", "handover": {"drainTimeout": f"{PATIENCE:.0f}s"}},
+}
+# Each container of an app has a log of its own, and each pod rules of its own as soon as somebody writes them.
+COMMAND = """
+cd /deliveries
+ln -s rules.json "$0.json"
+exec python app.py 127.0.0.1 8080 "$0@`date +%s%N`.jsonl" "$0.json"
+"""
+
+VERDICTS: list[str] = []  # what is told at the end of the test run
+
+
+class Consumers:
+    """A group of pods that Rota runs, on a broker of the node's."""
+
+    def __init__(self, installed: Installed, broker: RocketMQ, folder: Path) -> None:
+        """Make nothing yet; apps note what they get in that folder."""
+        self.installed, self.broker, self._folder = installed, broker, folder
+        self.members = MEMBERS
+        self._notes = Notes(folder, NAME)
+        self._traffic = Traffic(broker.name_server, NAME, NAME, QUEUES)
+        ours, named = f"--selector=rota.dev/group={NAME}", f"--field-selector=metadata.name={NAME}"
+        self._groups, self._records, self._pods = self._watches = [
+            Watch(installed.node, kind, f"--namespace={SHOP}", which)
+            for kind, which in (("consumergroups", named), ("configmaps", ours), ("pods", ours))
+        ]
+        self._noted: list[Fact] = []
+        self._lingering: set[str] = set()
+        copy(APP, folder / "app.py")
+
+    def up(self) -> None:
+        """Make the group, or make it what it was in the beginning, and wait until it is at rest."""
+        self.members = MEMBERS
+        self.rules(WORK)
+        self.installed.apply(POLICY, self._group())
+        self.works(MEMBERS)
+
+    def end(self) -> None:
+        """Look no more."""
+        for it in self._watches:
+            it.end()
+
+    # What is done to it.
+
+    def scale(self, members: int) -> None:
+        """Have other members, by kubectl."""
+        self.members = members
+        self.installed.shop("scale", f"cg/{NAME}", f"--replicas={members}")
+
+    def roll(self) -> None:
+        """Have all pods replaced, as by a new version of the app."""
+        changed = {"spec": {"template": {"metadata": {"annotations": {"rolled": str(time.monotonic())}}}}}
+        self.installed.shop("patch", "cg", NAME, "--type=merge", "-p", json.dumps(changed))
+
+    def rules(self, *rules: dict[str, Any], pod: str = "rules") -> None:
+        """Say what the apps do from now on, or one pod's; see tests/sidecar/app.py."""
+        fresh = self._folder / f"{pod}.new"
+        fresh.write_text(json.dumps(rules))
+        fresh.rename(self._folder / f"{pod}.json")
+
+    def note(self, kind: str, member: str = "") -> None:
+        """Note what just befell a member, for the checker."""
+        self._noted.append(Fact(time.monotonic(), kind, member))
+
+    @contextmanager
+    def lingering(self, pod: str) -> Iterator[None]:
+        """Tell the checker that a pod may be gone long before it has ended: who deletes by force says so himself."""
+        self._lingering.add(pod)
+        owned = frozenset(self.document().members[pod].queues)
+        self._noted.append(Fact(time.monotonic(), "forced", pod, owned))
+        yield
+        self.note("ended", pod)
+
+    def kill_broker(self) -> None:
+        """Kill the broker, which forgets what it was told last."""
+        self.broker.kill_broker(0)
+        self.note("broker")
+        self._traffic.commits.clear()
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Begin a rebalance that goes on until this is over: apps hold what they were given, and a member comes."""
+        self.rules({"act": "hold"})
+        try:
+            self.scale(self.members + 1)
+            eventually(lambda: self.document().releasing, SECONDS)
+            yield
+            assert self.document().releasing, "the rebalance was over before"
+        finally:
+            self.rules(WORK)
+
+    # What is seen of it.
+
+    def pods(self) -> list[str]:
+        """Return its pods."""
+        return sorted(self._pods.now())
+
+    def status(self, pod: str) -> dict[str, Any]:
+        """Return a pod's status."""
+        found: dict[str, Any] = self._pods.now()[pod]["status"]
+        return found
+
+    def document(self) -> Assignment:
+        """Return the latest document."""
+        *_, latest = documents(self._records.seen())
+        return latest
+
+    def works(self, members: int) -> None:
+        """Wait until so many pods work all there is, and nothing goes on."""
+        eventually(lambda: self._settled(members), SECONDS)
+
+    def _settled(self, members: int) -> bool:
+        group, pods = self._groups.now().get(NAME, {}), self.pods()
+        if group.get("spec", {}).get("replicas") != members or len(pods) != members or not at_rest(group, members):
+            return False
+        if group["status"]["observedGeneration"] != group["metadata"]["generation"]:
+            return False
+        document = self.document()
+        shares = [share.queues for share in document.members.values()]
+        all_work = pods == sorted(document.members) and all(shares)
+        return all_work and not document.releasing and sum(map(len, shares)) == QUEUES + 1  # that of retries comes late
+
+    # What becomes of messages.
+
+    @contextmanager
+    def under_load(self, what: str, twice: int = 0) -> Iterator[None]:
+        """Have something happen while messages flow; nothing may be lost, and no more come twice than that."""
+        begun = time.monotonic()
+        with self._traffic.flowing():
+            self.goes_on()
+            yield
+            self.goes_on()
+        eventually(lambda: not self._undone(begun), PATIENCE)
+        self._judge(what, begun, twice)
+
+    def goes_on(self) -> None:
+        """Wait until each queue's next messages are done."""
+        latest = len(self._traffic.sent) + 2 * QUEUES
+        eventually(lambda: len(self._traffic.sent) >= latest, PATIENCE)
+        wanted = {it.number for it in self._traffic.sent[latest - QUEUES : latest] if it.acked}
+        eventually(lambda: wanted <= self._notes.done(), PATIENCE)
+
+    def _undone(self, begun: float) -> set[int]:
+        return {it.number for it in self._traffic.sent if it.acked and it.at >= begun} - self._notes.done()
+
+    def _judge(self, what: str, begun: float, twice: int) -> None:
+        """Ask the checker about all since then, and all that came again since then."""
+        every = self._notes.delivered()
+        numbers = {it.number for it in every if it.begin >= begun}
+        delivered = [it for it in every if it.number in numbers]
+        again = [number for number, times in Counter(it.number for it in delivered if it.done).items() if times > 1]
+        gone = [it for it in ended(self._pods.seen()) if it.member not in self._lingering]
+        story = Story(
+            sent=[it for it in self._traffic.sent if it.at >= begun],
+            delivered=delivered,
+            facts=[*decided(documents(self._records.seen())), *gone, *self._notes.died(), *self._noted],
+            commits=[it for it in self._traffic.commits if it.at >= begun],
+            timeout=PATIENCE,
+        )
+        found = violations(story)
+        VERDICTS.append(_told(what, story, len(again), delivered))
+        assert not found, "\n".join([f"{what}: {len(found)} promises were broken", *found[:20]])
+        assert len(again) <= twice, f"{what}: {len(again)} messages came twice, of at most {twice}: {again[:20]}"
+
+    def _group(self) -> dict[str, Any]:
+        name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+        app = {
+            "name": "app",
+            "image": "rota.local/sidecar:test",
+            "command": ["sh", "-c", COMMAND, "$(POD_NAME)"],
+            "env": [name],
+            "resources": {"requests": {"cpu": "20m"}},  # else it starves while ten pods start on two cores
+            "volumeMounts": [{"name": "deliveries", "mountPath": "/deliveries"}],
+        }
+        volume = {"name": "deliveries", "hostPath": {"path": str(self._folder)}}
+        spec = {
+            "broker": {"rocketmq": {"nameServers": [self.broker.name_server]}},
+            "subscriptions": [{"topic": NAME}],
+            "startFrom": {"position": "Earliest"},
+            "delivery": {"push": {"timeout": f"{PATIENCE:.0f}s"}},
+            "policyRef": {"name": "steady"},
+            "replicas": self.members,
+            "rollout": {"maxSurge": 2},
+            "sidecar": {"resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}},
+            "template": {"spec": {"containers": [app], "volumes": [volume]}},
+        }
+        return {"kind": "ConsumerGroup", "metadata": {"name": NAME}, "spec": spec}
+
+
+def _told(what: str, story: Story, again: int, delivered: list[Delivery]) -> str:
+    """Return a line for people about what became of an event."""
+    done = {it.number for it in delivered if it.done}
+    sent = [it.number for it in story.sent if it.acked]
+    moved = moves(delivered)
+    pause = f"{moved.many} moves, paused {moved.middle:.2f} s, at most {moved.longest:.2f} s"
+    return f"{what}: {len(sent)} sent, {len({*sent} - done)} lost, {again} twice; {pause}"
