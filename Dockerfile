@@ -9,6 +9,8 @@ FROM ${BASE} AS build
 COPY --from=uv /uv /usr/local/bin/uv
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=0 \
     UV_PROJECT_ENVIRONMENT=/opt/rota UV_SYSTEM_CERTS=1
+# The same sources give the same bytes: no times in compiled files, and none in notes of uv's own.
+ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH UV_NO_INSTALLER_METADATA=1
 RUN uv venv --python /usr/local/bin/python3 /opt/rota
 WORKDIR /src
 

@@ -31,7 +31,7 @@ _BUILD = ("bud", "--layers", "--isolation=chroot", "--pull-never", "--network=ho
 def build_image(target: str, tag: str) -> Path:
     """Build one target of the project's Dockerfile and return it as an archive; built once per content."""
     recipe = "\n".join([target, tag, _suite(), *_digests(PROJECT / name for name in _INPUTS)])
-    built = cache.entry(f"image-{target}", recipe, partial(_build, target, tag))
+    built = cache.entry(f"image-{target}", recipe, partial(build_into, target=target, tag=tag))
     os.utime(built)
     with cache.locked(cache.folder() / f"image-{target}.lock"):
         others = [path for path in cache.folder().glob(f"image-{target}-*") if path.is_dir()]
@@ -40,7 +40,8 @@ def build_image(target: str, tag: str) -> Path:
     return built / f"{target}.tar"
 
 
-def _build(target: str, tag: str, into: Path) -> None:
+def build_into(into: Path, target: str, tag: str, *options: str, source: Path = PROJECT) -> None:
+    """Build one target of the Dockerfile in `source` into an archive in a folder, with further options of buildah."""
     with cache.locked(cache.folder() / "buildah.lock", waiting_for="images"), _storage(), progress(f"building {tag}"):
         names = {"BASE": _known(_base()), "UV": _known(_uv())}
         step = [*_BUILD, f"--target={target}", f"--tag={tag}"]
@@ -48,7 +49,7 @@ def _build(target: str, tag: str, into: Path) -> None:
         certificates = os.environ.get("SSL_CERT_FILE")
         if certificates:  # to be known where the image looks for the system's
             step.append(f"--volume={certificates}:/etc/ssl/certs/ca-certificates.crt:ro")
-        _buildah(f"Building the image {tag}", *step, PROJECT)
+        _buildah(f"Building the image {tag}", *step, *options, source)
         _buildah(f"Packing the image {tag}", "push", "--quiet", tag, f"docker-archive:{into}/{target}.tar:{tag}")
 
 

@@ -1,0 +1,146 @@
+"""What is quick of `make release-check`, as a whole: wheel, chart, bills of materials; and what stops it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from release.__main__ import CHECKS
+
+ROOT = Path(__file__).parents[2]
+SLOW = ("extras", "images")
+
+
+def release(into: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the check; what takes minutes is left out."""
+    left = [f"--without={name}" for name in SLOW]
+    argv = [sys.executable, "-m", "release", f"--into={into}", *left, *arguments]
+    return subprocess.run(argv, cwd=ROOT / "tests", capture_output=True, text=True, check=False)
+
+
+def told(ended: "subprocess.CompletedProcess[str]") -> dict[str, str]:
+    """Return what was said of each check."""
+    lines = ended.stdout.partition("\n\n")[0].splitlines()[1:]
+    return {line[:12].strip(): line[12:22].strip() for line in lines}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Path, subprocess.CompletedProcess[str]]":
+    into = tmp_path_factory.mktemp("release") / "dist"
+    return into, release(into)
+
+
+def test_everything_of_a_release_is_made_and_right(
+    made: "tuple[Path, subprocess.CompletedProcess[str]]",
+) -> None:
+    into, ended = made
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = told(ended)
+    assert {name for name, sign in said.items() if sign == "LEFT OUT"} == set(SLOW)
+    assert {sign for name, sign in said.items() if name not in SLOW} == {"ok"}
+    assert subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=into, check=False).returncode == 0
+    for name in ("rota-0.1.0.tgz", "rota_operator-0.1.0-py3-none-any.whl", "rota_operator-0.1.0.tar.gz"):
+        assert f"  {name} " in ended.stdout
+    bill = json.loads((into / "rota-0.1.0-sidecar.cdx.json").read_text())
+    names = {it["name"] for it in bill["components"]}
+    assert "aiohttp" in names
+    assert "kopf" not in names
+    assert "aiohttp" in (into / "licences.txt").read_text()
+
+
+def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letters").touch()
+    ended = release(tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"release: {tmp_path} holds letters, which no release made; ")
+    assert (tmp_path / "letters").exists()
+
+
+class Checkout:
+    """A copy of the sources in a repository of its own, with a release before this version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.into = folder / "rota", folder / "dist"
+        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").strip("\0").split("\0")
+        for name in listed:
+            if os.path.lexists(ROOT / name):
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.folder / name, follow_symlinks=False)
+
+    def begin(self) -> None:
+        git(self.folder, "init", "--quiet")
+        self.commit()
+        git(self.folder, "tag", "v0.0.1")
+        self.commit()
+
+    def commit(self) -> None:
+        git(self.folder, "add", "--all")
+        git(self.folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-mmore")
+
+    def change(self, name: str, old: str, new: str) -> None:
+        text = (self.folder / name).read_text()
+        assert old in text
+        (self.folder / name).write_text(text.replace(old, new, 1))
+        self.commit()
+
+    def ask(self) -> "subprocess.CompletedProcess[str]":
+        """Make the checks that take no time."""
+        left = [f"--without={name}" for name in CHECKS if name not in {"versions", "compatible"}]
+        argv = [sys.executable, "-m", "release", f"--into={self.into}", *left]
+        return subprocess.run(argv, cwd=self.folder / "tests", capture_output=True, text=True, check=False)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_what_breaks_the_release_before_stops_a_release_unless_it_is_meant(checkout: Checkout) -> None:
+    checkout.begin()
+    right = checkout.ask()
+    assert (right.returncode, told(right)["compatible"]) == (0, "ok"), right.stdout
+    assert "what works with v0.0.1 works with this" in right.stdout
+    assert "Rota 0.1.0 of commit " in right.stdout
+    checkout.change("crds/rota.dev_rebalancepolicies.yaml", f"{' ' * 20}- Sticky\n", "")
+    broken = checkout.ask()
+    assert (broken.returncode, told(broken)["compatible"]) == (1, "FAILED")
+    place = "RebalancePolicy/v1alpha1 spec.strategy"
+    assert f"not compatible with v0.0.1: {place}: does not take Sticky any more. If" in broken.stdout
+    assert not checkout.into.exists(), "neither the broken one nor the one before"
+    checkout.change("CHANGELOG.md", "## Unreleased\n", f"## Unreleased\n\n### Breaking\n\n- `{place}`: no Sticky.\n")
+    meant = checkout.ask()
+    assert (meant.returncode, told(meant)["compatible"]) == (0, "ok")
+    assert "but for what CHANGELOG.md calls Breaking (1)" in meant.stdout
+
+
+def test_a_version_that_was_forgotten_stops_a_release(checkout: Checkout) -> None:
+    checkout.begin()
+    checkout.change("charts/rota/Chart.yaml", "version: 0.1.0", "version: 0.2.0")
+    git(checkout.folder, "tag", "v0.2.0")
+    ended = checkout.ask()
+    assert (ended.returncode, ended.stderr) == (1, "This cannot be released.\n")
+    wrong = "version in charts/rota/Chart.yaml is 0.2.0; the commit is tagged v0.2.0; CHANGELOG.md calls Unreleased"
+    assert f"pyproject.toml says 0.1.0, but {wrong} what is tagged v0.2.0" in ended.stdout
+
+
+def test_where_tags_were_not_fetched_a_release_is_not_taken_for_the_first(checkout: Checkout) -> None:
+    (checkout.folder / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n## 0.0.1 (2026-01-01)\n")
+    git(checkout.folder, "init", "--quiet")
+    checkout.commit()
+    ended = checkout.ask()
+    assert ended.returncode == 1
+    assert "there is no tag v0.0.1 to compare with; fetch it with `git fetch --tags`" in ended.stdout
+
+
+def test_without_a_repository_there_is_nothing_to_release(checkout: Checkout) -> None:
+    ended = checkout.ask()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"release: {checkout.folder} is no checkout of Git with a commit; ")

@@ -1,0 +1,228 @@
+"""A newer definition under living objects: what the release check finds harmless is, and what it names does harm."""
+
+import copy
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ground.api import Api, ApiError, Object
+from ground.poll import soon
+from release.compat import incompatible
+
+PRESENT: Object = yaml.safe_load((Path(__file__).parents[2] / "crds" / "rota.dev_consumergroups.yaml").read_text())
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+SPEC: Object = {
+    "broker": {"rocketmq": {"nameServers": ["ns:9876"]}},
+    "subscriptions": [{"topic": "orders"}],
+    "ordering": "Orderly",
+    "rollout": {"maxSurge": 2},
+}
+STATUS: Object = {"observedGeneration": 1, "members": 3, "queues": 16, "lag": 7, "strategy": "Sticky"}
+
+
+class Kind:
+    """Our definition in an API group of its own, so that nobody else's objects are touched."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api, self.group = api, f"r{secrets.token_hex(4)}.rota.dev"
+        self.where = f"{DEFINITIONS}/consumergroups.{self.group}"
+        self.objects = f"/apis/{self.group}/v1alpha1/namespaces/{namespace}/consumergroups"
+        self.path = f"{self.objects}/orders"
+        self.numbers = 0
+
+    async def define(self, body: Object) -> None:
+        """Make or exchange the definition, and wait until the API server goes by it."""
+        self.numbers += 1
+        mark = f"mark{self.numbers}"
+        body = copy.deepcopy(body)
+        body["metadata"]["name"], body["spec"]["group"] = f"consumergroups.{self.group}", self.group
+        fields(body, "spec")[mark] = {"type": "string"}
+        await self.api.patch(self.where, body, "apply")
+
+        async def known() -> bool:
+            try:
+                await self.api.get(self.objects)
+                await self.api.create(self.objects, self.body("probe", **{mark: "x"}), **DRY)
+            except ApiError as error:
+                return error.status not in {404, 429, 503} and mark not in str(error)
+            return True
+
+        await soon(known)
+
+    def body(self, name: str, **more: Any) -> Object:
+        """Return an object of the kind."""
+        about = {"apiVersion": f"{self.group}/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": name}}
+        return {**about, "spec": {**SPEC, **more}}
+
+    async def in_use(self) -> Object:
+        """Make an object, with a status, and return it."""
+        await self.api.create(self.objects, self.body("orders"))
+        return await self.api.patch(f"{self.path}/status", {"status": STATUS})
+
+    async def said(self, part: str, change: Object) -> str:
+        """Return what the API server says of a change, nothing if it takes it."""
+        try:
+            await self.api.patch(self.path + part, change)
+        except ApiError as error:
+            return str(error)
+        return ""
+
+
+DRY = {"dryRun": "All", "fieldValidation": "Strict"}
+
+
+def fields(body: Object, path: str) -> Object:
+    """Return the fields below a field of the first version's schema."""
+    found = body["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for name in path.split("."):
+        found = found["properties"][name]
+    properties: Object = found["properties"]
+    return properties
+
+
+@pytest.fixture
+async def kind(api: Api, namespace: str) -> AsyncIterator[Kind]:
+    made = Kind(api, namespace)
+    yield made
+    await api.delete(made.where)
+
+
+def without(path: str) -> Object:
+    """Return our definition as it was before this field."""
+    older = copy.deepcopy(PRESENT)
+    parent, _, name = path.rpartition(".")
+    del fields(older, parent)[name]
+    return older
+
+
+def at(found: Object, path: str) -> Any:
+    """Return what an object says there, None if nothing."""
+    for name in path.split("."):
+        found = found.get(name, {})
+    return found or None
+
+
+@pytest.mark.parametrize("path", ["spec.startFrom", "spec.rollout", "spec.delivery.buffer", "status.lag"])
+async def test_a_field_joins_and_objects_in_use_stay_as_they_are(kind: Kind, path: str) -> None:
+    assert incompatible(without(path), PRESENT) == []
+    await kind.define(without(path))
+    before = await kind.in_use()
+    assert at(before, path) is None
+    await kind.define(PRESENT)
+    now = await kind.api.get(kind.path)
+    for part in ("spec", "status"):
+        parent, _, name = path.rpartition(".")
+        if parent.startswith(part):  # what is filled in now is all that is new
+            at(now, parent).pop(name, None)
+        assert now[part] == before[part]
+    assert (now["metadata"]["uid"], now["metadata"]["generation"]) == (before["metadata"]["uid"], 1)
+    assert await kind.said("/status", {"status": {"lag": 8}}) == ""
+    assert await kind.said("", {"spec": {"paused": True}}) == ""
+    assert (await kind.api.get(kind.path))["status"] == {**STATUS, "lag": 8}
+
+
+def an_owner_is_a_must(spec: Object) -> None:
+    spec["properties"]["owner"] = {"type": "string"}
+    spec["required"].append("owner")
+
+
+def never_orderly(spec: Object) -> None:
+    spec["x-kubernetes-validations"].append({"rule": "self.ordering != 'Orderly'", "message": "no longer"})
+
+
+def fewer_orderings(spec: Object) -> None:
+    spec["properties"]["ordering"]["enum"] = ["Concurrent"]
+
+
+def a_smaller_surge(spec: Object) -> None:
+    spec["properties"]["rollout"]["properties"]["maxSurge"]["maximum"] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "new", "frozen"),
+    [
+        (an_owner_is_a_must, "spec.owner: must be there now, and has no default", "spec.owner: Required value", True),
+        (fewer_orderings, "spec.ordering: does not take Orderly any more", "spec.ordering: Unsupported value", False),
+        (
+            a_smaller_surge,
+            "spec.rollout.maxSurge: maximum is 1 now, was 2147483647",
+            "spec.rollout.maxSurge: Invalid value: 2",
+            False,
+        ),
+        (never_orderly, "spec: has a rule that was not there: self.ordering != 'Orderly'", "no longer", True),
+    ],
+)
+async def test_a_stricter_definition_is_named_and_refuses_manifests_that_were_taken(
+    kind: Kind, change: Callable[[Object], None], found: str, new: str, *, frozen: bool
+) -> None:
+    later = copy.deepcopy(PRESENT)
+    change(later["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    assert incompatible(PRESENT, later) == [f"ConsumerGroup/v1alpha1 {found}"]
+    await kind.define(PRESENT)
+    before = await kind.in_use()
+    await kind.define(later)
+    assert (await kind.api.get(kind.path))["spec"] == before["spec"]
+    # Before Kubernetes 1.30, which lets be what a change does not touch, this was refused, too.
+    assert await kind.said("/status", {"status": {"lag": 8}}) == ""
+    said = await kind.said("", {"spec": {"paused": True}})
+    assert said.startswith("ConsumerGroup") if frozen else said == ""
+    with pytest.raises(ApiError, match=new):
+        await kind.api.create(kind.objects, kind.body("other"))
+
+
+async def test_a_field_that_is_removed_is_named_and_what_it_said_is_lost(kind: Kind) -> None:
+    told = ["ConsumerGroup/v1alpha1 spec.rollout: was removed; what is said there is dropped or refused"]
+    assert incompatible(PRESENT, without("spec.rollout")) == told
+    await kind.define(PRESENT)
+    assert at(await kind.in_use(), "spec.rollout.maxSurge") == 2
+    await kind.define(without("spec.rollout"))
+    assert await kind.said("/status", {"status": {"lag": 8}}) == ""
+    assert at(await kind.api.get(kind.path), "spec.rollout") is None
+    await kind.define(PRESENT)
+    assert at(await kind.api.get(kind.path), "spec.rollout.maxSurge") == 1  # the default: 2 is gone for good
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found", "told"),
+    [
+        ("scope", "Cluster", "ConsumerGroup scope: changed from Namespaced to Cluster", "spec.scope: Invalid value"),
+        (
+            "names",
+            {**PRESENT["spec"]["names"], "kind": "Fleet"},
+            "ConsumerGroup names.kind: changed from ConsumerGroup to Fleet",
+            "spec.names.kind: Invalid value",
+        ),
+        (
+            "versions",
+            [{**PRESENT["spec"]["versions"][0], "name": "v1"}],
+            "ConsumerGroup/v1alpha1 version: was removed; objects may be stored in it, and manifests name it",
+            "v1alpha1 was previously a storage version",
+        ),
+    ],
+)
+async def test_what_the_api_server_would_refuse_is_named_before(
+    kind: Kind, key: str, value: Any, found: str, told: str
+) -> None:
+    later = copy.deepcopy(PRESENT)
+    later["spec"][key] = value
+    assert found in incompatible(PRESENT, later)
+    await kind.define(PRESENT)
+    with pytest.raises(ApiError, match=told):
+        await kind.define(later)
+
+
+async def test_another_stored_version_is_named_and_there_is_no_way_back(kind: Kind) -> None:
+    later = copy.deepcopy(PRESENT)
+    (first,) = later["spec"]["versions"]
+    later["spec"]["versions"] = [{**first, "storage": False}, {**copy.deepcopy(first), "name": "v1"}]
+    assert incompatible(PRESENT, later) == ["ConsumerGroup the stored version: changed from v1alpha1 to v1"]
+    await kind.define(PRESENT)
+    before = await kind.in_use()
+    await kind.define(later)
+    assert (await kind.api.get(kind.path))["spec"] == before["spec"]
+    with pytest.raises(ApiError, match="v1 was previously a storage version"):
+        await kind.define(PRESENT)
