@@ -1,0 +1,103 @@
+"""`make demo` as a person sees it: run from outside, to its end, and interrupted; and how it counts."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from ground.clusters import KUBECONFIG
+from ground.deliveries import again, moves, noted
+from ground.instance import Instance
+from ground.poll import eventually
+
+GRACEFUL = ("3 members start", "3 become 6", "6 become 2", "the fleet is rolled")
+UNPLANNED = ("a member is killed", "a node dies")
+
+
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path_factory.mktemp("demo")
+    monkeypatch.setenv("ROTA_GROUND_HOME", str(home))
+    monkeypatch.delenv(KUBECONFIG, raising=False)
+    return home
+
+
+def demo(seconds: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "DEMO_SECONDS": seconds}
+    argv = [sys.executable, "-m", "ground.demo"]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def instance_of(home: Path) -> Instance:
+    (found,) = eventually(lambda: [*home.glob("demo-*/instance.json")], 60)
+    return Instance(found.parent)
+
+
+@pytest.mark.timeout(480)
+def test_a_whole_demo_loses_nothing_doubles_nothing_in_good_order_and_leaves_nothing(home: Path) -> None:
+    shown = demo("1")
+    assert shown.stdout
+    told, page = [], ""
+    for line in shown.stdout:  # as it comes
+        told.append(line)
+        if line.startswith("The operator's page"):
+            with urllib.request.urlopen(line.split()[-1]) as answer:
+                page = answer.read().decode()
+            instance = instance_of(home)
+    _, errors = shown.communicate()
+    text = "".join(told)
+    assert shown.returncode == 0, text + errors
+    assert "<title>" in page
+    assert 40 <= len(told) <= 100, "it is to be read"
+    rows = {
+        re.split(r"  +", row)[0]: re.split(r"  +", row.strip()) for row in text.rpartition("-----\n")[2].splitlines()
+    }
+    costs = {title: rows[title] for title in (*GRACEFUL, *UNPLANNED)}
+    assert {title: cost[6] for title, cost in costs.items()} == dict.fromkeys(costs, "0"), f"lost:\n{text}"
+    assert {title: costs[title][5] for title in GRACEFUL} == dict.fromkeys(GRACEFUL, "0"), f"twice:\n{text}"
+    assert all(int(cost[2]) > 0 for title, cost in costs.items() if title != GRACEFUL[0]), f"moved:\n{text}"
+    assert "MemberJoined" in text
+    assert "a word of their member" in text, "nobody heard what was on the dead node"
+    assert re.search(r"the first message was delivered [\d.]+ s after", text)
+    nothing_is_left(instance, home)
+
+
+def test_an_interrupted_demo_ends_in_good_order_and_leaves_nothing(home: Path) -> None:
+    shown = demo("600")
+    instance = instance_of(home)
+    eventually(lambda: instance.log("kube-apiserver").exists(), 120)
+    shown.send_signal(signal.SIGINT)
+    _, errors = shown.communicate(timeout=60)
+    assert shown.returncode == 130
+    assert errors.splitlines()[-1] == "demo: interrupted; what had begun is taken down."
+    assert "Traceback" not in errors
+    nothing_is_left(instance, home)
+
+
+def nothing_is_left(instance: Instance, home: Path) -> None:
+    assert instance.processes() == []
+    assert not instance.folder.exists()
+    assert not [*home.glob("*/instance.json")]
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "1.5", "²", "1" * 30])
+def test_a_time_that_is_none_is_one_sentence(home: Path, seconds: str) -> None:
+    shown = demo(seconds)
+    told, errors = shown.communicate(timeout=30)
+    assert (shown.returncode, told) == (2, "")
+    assert errors.startswith(f"demo: DEMO_SECONDS is {seconds!r}; give whole seconds, from 0 to 604800: ")
+    assert len(errors.splitlines()) == 1
+    assert not [*home.iterdir()]
+
+
+def test_pauses_and_what_came_again_are_read_from_notes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1000000 1 0 t\n1500000 2 1 t\n1700000 9 -1 t\n9")
+    (tmp_path / "b").write_text("3000000 3 0 t\n3100000 2 -1 t\n3200000 1 0 t\n")
+    came = [it for member in "ab" for it in noted(member, tmp_path / member)]
+    assert [(it.seconds, it.queue, it.member) for it in moves(came)] == [(2.0, 0, "a")]
+    assert [(it.number, it.at) for it in again(came)] == [(2, 3.1), (1, 3.2)]
