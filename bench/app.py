@@ -1,7 +1,8 @@
 """An app that does nothing: `python -m bench.app ADDRESS PORT [LOG]` answers 204, and notes what came in its log.
 
 As little HTTP as will do: what is measured is the sidecar. A line of the log is one message: when it came, its number,
-its queue, all it was told of (its body's first word is its number), and when it was sent.
+its queue, all it was told of (its body's first word is its number), and when it was sent. What was tried before comes
+out of another topic, so it is of none of these queues: -1.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class App(asyncio.Protocol):
         told = b"%d %s %s %s\n" % (
             time.time_ns() // 1000,
             body.split(b" ", 1)[0],
-            fields[b"ce-rocketmqqueue"],
+            fields[b"ce-rocketmqqueue"] if fields[b"ce-rotaattempt"] == b"1" else b"-1",
             fields[b"ce-time"],
         )
         os.write(log, told)  # at once: it may be killed at any time
