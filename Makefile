@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 
 .PHONY: help
 help: ## Print what can be made
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 # The environment: uv, put into it first, fills it with exactly the locked versions.
 $(READY): pyproject.toml tests/pyproject.toml uv.lock
@@ -78,6 +78,10 @@ ground-down: $(READY) ## Take the ground down
 bench: $(READY) ## Measure Rota and its peers on the same work, print ratios
 	@$(BIN)/python -m bench
 
+.PHONY: compare
+compare: $(READY) ## Do the same to fleets of Rota's and of Java consumers, print one table; WRITE=README.md puts it there
+	@$(BIN)/python -m bench.compare $(if $(WRITE),--write $(WRITE))
+
 .PHONY: soak
 soak: $(READY) ## Nonsense for the decoders, half an hour of real fleets with troubles, simulated ones until Ctrl-C
 	@cd tests
@@ -89,6 +93,7 @@ soak: $(READY) ## Nonsense for the decoders, half an hour of real fleets with tr
 mutants: $(READY) ## Plant small bugs in the core, and see which tests notice; or in FILES="..."
 	@$(BIN)/python tests/mutants.py $(FILES)
 
-.PHONY: clean
-clean: ## Remove what was made in this folder (what the ground built stays in its cache)
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+.PHONY: release-check
+release-check: $(READY) ## Make everything of a release twice, check it, and put it into dist/
+	@cd tests
+	../$(BIN)/python -m release

@@ -4,22 +4,44 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from kube.pages import blocks, typed
+from rota import strategies
 from rota.cli import main
-from rota.model import Reason
+from rota.model import Queue, Reason, Roster
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
+PAGES = [page for place in ("", "docs", "bench", "charts/rota") for page in sorted((ROOT / place).glob("*.md"))]
+# These pages are typed line by line on a real ground.
+TYPED = {"tutorial.md": "tests/kube/test_tutorial.py", "migration.md": "tests/kube/test_migration.py"}
+# What begins so is done by other tests, in other words; None: by no test, for it would change the machine itself.
+ELSEWHERE = {
+    "make demo": "tests/ground/tests/test_demo.py",
+    "make test": ".ci/run",
+    "make install": ".ci/run",
+    "python -m ground up": "tests/ground/tests/test_command.py",
+    "python -m ground status": "tests/ground/tests/test_command.py",
+    "python -m ground down": "tests/ground/tests/test_command.py",
+    "rota sidecar --group": "tests/sidecar/test_command.py",
+    "docker build": "tests/images/test_images.py",
+    "helm install": "tests/e2e/test_install.py",
+    "helm test": "tests/e2e/test_install.py",
+    "helm uninstall": "tests/e2e/test_ends.py",
+    "kubectl delete namespace": "tests/e2e/test_ends.py",
+    "kubectl delete": None,
+    "kubectl label -f crds/": None,
+    "kubectl annotate -f crds/": None,
+}
 
 
 def commands(page: Path) -> list[str]:
-    blocks = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
-    return [
-        line[2:].partition("  #")[0].strip() for block in blocks for line in block.splitlines() if line.startswith("$ ")
-    ]
+    """Return what a page tells to type, without what it says about it; where `rota` and python are does not matter."""
+    return [re.sub(r"  +# .*|\.venv/bin/", "", it.command).strip() for it in typed(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -38,13 +60,78 @@ def test_make_targets_in_the_pages_exist(page: Path) -> None:
     assert [target for target in named if f"\n{target}:" not in offered] == []
 
 
-SHOWN = [(page.name, command) for page in PAGES for command in commands(page) if command.startswith("rota ")]
+ON_THE_GROUND = {command for page in PAGES if page.name in TYPED for command in commands(page)}
+OTHERS = [(page.name, command) for page in PAGES if page.name not in TYPED for command in commands(page)]
+SHOWN = [
+    (page, command)
+    for page, command in OTHERS
+    if command.startswith("rota ") and command not in ON_THE_GROUND and not command.startswith(tuple(ELSEWHERE))
+]
 
 
 @pytest.mark.parametrize(("page", "command"), SHOWN, ids=[f"{page}: {command}" for page, command in SHOWN])
 def test_rota_commands_in_the_pages_run(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0, f"{page}: {command}"
+
+
+def test_every_command_that_pages_tell_to_type_is_typed_by_a_test() -> None:
+    tests = {*TYPED.values(), *filter(None, ELSEWHERE.values())}
+    assert [test for test in tests if not (ROOT / test).exists()] == []
+    assert [
+        (page, command)
+        for page, command in OTHERS
+        if command not in ON_THE_GROUND and (page, command) not in SHOWN and not command.startswith(tuple(ELSEWHERE))
+    ] == []
+
+
+def test_what_is_said_to_be_run_elsewhere_is_in_the_pages() -> None:
+    assert [start for start in ELSEWHERE if not any(command.startswith(start) for _, command in OTHERS)] == []
+
+
+IN_BASH = [
+    (page.name, command)
+    for page in PAGES
+    for block in blocks(page, "bash")
+    for line in block.splitlines()
+    for command in re.findall(r"(?:^|\| )(?:\.venv/bin/)?(rota [^|>&#]*)", line)
+    if "${" not in command
+]
+
+
+@pytest.mark.parametrize(("page", "command"), IN_BASH, ids=[f"{page}: {command}" for page, command in IN_BASH])
+def test_rota_commands_in_the_pages_have_options_that_there_are(page: str, command: str) -> None:
+    """What needs a cluster, or goes on for ever, is not run here; but it is understood."""
+    found: click.Command = main
+    name, *words = shlex.split(re.sub(r" 2$", "", command))
+    with click.Context(main) as context:
+        while isinstance(found, click.Group):
+            name = words.pop(0)
+            known = found.get_command(context, name)
+            assert known, f"{page}: {command}"
+            found = known
+        found.make_context(name, words, parent=context)
+
+
+def test_the_strategy_of_the_contributors_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = blocks(ROOT / "docs/contributing.md", "python")
+    made: dict[str, Any] = {}
+    exec(source, made)  # noqa: S102 - our own page
+    monkeypatch.setitem(strategies.STRATEGIES, "WholeTopics", made["whole_topics"])
+    monkeypatch.setitem(strategies.REASONS, "WholeTopics", made["why_whole_topics"])
+    queues = [Queue(topic, "broker-a", number) for topic in ("a", "b", "c") for number in range(3)]
+    shares = strategies.allocate("WholeTopics", queues, ["m0", "m1"])
+    assert {member: {queue.topic for queue in share} for member, share in shares.items()} == {
+        "m0": {"a", "c"},
+        "m1": {"b"},
+    }
+    assert sum(map(len, shares.values())) == len(queues)
+    roster = Roster.of(queues, ["m0", "m1"], {queue: member for member, share in shares.items() for queue in share})
+    owners = strategies.prepared("WholeTopics")(roster)
+    assert list(owners) == list(roster.owners), "its own answer as present owners changes nothing"
+    assert owners.dtype == "int32"
+    said = strategies.explain("WholeTopics", roster, owners, queues[3])
+    assert said == "b/broker-a/0 stays with m1: b is topic 2 of 3, and m1 gets it as a whole"
 
 
 def test_every_reason_stands_once_in_the_page_of_conditions_and_nothing_else_does() -> None:
