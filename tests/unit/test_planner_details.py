@@ -1037,6 +1037,11 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
             "m2 ended",
         ),
         (one("m2", ready=False, unheard=10.0), "MemberLost", "m2 is not ready and cannot be heard"),
+        (
+            {"pods": obeying(THREE, m2={"ready": False, "unheard": 10.0}, m3={"ready": False, "unheard": 10.0})},
+            "MemberLost",
+            "m2, m3 are not ready and cannot be heard",
+        ),
         (one("m2", terminating=True, report=DRAINED), "MemberLeft", "m2 is leaving"),
         (one("m2", ready=False), "MemberUnready", "m2 has not been ready for longer than its grace"),
         ({"pods": obeying(THREE, **CUT)}, "BrokerUnreachable", "m2 cannot reach a broker that others reach"),

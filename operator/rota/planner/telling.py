@@ -35,9 +35,9 @@ _LEFT: Mapping[Standing | None, Reason] = {
 }
 _TOLD = {
     Reason.MEMBER_ENDED: "{} ended",
-    Reason.MEMBER_LOST: "{} is not ready and cannot be heard",
-    Reason.MEMBER_LEFT: "{} is leaving",
-    Reason.MEMBER_UNREADY: "{} has not been ready for longer than its grace",
+    Reason.MEMBER_LOST: "{} {is} not ready and cannot be heard",
+    Reason.MEMBER_LEFT: "{} {is} leaving",
+    Reason.MEMBER_UNREADY: "{} {has} not been ready for longer than {its} grace",
     Reason.BROKER_UNREACHABLE: "{} cannot reach a broker that others reach",
     Reason.MEMBER_JOINED: "{} joined",
 }
@@ -60,7 +60,7 @@ def _of_leavers(it: Situation) -> Verdict | None:
     for reason in _LEFT.values():
         names = sorted(holder.name for holder, why in gone.items() if why is reason)
         if names:
-            return Verdict(reason, _TOLD[reason].format(_names(names)))
+            return _told(reason, names)
     return None
 
 
@@ -98,7 +98,7 @@ def _of_queues(it: Situation) -> Verdict | None:
 def _of_joiners(it: Situation) -> Verdict | None:
     working = set(it.owned.values())
     names = [name for name in it.counted if it.pods[name].holder not in working]
-    return Verdict(Reason.MEMBER_JOINED, _TOLD[Reason.MEMBER_JOINED].format(_names(names))) if names else None
+    return _told(Reason.MEMBER_JOINED, names) if names else None
 
 
 def _of_rules(it: Situation, draft: Draft) -> Verdict:
@@ -371,6 +371,11 @@ def _count(many: int, what: str = "queue") -> str:
 
 def _under_way(many: int) -> str:
     return "1 queue or member is under way" if many == 1 else f"{many} queues or members are under way"
+
+
+def _told(reason: Reason, names: Sequence[str]) -> Verdict:
+    one, several = {"is": "is", "has": "has", "its": "its"}, {"is": "are", "has": "have", "its": "their"}
+    return Verdict(reason, _TOLD[reason].format(_names(names), **(one if len(names) == 1 else several)))
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:
