@@ -80,7 +80,7 @@ bench: $(READY) ## Measure Rota and its peers on the same work, print ratios
 
 .PHONY: compare
 compare: $(READY) ## Do the same to fleets of Rota's and of Java consumers, print one table; WRITE=README.md puts it there
-	@$(BIN)/python -m bench.compare $(if $(WRITE),--write $(WRITE))
+	@$(BIN)/python -m bench.compare $(EVENTS) $(if $(WRITE),--write $(WRITE))
 
 .PHONY: soak
 soak: $(READY) ## Nonsense for the decoders, half an hour of real fleets with troubles, simulated ones until Ctrl-C
