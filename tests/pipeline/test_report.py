@@ -17,7 +17,7 @@ from ground.instance import Instance
 from kube.test_page import CONTRASTS
 from pipeline.judged import POLICIES, a_result, content, results, rolled, series, skewed
 from rota.pipeline.advice import REPORT, advise
-from rota.pipeline.findings import MOST_SHOWN, STEPS, findings, thinned
+from rota.pipeline.findings import MOST_SHOWN, STEPS, findings, problems, thinned
 from rota.pipeline.plots import Line, Segment, bar, lines, number
 from rota.pipeline.recommend import chosen, costs
 from rota.pipeline.report import report
@@ -132,6 +132,12 @@ async def test_the_answer_comes_first_and_says_what_it_saves(browser: Browser, f
     places = [read.find(it) for it in words]
     assert -1 not in places, words[places.index(-1)]
     assert places == sorted(places)
+
+
+def test_one_reason_is_told_once_whatever_the_queues_are_called(spark: SparkSession) -> None:
+    told = [(f"ads/{name}", "nearby", f"Queue {name}/broker-a/0 has no room: give it one") for name in "abc"]
+    [row] = problems(spark.createDataFrame(told, "group string, policy string, problem string")).collect()
+    assert (row.groups, row.example, row.problem) == (3, "ads/a", "A queue has no room: give it one")
 
 
 async def test_groups_that_save_most_come_first_with_what_to_do(browser: Browser, folder: Path) -> None:

@@ -9,6 +9,7 @@ import click
 from pyspark.sql.functions import col, lit, to_date
 
 from rota.cli.show import show, table
+from rota.cli.words import say
 from rota.pipeline.holding import account
 from rota.pipeline.ingest import last, opened
 from rota.pipeline.rollup import rollup as rolled
@@ -46,7 +47,7 @@ def timeline(spark: "SparkSession", source: str, to: str | None, days: int | Non
         _write(wrong, str(Path(to) / "violations"))
     worst = col("kind").isin(*SERIOUS).desc()
     rows = _rows(wrong.orderBy(worst, "group", "since", "topic", "broker", "queue"))
-    show(rows, output, lambda: table(rows))
+    show(rows, output, lambda: table(rows) if rows else say("Nothing is wrong in who held what"))
     if rows and rows[0]["kind"] in SERIOUS:
         raise click.exceptions.Exit(1)
 

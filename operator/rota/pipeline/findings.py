@@ -100,6 +100,7 @@ def problems(results: DataFrame) -> DataFrame:
     return (
         results.filter(F.col("problem").isNotNull())
         .withColumn("problem", F.replace("problem", named, F.lit("The group")))
+        .withColumn("problem", F.regexp_replace("problem", r"\bQueue \S+/\S+/\d+", "A queue"))
         .groupBy("policy", "problem")
         .agg(F.count("*").alias("groups"), F.min("group").alias("example"))
         .orderBy(F.col("groups").desc(), "policy", "problem")
