@@ -56,9 +56,9 @@ class Watch:
 
     def end(self) -> None:
         """End it."""
-        self._kubectl.terminate()
-        self._kubectl.wait()
-        self._reader.join()
+        with self._kubectl:  # which closes what it read from, and waits
+            self._kubectl.terminate()
+            self._reader.join()
 
     def _read(self) -> None:
         for line in self._kubectl.stdout or ():

@@ -356,8 +356,15 @@ async def test_what_is_wrong_is_told_in_a_condition_an_event_and_the_journal_and
 
 
 async def test_what_holds_queues_back_is_told_as_progress_and_in_the_journal(world: World) -> None:
-    await begins(world, budget={"maxMoves": 0, "per": "1h"})
+    await begins(world)
     before = await two_members(world)
+    await follows(world, budget={"maxMoves": 0, "per": "1h"})  # not before: the second member would have no queue
+
+    async def known() -> bool:
+        policy = world.operator.brain.groups[world.namespace, GROUP].wish.policy
+        return policy is not None and policy.budget is not None
+
+    await world.soon(known)
     await all_told(world, Row("BudgetSpent", comes("orders-c"), HELD), Row("Paused", policy(paused=True), HELD))
     assert world.fleet.as_value() == before
     await follows(world)
