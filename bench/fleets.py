@@ -11,14 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.reckoning import ASIDE, Came
 from ground import peers
 from ground.api import Api, Object
 from ground.controlplane import ControlPlane
+from ground.deliveries import ASIDE, Came, noted
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
 from ground.local.processes import VARIABLE
@@ -184,7 +183,7 @@ class Rota:
 
     def came(self) -> list[Came]:
         """Read the apps' notes."""
-        return [_as_came(line, path.name.partition("@")[2]) for path in self._notes() for line in _whole_lines(path)]
+        return [it for path in self._notes() for it in noted(path.name.partition("@")[2], path)]
 
     def noted(self) -> int:
         """Measure the apps' notes."""
@@ -234,17 +233,6 @@ class Rota:
 
     def _run(self, work: Any) -> Any:
         return self._ground.runner.run(work)
-
-
-def _as_came(line: str, member: str) -> Came:
-    at, number, queue, born = line.split()
-    sent = datetime.fromisoformat(born).timestamp()
-    return Came(int(at) / 1e6, int(number), int(queue), member, sent)
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """Return the lines of a file, without one that was not written to its end."""
-    return path.read_text().rpartition("\n")[0].splitlines()
 
 
 def _signal(mark: str, number: signal.Signals) -> None:

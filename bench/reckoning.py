@@ -11,20 +11,11 @@ from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
+from ground.deliveries import ASIDE, Came
+
 STILL = 1.0  # seconds: who pauses less long and then goes on with a queue is busy, not away
 TOGETHER = 1.0  # seconds within which a member goes on with a queue that another one has touched: both work it
-ASIDE = -1  # in the place of a queue: it came out of the group's retry topic
 CALM = 5.0  # seconds without any trouble, to believe that there will be none
-
-
-class Came(NamedTuple):
-    """A message as it came to a member."""
-
-    at: float
-    number: int
-    queue: int
-    member: str
-    born: float = 0.0
 
 
 class Span(NamedTuple):

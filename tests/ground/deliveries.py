@@ -6,9 +6,12 @@ two messages there. What comes out of the group's retry topic comes again, but s
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+ASIDE = -1  # in the place of a queue: it had been tried before, and came out of the group's retry topic
 
 
 class Came(NamedTuple):
@@ -16,8 +19,9 @@ class Came(NamedTuple):
 
     at: float
     number: int
-    queue: int  # -1: it had been tried before, and came out of the group's retry topic
+    queue: int
     member: str
+    born: float = 0.0
 
 
 class Move(NamedTuple):
@@ -32,15 +36,15 @@ class Move(NamedTuple):
 def noted(member: str, notes: Path) -> Iterator[Came]:
     """Read what a member's app has noted so far; a line without its end is still being written."""
     whole, _, _ = notes.read_text().rpartition("\n")
-    for at, number, queue, _ in map(str.split, whole.splitlines()):
-        yield Came(int(at) / 1e6, int(number), int(queue), member)
+    for at, number, queue, born in map(str.split, whole.splitlines()):
+        yield Came(int(at) / 1e6, int(number), int(queue), member, datetime.fromisoformat(born).timestamp())
 
 
 def by_queue(came: Iterable[Came]) -> dict[int, list[Came]]:
     """Return each queue's messages in the order in which they came."""
     queues: dict[int, list[Came]] = defaultdict(list)
     for it in sorted(came):
-        if it.queue >= 0:
+        if it.queue != ASIDE:
             queues[it.queue].append(it)
     return queues
 

@@ -7,10 +7,8 @@ import pytest
 
 from bench import compare
 from bench.reckoning import (
-    ASIDE,
     BEGIN,
     END,
-    Came,
     Line,
     Outcome,
     Run,
@@ -21,6 +19,7 @@ from bench.reckoning import (
     table,
     united,
 )
+from ground.deliveries import ASIDE, Came
 
 PACE = 0.01  # seconds between two messages of a queue
 ACT, OVER = 10.0, 40.0
