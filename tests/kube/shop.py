@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,24 @@ QUEUES, PAUSE = 8, 0.01
 GROUP = "shipping"
 
 
+@asynccontextmanager
+async def again_and_again(send: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Send meanwhile, with small pauses."""
+    over = asyncio.Event()
+
+    async def work() -> None:
+        while not over.is_set():
+            await send()
+            await asyncio.sleep(PAUSE)
+
+    task = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        over.set()
+        await task
+
+
 class Shop:
     """A group whose pods Rota runs, and what it is sent."""
 
@@ -37,20 +55,13 @@ class Shop:
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
         """Send numbered messages meanwhile, and wait until they have been delivered."""
-        over = asyncio.Event()
 
         async def send() -> None:
-            while not over.is_set():
-                await self.brokers.send(GROUP, b"%d" % (self.sent + 1))
-                self.sent += 1
-                await asyncio.sleep(PAUSE)
+            await self.brokers.send(GROUP, b"%d" % (self.sent + 1))
+            self.sent += 1
 
-        task = asyncio.create_task(send())
-        try:
+        async with again_and_again(send):
             yield
-        finally:
-            over.set()
-            await task
         await self.soon(self.delivered_all, 90)
 
     async def send(self, queue: Queue) -> int:

@@ -3,7 +3,6 @@
 Whenever all is settled, each queue has exactly one reader, and what was committed by then never comes again.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from ground.poll import soon
 from ground.programs import program
 from ground.rocketmq import RocketMQ
 from kube.pages import ROOT, Shell, a_shell, blocks, typed
-from kube.shop import a_template
+from kube.shop import a_template, again_and_again
 from kube.test_operator import an_operator
 from rota.brokers.rocketmq import cluster
 from rota.brokers.rocketmq.client import Site
@@ -40,7 +39,7 @@ JAVA, MANIFEST, *_ = [[*yaml.safe_load_all(text)] for text in blocks(PAGE, "yaml
 (BODY,) = [it for it in MANIFEST if it["kind"] == "ConsumerGroup"]
 NAME, GROUP = BODY["metadata"]["name"], BODY["spec"]["group"]
 (TOPIC,) = [it["topic"] for it in BODY["spec"]["subscriptions"]]
-BROKER, QUEUES, PAUSE, WINDOW = "broker-0", 8, 0.01, 160
+BROKER, QUEUES, WINDOW = "broker-0", 8, 160
 THEIRS = "app=orders-java"
 
 
@@ -73,18 +72,11 @@ class Move:
         """Send numbered messages meanwhile."""
 
         async def send() -> None:
-            while True:
-                await self._brokers.send(TOPIC, b"%d" % (self.sent + 1))
-                self.sent += 1
-                await asyncio.sleep(PAUSE)
+            await self._brokers.send(TOPIC, b"%d" % (self.sent + 1))
+            self.sent += 1
 
-        task = asyncio.create_task(send())
-        try:
+        async with again_and_again(send):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     def _look(self) -> None:
         """Take in what apps and Java consumers have noted since the last look."""
