@@ -170,7 +170,7 @@ async def test_a_path_that_is_not_found_is_told_and_empties_nothing(rocketmq: Ro
             return (await fleet.obeys("a")).troubles.get("AppPathNotFound", "")
 
         assert "404 to POST /" in await soon(told)
-        await fleet.until(lambda: len(fleet.delivered()) > 17)
+        await fleet.more(1)  # it is tried again and again; how many went out before the first 404 is chance
         assert set((await fleet.sample()).values()) == {0}
         pod.rules()
         await fleet.all_done()
