@@ -193,13 +193,15 @@ class _Judge:
         return (
             any(self._in_dispute(earlier.queue, it) for it in (earlier, later))
             or self._between("reset", earlier.queue, earlier.begin, later.begin)
-            or self._crashed(earlier, later)
+            or self._cut_short(earlier, later)
             or self._forgotten(earlier, later)
         )
 
-    def _crashed(self, earlier: Delivery, later: Delivery) -> bool:
-        """Whether its sidecar was killed in between, and was not known to have committed it before."""
-        for fact in self._killed(earlier, later, {"sidecar", "ended"}):
+    def _cut_short(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether its sidecar was killed or overruled in between, and was not known to have committed it before."""
+        for fact in self._killed(earlier, later, {"sidecar", "ended", "forced"}):
+            if fact.kind == "forced" and earlier.queue not in fact.queues:
+                continue
             known = [it.offset for it in self.story.commits if it.queue == earlier.queue and it.at < fact.at]
             if earlier.offset >= max(known, default=0):
                 return True
@@ -226,7 +228,7 @@ class _Judge:
     def _fell_back(self, found: list[Delivery], later: Delivery) -> bool:
         """Whether it still lay where it was not committed when its sidecar was killed, though a copy of it was done."""
         before = [it for it in found if (it.queue, it.offset) == (later.queue, later.offset) and it.begin < later.begin]
-        return any(self._crashed(it, later) for it in before)
+        return any(self._cut_short(it, later) for it in before)
 
     def _death(self, earlier: Delivery, later: Delivery) -> Fact | None:
         return next(iter(self._killed(earlier, later, {"app"})), None)

@@ -59,6 +59,9 @@ CLEAN = {
         d(1, None, status=None), d(6, 7, 0, "b"), facts=(GIVEN, fact(5, "ended"), fact(5, "given", "b"))
     ),
     "forced from one that goes on": a_story(d(4, 7), d(6, 7, 0, "b"), facts=FORCED),
+    "overruled before it was committed, and settled before it came again": a_story(
+        d(3, 4), d(10, 11, 0, "b"), facts=FORCED, commits=[Commit(2, Q, 0)]
+    ),
     "dead letters": a_story(d(1, 2, status=422), commits=[Commit(3, Q, 1)]),
     "one of a batch is dead": a_story(
         d(1, 2, 0, status=422, together=2),
@@ -108,6 +111,18 @@ BROKEN = {
     "a duplicate after a handover": (a_story(d(1, 2), d(6, 7, 0, "b"), facts=HANDED_OVER), "delivered twice"),
     "a duplicate of what was committed": (
         a_story(d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "sidecar")), commits=[Commit(2.5, Q, 1)]),
+        "delivered twice",
+    ),
+    "a duplicate of what one who was overruled had committed": (
+        a_story(d(1, 2), d(10, 11, 0, "b"), facts=FORCED, commits=[Commit(4, Q, 1)]),
+        "delivered twice",
+    ),
+    "a duplicate of a queue that was not forced": (
+        a_story(
+            d(1, 2, queue=OTHER),
+            d(10, 11, 0, "a", queue=OTHER),
+            facts=(*FORCED, Fact(0, "given", "a", frozenset({OTHER}))),
+        ),
         "delivered twice",
     ),
     "a duplicate after somebody else was killed": (
