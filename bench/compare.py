@@ -120,7 +120,7 @@ def _line(ground: Ground, name: str, keep: Path | None) -> Line:
         fleet = kind(ground, name, QUEUES, orderly=event.orderly)
         try:
             seen = run(event, fleet, ground)
-        except TimeoutError as late:  # which is an OSError, and would be taken for a file's
+        except TimeoutError as late:  # it does not say whose
             raise Missing(f"{fleet.topic} was not as it should be in time: {late}") from late
         if keep:
             (keep / f"{fleet.topic}.json").write_text(json.dumps(asdict(seen)))

@@ -72,6 +72,8 @@ def plainly(name: str, work: Callable[[], object]) -> int:
         work()
     except Missing as missing:
         print(f"{name}: {missing}.", file=sys.stderr)
+    except TimeoutError as late:  # an OSError, too, but no file's
+        print(f"{name}: Something was not as it should be in time: {late}.", file=sys.stderr)
     except OSError as error:
         what = f"{error.filename or 'A file'} cannot be used: {error.strerror}"
         hint = "No room left on a disk" if error.errno == errno.ENOSPC else what

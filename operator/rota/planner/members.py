@@ -66,7 +66,8 @@ def awaits_namesake(document: Assignment, pod: Pod, gone: frozenset[str]) -> boo
 def in_motion(pods: Sequence[Pod], found: Mapping[str, Standing], policy: PolicySpec) -> dict[str, float]:
     """Return who comes or goes at this moment, and for how long it is worth waiting for it.
 
-    One that has just become ready is waited for too: others of its rollout are a moment behind it.
+    One that has just become ready is waited for too: others of its rollout are a moment behind it. One that leaves and
+    is lost, on a node that is gone, is not: nobody knows when it will have ended.
     """
     debounce, drain = policy.triggers.debounce, policy.handover.drain_timeout
     left: dict[str, float] = {}
@@ -74,7 +75,7 @@ def in_motion(pods: Sequence[Pod], found: Mapping[str, Standing], policy: Policy
         match found[pod.name]:
             case Standing.JOINING:
                 left[pod.name] = JOINING_PATIENCE - pod.age
-            case Standing.LEAVING:
+            case Standing.LEAVING if not pod.seen.lost(policy.handover):
                 left[pod.name] = drain + 15 - pod.leaving
             case Standing.READY if pod.age < JOINING_PATIENCE:
                 left[pod.name] = debounce - pod.steady
