@@ -43,7 +43,7 @@ def by_config(index: int, ids: str) -> Object:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers and Secrets more often than usual; what comes of it is the same."""
     monkeypatch.setattr(views, "ROUTES_SECONDS", 0.5)
-    monkeypatch.setattr(views, "ONLINE_SECONDS", 0.5)
+    monkeypatch.setattr(views, "ONLINE_SECONDS", (0.5, 0.5))
     monkeypatch.setattr(places, "SECRETS_SECONDS", 0.5)
 
 

@@ -96,7 +96,7 @@ async def test_in_a_broadcasting_group_everybody_works_everything(world: World) 
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "ONLINE_SECONDS", 0.2)
+    monkeypatch.setattr(views, "ONLINE_SECONDS", (0.2, 0.2))
 
 
 @pytest.mark.usefixtures("looks_often")

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from rota.brokers import Client
 from rota.brokers.memory import BROKER, Memory
 from rota.kube.views import DEAD_SECONDS, Interest, Views
@@ -82,6 +84,14 @@ async def test_what_is_told_in_time_is_kept() -> None:
     await views.look(KEY)
     assert views.where_is("orders") == {BROKER}
     assert views.of(KEY, 0.0, ()).foreigners == ()
+
+
+@pytest.mark.parametrize(("groups", "seconds"), [(0, 5.0), (250, 5.0), (500, 10.0), (1000, 20.0), (5000, 20.0)])
+def test_few_groups_are_looked_at_more_often(groups: int, seconds: float) -> None:
+    views = Views(Memory(), lambda _: None)
+    for number in range(groups):
+        views.want(("shop", f"orders-{number}"), ORDERS)
+    assert views.online_pause() == seconds
 
 
 class Worn(Memory):

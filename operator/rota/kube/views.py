@@ -17,7 +17,7 @@ from rota.planner import View
 from rota.spec import StartFrom
 
 ROUTES_SECONDS = 5.0
-ONLINE_SECONDS = 20.0
+ONLINE_SECONDS, ONLINE_GROUPS = (5.0, 20.0), 50  # between two looks, at least and at most; groups a second in between
 RETRIES_EVERY = 4  # looks at the routes
 AT_ONCE = 16  # requests under way to one cluster
 DEAD_SECONDS = 120.0  # for which brokers keep a connection of which they hear nothing any more
@@ -113,12 +113,17 @@ class Views:
     async def run(self) -> None:
         """Ask for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._again(ROUTES_SECONDS, self._look_at_routes))
-            tasks.create_task(self._again(ONLINE_SECONDS, self._look_who_is_there))
+            tasks.create_task(self._again(lambda: ROUTES_SECONDS, self._look_at_routes))
+            tasks.create_task(self._again(self.online_pause, self._look_who_is_there))
 
-    async def _again(self, seconds: float, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def online_pause(self) -> float:
+        """Return when to look again who is there: soon, for foreigners that come read beside us; but many groups cost."""
+        soonest, latest = ONLINE_SECONDS
+        return min(max(soonest, len(self._interests) / ONLINE_GROUPS), latest)
+
+    async def _again(self, pause: Callable[[], float], look: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(pause())
             try:
                 await look()
             except Exception:  # noqa: BLE001 - of one look; who ends here sees nothing any more
