@@ -162,7 +162,7 @@ class Judge:
         holders += [before.releasing[queue].holder.name] if queue in before.releasing else []
         for name in holders:
             kubelet, now = self.world.kubelets.get(name), self.world.clock.now
-            if kubelet and now > kubelet.unwell_until + 5:
+            if kubelet and not kubelet.gone and now > kubelet.unwell_until + 5:
                 raise Broken(f"{queue} was forced from {name}, who could be heard")
             if kubelet and now < kubelet.unwell_since + self.world.policy.handover.lost_after:
                 raise Broken(f"{queue} was forced from {name} too early")
