@@ -83,10 +83,11 @@ compare: $(READY) ## Do the same to fleets of Rota's and of Java consumers, prin
 	@$(BIN)/python -m bench.compare $(EVENTS) $(if $(WRITE),--write $(WRITE))
 
 .PHONY: soak
-soak: $(READY) ## Nonsense for the decoders, half an hour of real fleets with troubles, simulated ones until Ctrl-C
+soak: $(READY) ## Nonsense for the decoders, an hour of real fleets with troubles, simulated ones until Ctrl-C
 	@cd tests
 	../$(BIN)/python -m fuzz --first $(or $(FIRST),2000) --seconds $(or $(FUZZ),60)
 	../$(BIN)/python -m sidecar --first $(or $(FIRST),0) --seconds $(or $(FLEETS),1800)
+	../$(BIN)/python -m e2e --first $(or $(FIRST),0) --seconds $(or $(NODE),1200)
 	../$(BIN)/python -m simulation --first $(or $(FIRST),1000) $(if $(RUNS),--runs $(RUNS))
 
 .PHONY: mutants

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from chart.charts import Helm
-from e2e.consumers import NAME, QUEUES, VERDICTS, Consumers
+from e2e.consumers import VERDICTS, Consumers, broker_of
 from e2e.release import Installed
 from ground.node import RealNode
 from ground.rocketmq import RocketMQ
-
-SOON = {"messageDelayLevel": " ".join(["1s"] * 18)}  # when messages are tried again
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +32,7 @@ def installed(release: Installed, request: pytest.FixtureRequest) -> Iterator[In
 @pytest.fixture(scope="session")
 def broker(real_node: RealNode) -> Iterator[RocketMQ]:
     """Start a broker that pods can reach."""
-    it = RocketMQ(real_node.instance, address=real_node.address, prefix=real_node.prefix, settings=SOON)
+    it = broker_of(real_node)
     it.up()
     yield it
     it.down()
@@ -43,11 +41,7 @@ def broker(real_node: RealNode) -> Iterator[RocketMQ]:
 @pytest.fixture(scope="session")
 def shipping(release: Installed, broker: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consumers]:
     """Have a topic, and look at the group that consumes it."""
-    release.ensure()  # before that there are no groups to look at
-    broker.create_topic(NAME, QUEUES)
-    folder = tmp_path_factory.mktemp("deliveries")
-    folder.chmod(0o777)
-    it = Consumers(release, broker, folder)
+    it = Consumers(release, broker, tmp_path_factory.mktemp("deliveries"))
     yield it
     it.end()
 
@@ -63,4 +57,4 @@ def consumers(installed: Installed, shipping: Consumers) -> Consumers:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell what became of messages in each event, also where all went well."""
     for line in VERDICTS:
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(str(line))

@@ -30,7 +30,7 @@ def test_groups_go_on_without_the_release_and_are_taken_up_by_the_next(
         consumers.goes_on()
         installed.ensure()
         installed.whole()
-        consumers.works(3)
+        consumers.works()
     assert ids(installed) == before
     assert consumers.document() == document
 

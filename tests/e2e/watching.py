@@ -37,10 +37,14 @@ class Watch:
 
     def __init__(self, node: RealNode, *what: str) -> None:
         kubectl = [str(program("kubectl")), "--kubeconfig", str(node.kubeconfig)]
-        argv = [*kubectl, "get", *what, "--watch", "--output-watch-events", "-o", "json"]
-        env = {**os.environ, TAG: f"{node.instance.id}/watch"}
-        self._kubectl = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+        self._argv = [*kubectl, "get", *what, "--watch", "--output-watch-events", "-o", "json"]
+        self._env = {**os.environ, TAG: f"{node.instance.id}/watch"}
         self._seen: list[Seen] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._first = len(self._seen)  # of those that this kubectl tells
+        self._kubectl = subprocess.Popen(self._argv, env=self._env, stdout=subprocess.PIPE, text=True)
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -51,8 +55,13 @@ class Watch:
 
     def now(self) -> dict[str, dict[str, Any]]:
         """Return all that is there, by name."""
-        latest = {it.name: it for it in self.seen()}
+        latest = {it.name: it for it in self.seen()[self._first :]}
         return {name: it.body for name, it in latest.items() if it.event != "DELETED"}
+
+    def renew(self) -> None:
+        """Go on by another kubectl, which tells anew what there is; what goes at this moment is not seen to go."""
+        self.end()
+        self._begin()
 
     def end(self) -> None:
         """End it."""

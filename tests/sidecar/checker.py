@@ -177,7 +177,7 @@ class _Judge:
             for earlier, later in pairwise(found):
                 if self._may_be_again(earlier, later) or self._copied(found, later) or self._fell_back(found, later):
                     continue
-                death = self._death(earlier, later)
+                death = self._death(found, earlier, later)
                 if death is None:
                     yield f"{number} was delivered twice: {_told(earlier)}, and {_told(later)}"
                 else:
@@ -227,11 +227,12 @@ class _Judge:
 
     def _fell_back(self, found: list[Delivery], later: Delivery) -> bool:
         """Whether it still lay where it was not committed when its sidecar was killed, though a copy of it was done."""
-        before = [it for it in found if (it.queue, it.offset) == (later.queue, later.offset) and it.begin < later.begin]
-        return any(self._cut_short(it, later) for it in before)
+        return any(self._cut_short(it, later) for it in _there(found, later))
 
-    def _death(self, earlier: Delivery, later: Delivery) -> Fact | None:
-        return next(iter(self._killed(earlier, later, {"app"})), None)
+    def _death(self, found: list[Delivery], earlier: Delivery, later: Delivery) -> Fact | None:
+        """Return the end of an app that had it before, or that had it where it still lay though its copy was done."""
+        deaths = (self._killed(it, later, {"app"}) for it in [earlier, *_there(found, later)])
+        return next((fact for facts in deaths for fact in facts), None)
 
     def _killed(self, earlier: Delivery, later: Delivery, kinds: set[str]) -> list[Fact]:
         return [
@@ -348,6 +349,11 @@ def _contested(facts: list[Fact]) -> dict[Queue, list[tuple[float, float]]]:
             for queue in fact.queues:
                 contested[queue].append((fact.at, min((at for at in over if at > fact.at), default=inf)))
     return contested
+
+
+def _there(found: list[Delivery], later: Delivery) -> list[Delivery]:
+    """Return the deliveries before of what lies at the very same place."""
+    return [it for it in found if (it.queue, it.offset) == (later.queue, later.offset) and it.begin < later.begin]
 
 
 def _one_request(one: Delivery, other: Delivery) -> bool:

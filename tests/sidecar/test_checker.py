@@ -91,6 +91,12 @@ CLEAN = {
         facts=(GIVEN, Fact(0, "given", "b", frozenset({OTHER})), fact(6, "sidecar")),
         commits=[Commit(3.5, Q, 1)],
     ),
+    "its app died of it while it was not committed, though its copy was done": a_story(
+        d(1, 3, 1, status=None),
+        d(4, 5, 1, "b", queue=OTHER, offset=0, attempt=2),
+        d(7, 8, 1),
+        facts=(GIVEN, Fact(0, "given", "b", frozenset({OTHER})), fact(2, "app")),
+    ),
     "in order": a_story(d(1, 2), d(2, 3, 1, status=500), d(4, 5, 1), d(5, 6, 2), orderly=True),
     "in order, some at a time": a_story(
         d(1, 2, together=2), d(1, 2, 1, together=2), d(2, 3, 2, together=2), d(2, 3, 3, together=2), orderly=True

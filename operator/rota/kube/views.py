@@ -117,7 +117,7 @@ class Views:
             tasks.create_task(self._again(self.online_pause, self._look_who_is_there))
 
     def online_pause(self) -> float:
-        """Return when to look again who is there: soon, for foreigners that come read beside us; but many groups cost."""
+        """Return when to look again who is there: soon, for foreigners that come read beside us; many groups cost."""
         soonest, latest = ONLINE_SECONDS
         return min(max(soonest, len(self._interests) / ONLINE_GROUPS), latest)
 
