@@ -10,6 +10,7 @@ from rota.model import Queue
 from rota.sidecar.health import Health
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Taken
+from rota.sidecar.window import AT_ONCE
 from rota.spec.resolved import Settings
 
 NOT_TAKEN_PAUSE = 5.0  # before a message that the broker did not take back is tried again
@@ -70,7 +71,7 @@ class Endings:
 
     def back(self, taken: Taken, messages: Iterable[Message], pause: float = 0.0) -> None:
         """Take messages back to hand them out again after a pause."""
-        until = self._shell.now() + pause
+        until = self._shell.now() + pause if pause else AT_ONCE
         for message in messages:
             taken.window.back(taken.delivery, message, until)
         if pause:

@@ -148,8 +148,12 @@ class Window:
             while self._taken and self._taken[0] in self._done:
                 self._done.remove(self._taken.popleft())
 
-    def back(self, delivery: Delivery, message: Message, until: float) -> None:
-        """Take a message back, unfinished, to hand it out again from then on; an Orderly queue waits as a whole."""
+    def back(self, delivery: Delivery, message: Message, until: float = AT_ONCE) -> None:
+        """Take a message back, unfinished, to hand it out again from then on; an Orderly queue waits as a whole.
+
+        Of those that do not wait the lowest goes first, however often each came back: what is done behind one that is
+        not cannot be committed, and would come again at the queue's next owner.
+        """
         if self._ends(delivery, message):
             if self.orderly:
                 self._not_before, until = max(self._not_before, until), AT_ONCE
