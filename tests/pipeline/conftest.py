@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from rota.cli import progress
 from rota.pipeline.session import SETTINGS, session
 
 SMALL = {
@@ -16,6 +17,14 @@ SMALL = {
     "spark.default.parallelism": "2",
     "spark.sql.adaptive.enabled": "false",  # tiny frames: planning them anew costs more than it saves
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_looks_on() -> Iterator[None]:
+    """Have no command say how far it is, however slow the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "QUIET", 1e6)
+        yield
 
 
 @pytest.fixture(scope="session")

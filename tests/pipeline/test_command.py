@@ -90,7 +90,7 @@ def test_a_rollup_has_a_row_for_each_group_and_hour_and_a_folder_is_written_anew
     assert not ok("rollup", world.lake, "--to", folder)
     rows = spark.read.parquet(str(folder)).select("group", "hour").collect()
     assert len({row["group"] for row in rows}) == GROUPS
-    assert {row["hour"].hour for row in rows} >= set(range(HOURS))
+    assert {row["hour"].hour for row in rows} == set(range(HOURS))
 
 
 def test_of_the_last_days_only_these_are_written_anew_and_they_are_as_in_the_whole(
@@ -162,8 +162,11 @@ def test_a_recommendation_comes_from_whatever_there_is(
     world: World, spark: SparkSession, tmp_path: Path, source: str
 ) -> None:
     to = tmp_path / "advice"
+    a_file(to / "results" / "part-0.parquet", "of an earlier run")
+    a_file(to / "series" / "part-0.parquet", "of an earlier run")
     said = ok("recommend", getattr(world, source), "--policies", world.policy, "--to", to, "--top", 1).splitlines()
     assert re.match(rf"\d of {GROUPS} groups would gain by another policy", said[0])
+    assert said[1] == "Measured over 3 h; figures are per day"
     assert said[-1] == f"The report is {to / 'report.html'}; what to apply is in {to / 'policies'}"
     assert (to / "report.html").read_text().lstrip().startswith("<!")
     assert spark.read.parquet(str(to / "chosen")).count() == GROUPS
@@ -202,21 +205,27 @@ def test_a_source_that_is_none_is_named(world: World, tmp_path: Path, command: s
     ("text", "words"),
     [
         (None, r"p\.yaml cannot be read: No such file or directory$"),
-        ("{", r"p\.yaml is no YAML; give a file with RebalancePolicies$"),
+        ("{", r"p\.yaml is no YAML, line 1; give a file with RebalancePolicies$"),
         ("a: 2026-13-45", r"p\.yaml is no YAML; "),
         ("", r"p\.yaml holds no RebalancePolicy; give a file with one or more$"),
         ("[1]", r"p\.yaml holds no RebalancePolicy; "),
         ("kind: ConsumerGroup", r"p\.yaml holds no RebalancePolicy; "),
-        ("kind: RebalancePolicy", r"p\.yaml holds a RebalancePolicy without a name; give it one$"),
-        ("{kind: RebalancePolicy, metadata: [a]}", r"p\.yaml holds a RebalancePolicy without a name; "),
+        ("kind: RebalancePolicy", r"p\.yaml, line 1: this RebalancePolicy has no name; give it one in metadata.name$"),
+        ("{kind: RebalancePolicy, metadata: [a]}", r"p\.yaml, line 1: this RebalancePolicy has no name; "),
         ("{kind: RebalancePolicy, metadata: {name: A B}}", r"'A B' cannot be a RebalancePolicy's name; take a-z"),
         (
             "{kind: RebalancePolicy, metadata: {name: recorded}}",
-            r"p\.yaml names a RebalancePolicy recorded, .*; re",
+            r"p\.yaml, line 1: recorded is what .*; rename yours$",
         ),
-        (f"{STEADY}---\n{STEADY}", r"RebalancePolicy steady is given twice; leave one of them$"),
-        (STEADY.replace("strategy", "strategi"), r"RebalancePolicy steady: spec: .* unknown field strategi$"),
-        (STEADY.replace("Sticky", "Clingy"), r"RebalancePolicy steady: spec.strategy: "),
+        (
+            f"{STEADY}---\n{STEADY}",
+            r"steady is given twice, \S+p\.yaml, line 2 and \S+p\.yaml, line 6; leave one of them$",
+        ),
+        (
+            STEADY.replace("strategy", "strategi"),
+            r"p\.yaml, line 3: RebalancePolicy steady: spec: .* unknown field strategi$",
+        ),
+        (STEADY.replace("Sticky", "Clingy"), r"p\.yaml, line 3: RebalancePolicy steady: spec.strategy: "),
         ("{kind: RebalancePolicy, metadata: {name: a}, spec: 3}", r"RebalancePolicy a: spec: expected object, got int"),
     ],
 )
@@ -398,10 +407,10 @@ def verdict(hour: int) -> str:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_rollup_is_printed(tmp_path: Path) -> None:
+def test_a_rollup_is_printed_with_figures_as_people_read_them(tmp_path: Path) -> None:
     a_file(tmp_path / "journal" / DAY / "08-a.jsonl", verdict(8))
-    [row] = json.loads(ok("rollup", tmp_path / "journal", "-o", "json"))
-    assert (row["group"], row["hour"]) == ("shop/orders", "2025-11-21T08:00:00Z")
+    _, told = ok("rollup", tmp_path / "journal").splitlines()[-2:]
+    assert told.split() == ["shop/orders", "2025-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
 
 
 @pytest.mark.usefixtures("spark")
@@ -430,7 +439,8 @@ def test_a_lake_without_its_memory_is_refused_and_loses_nothing(spark: SparkSess
 @pytest.mark.usefixtures("spark")
 def test_another_format_of_a_lake_is_told(tmp_path: Path) -> None:
     _, lake, asked = a_lake(tmp_path)
-    assert complaint(*asked, "--format", "delta").startswith("Delta is not on Spark's class path; give spark-submit ")
+    told = complaint(*asked[:-1], tmp_path / "another", "--format", "delta")
+    assert told.startswith("Delta is not on Spark's class path; give spark-submit ")
     (lake / "verdict" / "_delta_log").mkdir()
     told = complaint(*asked)
     assert told == f"{lake} is a lake of the other format; go on with that, or choose another folder"
@@ -487,6 +497,7 @@ def test_a_clock_that_jumps_and_hours_that_are_missing_leave_every_line_in_the_l
 
 
 def test_java_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_file(tmp_path / DAY / "08-a.jsonl", verdict(8))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     told = complaint("rollup", tmp_path)
     assert told == (f"Spark needs Java, and JAVA_HOME, {tmp_path}, has none: name another, or unset it")

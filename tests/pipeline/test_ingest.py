@@ -12,6 +12,7 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from rota.cli import main
 from rota.pipeline.ingest import TABLES, facts
+from rota.pipeline.layout import FOLDERS
 from rota.records import journal_record
 
 
@@ -78,6 +79,7 @@ def test_what_is_no_record_is_put_aside_with_a_reason(spark: SparkSession, tmp_p
 
 def test_tables_have_the_shape_that_is_written_down(spark: SparkSession, tmp_path: Path) -> None:
     told = facts(spark, a_journal(tmp_path, "08-a.jsonl", turn("08:00:00", "True", "A")))
+    assert set(TABLES) == set(FOLDERS)
     for kind, schema in TABLES.items():
         assertSchemaEqual(getattr(told, kind).schema, schema)
 
@@ -126,6 +128,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f"rota: {journal} holds no journal: no file such as date=2026-11-21/08-NAME.jsonl\n",
     )
     assert not (tmp_path / "lake").exists()
+    a_journal(journal, "08-a.jsonl", turn("08:00:00", "True", "A"))
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     ran = CliRunner().invoke(main, command)
     assert (ran.exit_code, ran.stderr) == (

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from ground.poll import eventually
 from rota.pipeline.chronicle import Chronicle, Line
-from rota.pipeline.generate import HOUR
 from rota.pipeline.invent import invented
+from rota.pipeline.layout import HOUR
 
 LONGEST = 120  # seconds: until Java has begun, on a machine that has much else to do
 SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from pipeline.judged import POLICIES, a_result, content, results, rolled, skewed
-from rota.pipeline.findings import Findings, best_for_all, findings
+from rota.pipeline.findings import Findings, Leading, best_for_all, by_policy, findings, leading, problems
 from rota.pipeline.manifests import check, command, manifest, manifests, where
 from rota.pipeline.recommend import CHOSEN, EACH, PARTS, chosen, costs, fleet
 from rota.pipeline.schemas import COSTS, SERIES
@@ -150,15 +150,15 @@ EVIDENCE: list[tuple[list[Row], str]] = [
     (
         rolled(),
         (
-            "62 moves a day instead of 310; 140 s of pauses a day instead of 720; a mean lag of 900 (at most 2,100) "
-            "instead of 900 (at most 5,200)."
+            "62 moves a day instead of 310; 140 s of pauses a day instead of 720; a mean lag of 900 (highest 2,100) "
+            "instead of 900 (highest 5,200)."
         ),
     ),
     (
         skewed(),
         (
-            "The busiest member has 1.15 times the mean load instead of 2.40; a mean lag of 2,100 (at most 9,400) "
-            "instead of 31,000 (at most 182,000); but 44 moves a day instead of 12."
+            "The busiest member has 1.15 times the mean load instead of 2.40; a mean lag of 2,100 (highest 9,400) "
+            "instead of 31,000 (highest 182,000); but 44 moves a day instead of 12."
         ),
     ),
     (content(), "Stay: nothing that was tried costs less."),
@@ -231,6 +231,33 @@ def test_the_fleet_is_the_sum_over_groups_and_who_cannot_use_a_policy_stays(spar
 def test_no_policy_is_best_for_all_unless_it_is_better_enough(spark: SparkSession) -> None:
     rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=96), *content("a/b")]
     assert best_for_all(found(spark, rows)) is None
+
+
+def test_a_group_that_makes_most_of_the_gain_is_named(spark: SparkSession) -> None:
+    rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=20)]
+    assert leading(found(spark, rows)) is None, "there is no other"
+    of_both = [*rows, a_result("a/b", moves=100), a_result("a/b", "steady", moves=80)]
+    assert leading(found(spark, of_both)) == Leading("a/a", 0.8)
+    of_more = [*of_both, a_result("a/c", moves=100), a_result("a/c", "steady", moves=40)]
+    assert leading(found(spark, of_more)) is None, "it makes no more than half"
+
+
+def test_a_sum_over_groups_takes_what_is_used_now_where_a_policy_cannot_be(spark: SparkSession) -> None:
+    rows = [
+        a_result("a/a", moves=100, lag_mean=5.0),
+        a_result("a/a", "steady", moves=10, lag_mean=3.0),
+        a_result("a/b", moves=50, lag_mean=2.0),
+        a_result("a/b", "steady", moves=1, problem="It cannot be used"),
+        a_result("a/c", problem="It is Broadcasting"),
+        a_result("a/c", "steady", problem="It is Broadcasting"),
+        a_result("a/a", "even", problem="It cannot be used"),
+    ]
+    told = by_policy(results(spark, rows)).select("policy", "groups", "problems", "moves", "lag_mean")
+    kind = "policy string, groups long, problems long, moves long, lag_mean double"
+    expected = [("even", 1, 1, None, None), ("recorded", 3, 1, 150, 7.0), ("steady", 3, 2, 60, 5.0)]
+    assertDataFrameEqual(told, spark.createDataFrame(expected, kind), checkRowOrder=True)
+    of_groups = [(row.policy, row.example) for row in problems(results(spark, rows)).collect()]
+    assert of_groups == [("even", "a/a"), ("recorded", "a/c"), ("steady", "a/b")], "of a/c it is told once"
 
 
 # Weights.
@@ -331,8 +358,9 @@ def test_policies_are_written_for_each_namespace_with_the_groups_that_shall_use_
 
 def test_what_is_not_recommended_any_more_is_not_left_behind(spark: SparkSession, tmp_path: Path) -> None:
     manifests(choice(spark, rolled()), POLICIES, tmp_path)
-    assert manifests(choice(spark, content()), POLICIES, tmp_path) == []
-    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "notes.yaml").write_text("mine")
+    assert manifests(choice(spark, content()), {}, tmp_path) == [], "nor of policies that were tried then only"
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rota.pipeline.recommend import chosen, costs
 from rota.pipeline.report import report
 from rota.pipeline.schemas import RESULTS, SERIES
 from rota.pipeline.weights import Weights
-from rota.pipeline.words import less, percent, span
+from rota.pipeline.words import figure, less, percent, span
 from rota.spec import policy_spec
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
@@ -116,6 +116,7 @@ async def test_the_answer_comes_first_and_says_what_it_saves(browser: Browser, f
     read = (await browser.evaluate("document.body.innerText")).replace("\N{NO-BREAK SPACE}", " ")
     words = [
         "7 groups, from 2026-11-21 00:00 to 2026-11-21 23:45 UTC",
+        "Measured over 1 d; figures are per day.",
         "The answer",
         "4 of 6 groups would gain by another policy. If each used its own, all together would cost 69 % less than now.",
         "If it shall be one policy for all: steady, 54 % less than now.",
@@ -132,6 +133,19 @@ async def test_the_answer_comes_first_and_says_what_it_saves(browser: Browser, f
     places = [read.find(it) for it in words]
     assert -1 not in places, words[places.index(-1)]
     assert places == sorted(places)
+
+
+async def test_a_policy_that_nobody_can_use_has_no_figures_but_a_reason(
+    browser: Browser, spark: SparkSession, tmp_path: Path
+) -> None:
+    why = "Queue orders/broker-a/0 would be nobody's all the time: the policy gives it to no member"
+    rows = [*rolled(), *content(), *(a_result(it, "ring", moves=0, problem=why) for it in ("shop/orders", "shop/mail"))]
+    read = await see(browser, tmp_path / REPORT, a_report(spark, rows))
+    assert "ring in 2 groups, such as shop/mail: unusable: A queue would be nobody's all the time" in read
+    assert "Left out, for no group can use it: ring." in read
+    table = await browser.evaluate("document.querySelector('[aria-labelledby=policies] tbody').innerText")
+    assert "ring" not in table
+    assert "; of that 100 % is group shop/orders." in read
 
 
 def test_one_reason_is_told_once_whatever_the_queues_are_called(spark: SparkSession) -> None:
@@ -325,6 +339,8 @@ def test_figures_are_written_as_people_read_them() -> None:
     )
     spans = [span(it) for it in (None, 0, 1.5, 59.9, 60, 525, 12_000, 356_400)]
     assert spans == ["unknown", "0 s", "1.5 s", "59.9 s", "1 min", "8 min 45 s", "3 h 20 min", "4 d 3 h"]
+    figures = [figure(it) for it in (None, 1_234_567.8, 0.123456, 7, True, "shop/orders")]
+    assert figures == ["unknown", "1.23 M", "0.12", "7", True, "shop/orders"]
     told = [percent(0), percent(0.004), percent(0.5), less(100, 50), less(100, 150), less(0, 0), less(None, 1)]
     assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
         "0 % | less than 1 % | 50 % | 50 % less | 50 % more | as much | unknown"

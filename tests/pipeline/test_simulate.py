@@ -1,6 +1,7 @@
 """Spark plays every group under every policy; what it says of one is what the replay says of it."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,12 +10,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from rota.pipeline.figures import Figures
+from rota.pipeline.findings import by_policy, problems
 from rota.pipeline.generate import generated
 from rota.pipeline.ingest import Facts, facts
 from rota.pipeline.invent import invented
+from rota.pipeline.recommend import costs
 from rota.pipeline.replay import Replay
 from rota.pipeline.schemas import RESULTS, SERIES
 from rota.pipeline.simulate import HEAVY, Simulation, simulated, spread
+from rota.pipeline.weights import Weights
+from rota.pipeline.words import unusable
 from rota.spec import policy_spec
 
 GROUPS, HOURS, SEED = 4, 2, 7
@@ -23,6 +28,24 @@ POLICIES = {
     "by-config": policy_spec(
         {"spec": {"strategy": "Custom", "options": {"custom": {"name": "nobody-wrote-it"}}}},
     ),
+    "elsewhere": policy_spec(
+        {
+            "spec": {
+                "strategy": "MachineRoomNearby",
+                "options": {
+                    "machineRoomNearby": {"roomLabel": "zone", "brokers": [{"broker": "broker-z", "room": "east"}]}
+                },
+            }
+        }
+    ),
+    "for-others": policy_spec({"spec": {"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": ["up"]}}}}),
+}
+PROBLEMS = {
+    "recorded": None,
+    "sticky": None,
+    "by-config": "nobody-wrote-it",
+    "elsewhere": r"Queue \S+ has no room: give broker broker-[ab] one in spec.options.machineRoomNearby.brokers$",
+    "for-others": r"Queue \S+ would be nobody's all the time: the policy gives it to no member$",
 }
 
 
@@ -49,7 +72,6 @@ def test_a_journal_is_written_in_the_operators_own_layout(journal: Path) -> None
     assert [path.relative_to(journal).as_posix() for path in sorted(journal.rglob("*.*"))] == [
         "date=2025-11-21/00-generated-000000.jsonl",
         "date=2025-11-21/01-generated-000000.jsonl",
-        "date=2025-11-21/02-generated-000000.jsonl",
     ]
 
 
@@ -64,13 +86,27 @@ def test_every_group_is_played_under_every_policy_and_those_in_force(simulation:
     rows = simulation.results.collect()
     names = {invented(number, SEED, HOURS).group for number in range(GROUPS)}
     assert {(row["group"], row["policy"]) for row in rows} == {
-        (group, policy) for group in names for policy in ("recorded", "sticky", "by-config")
+        (group, policy) for group in names for policy in PROBLEMS
     }
-    assert {row["policy"]: bool(row["problem"]) for row in rows} == {
-        "recorded": False,
-        "sticky": False,
-        "by-config": True,
+    for row in rows:
+        problem = PROBLEMS[row["policy"]]
+        assert re.search(problem, row["problem"]) if problem else row["problem"] is None
+
+
+def test_a_policy_that_cannot_be_used_is_told_beside_those_that_can_without_figures(simulation: Simulation) -> None:
+    rows = {row["policy"]: row for row in by_policy(simulation.results).collect()}
+    assert {name: (row["groups"], row["problems"]) for name, row in rows.items()} == {
+        name: (GROUPS, GROUPS if problem else 0) for name, problem in PROBLEMS.items()
     }
+    assert {name for name, row in rows.items() if row["moves"] is None} == {"by-config", "elsewhere", "for-others"}
+    reason = "A queue would be nobody's all the time: the policy gives it to no member"
+    assert [
+        (row["problem"], row["groups"]) for row in problems(simulation.results).collect() if row.policy == "for-others"
+    ] == [(reason, GROUPS)]
+    [row] = [row for row in problems(simulation.results).collect() if row.policy == "for-others"]
+    assert unusable(row, GROUPS) == f"for-others in 4 of 4 groups, such as {row['example']}: unusable: {reason}"
+    ranked = costs(simulation.results, Weights()).where("rank is not null").select("policy").distinct().collect()
+    assert {row["policy"] for row in ranked} == {"recorded", "sticky"}
 
 
 def test_what_was_recorded_is_reproduced(simulation: Simulation) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rota.pipeline import layout
+
 TABLES = {  # the folders that each command writes anew; beside them it writes nothing that could be somebody's
     "rollup": ["."],
     "timeline": ["intervals", "violations"],
@@ -22,16 +24,25 @@ OF_THE_DISK = {"lost+found"}
 
 
 def check(command: str, given: Mapping[str, Any]) -> None:
-    """Refuse a --to that cannot be meant."""
+    """Refuse a source that is none, and a --to that cannot be meant."""
     to, source = given.get("to", given.get("lake")), given.get("source", given.get("journal"))
-    if to is None:
-        return
+    if command == "ingest":
+        layout.check_ingest(Path(given["journal"]), Path(given["lake"]), given["form"])
+    elif source and not (command == "recommend" and is_simulation(Path(source))):
+        layout.check_source(source)
+    if to is not None:
+        _check_to(command, to, source)
+
+
+def _check_to(command: str, to: str, source: str | None) -> None:
     folder = Path(to).absolute()
     _check_place(to, folder)
     if source and not is_simulation(Path(source)):
         _check_apart(to, folder.resolve(), Path(source).resolve())
     if command == "ingest":
         _check_lake(to, folder)
+    elif command == "generate" and folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"--to {to} is not empty; give a folder that is, or is not there yet")
     elif command in TABLES:
         _check_tables(to, folder, TABLES[command])
         _check_files(folder, WORDS.get(command, {}))
@@ -65,7 +76,7 @@ def _check_lake(to: str, folder: Path) -> None:
 
 
 def _check_tables(to: str, folder: Path, tables: list[str]) -> None:
-    if (folder / "_lock").exists() or any(folder.glob("date=*/*.jsonl")):
+    if (folder / "_lock").exists() or layout.is_journal(folder):
         raise ValueError(f"--to {to} is a lake or a journal; name a folder of its own")
     for table in tables:
         for name in _strange(folder / table):

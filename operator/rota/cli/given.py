@@ -63,14 +63,51 @@ def spelled(filename: str) -> str:
     return "Standard input" if filename == "-" else filename
 
 
-def _read(filename: str) -> list[dict[Any, Any]]:
+class Document(NamedTuple):
+    """One of a file's documents that is a mapping, and where its parts stand."""
+
+    filename: str
+    body: dict[Any, Any]
+    node: yaml.Node
+
+    def at(self, field: str = "") -> str:
+        """Say where a field such as spec.options.byConfig stands, or as much of it as is there."""
+        node, line = self.node, self.node.start_mark.line
+        for name in re.findall(r"\w+", field):
+            parts = node.value if isinstance(node, yaml.MappingNode) else []
+            if isinstance(node, yaml.SequenceNode) and name.isdigit() and int(name) < len(node.value):
+                parts = [(yaml.ScalarNode("", name, node.value[int(name)].start_mark), node.value[int(name)])]
+            found = next(((key, value) for key, value in parts if key.value == name), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line, found[1]
+        return f"{spelled(self.filename)}, line {line + 1}"
+
+    def mistaken(self, mistake: Mistake) -> ValueError:
+        """Say what is wrong in it, and where."""
+        told, name = str(mistake), name_of(self.body)
+        unknown = re.search(r"unknown field (\w+)$", told)
+        field = re.match(r"[\w.\[\]]*", told)
+        path = (field[0] if field else "") + (f".{unknown[1]}" if unknown else "")
+        return ValueError(f"{self.at(path)}: {self.body['kind']}{f' {name}' if name else ''}: {told}")
+
+
+def documents(filename: str, wanted: str) -> list[Document]:
+    """Read the mappings of a file with some documents."""
+    found: list[Document] = []
     text = text_of(filename)
     try:
-        return [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
+        loader = yaml.SafeLoader(text)
+        while loader.check_node():
+            node = loader.get_node()
+            body = loader.construct_document(node) if node else None
+            if node and isinstance(body, dict):
+                found.append(Document(filename, body, node))
     except UNREADABLE as error:  # its constructors throw whatever Python does at a date or a tag that cannot be
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{spelled(filename)} is no YAML{line}; give a file with a ConsumerGroup") from None
+        raise ValueError(f"{spelled(filename)} is no YAML{line}; give a file with {wanted}") from None
+    return found
 
 
 def text_of(filename: str) -> str:
@@ -89,15 +126,15 @@ def text_of(filename: str) -> str:
 
 def resources(filename: str, chosen: str | None) -> tuple[str, GroupSpec, PolicySpec]:
     """Return the group, its name first, and the chosen policy, or else the group's; without one, the defaults."""
-    documents, where = _read(filename), spelled(filename)
-    groups = [document for document in documents if document.get("kind") == "ConsumerGroup"]
+    read, where = [it.body for it in documents(filename, "a ConsumerGroup")], spelled(filename)
+    groups = [document for document in read if document.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
     group, name = _parsed(group_spec, groups[0]), str(name_of(groups[0]) or "")
     wanted = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
     if wanted is None:
         return name, group, PolicySpec()
-    policies = [body for body in documents if body.get("kind") == "RebalancePolicy" and name_of(body) == wanted]
+    policies = [body for body in read if body.get("kind") == "RebalancePolicy" and name_of(body) == wanted]
     if len(policies) != 1:
         asks = "--policy" if chosen is not None else "spec.policyRef"
         raise ValueError(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rota.cli import folders, troubles
+from rota.cli import troubles
 from rota.cli.endings import plainly
+from rota.cli.progress import Progress
 from rota.cli.show import show, table
 
 if TYPE_CHECKING:
@@ -40,16 +41,35 @@ def pipeline() -> None:
 
 
 def with_spark(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command its first argument, Spark; what it lacks, or was given, is one sentence and exit code 2."""
+    """Give a command Spark, and whom to tell how far it is; a mistake is one sentence and exit code 2."""
 
     @wraps(command)
     @plainly
     def run(**given: Any) -> None:
-        folders.check(command.__name__, given)
-        with _session(command.__name__) as spark:
-            command(spark, **given)
+        from rota.cli import folders
+
+        name = command.__name__
+        folders.check(name, given)
+        read = _read(name, given)
+        with Progress() as progress:
+            progress("starting Spark")
+            with _session(name) as spark:
+                command(spark, progress, **read)
 
     return run
+
+
+def _read(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the files that options name, before Spark begins: who mistyped something is told at once."""
+    from rota.cli import recommending, simulating
+
+    read = dict(given)
+    if "policies" in given:
+        read["policies"] = simulating.policies_of(given["policies"])
+    if command == "recommend":
+        read["weights"] = recommending.weights_of(given["weights"])
+        recommending.check_simulation(given["source"], read["policies"], given["days"])
+    return read
 
 
 @contextmanager
@@ -105,15 +125,7 @@ def wrote(rows: Mapping[str, int], output: str) -> None:
 @OUTPUT
 @with_spark
 def ingest(
-    spark: "SparkSession",
-    *,
-    journal: str,
-    lake: str,
-    watch: bool,
-    settle: float,
-    everything: bool,
-    form: str,
-    output: str,
+    spark: "SparkSession", progress: Progress, *, journal: str, lake: str, form: str, output: str, **given: Any
 ) -> None:
     """Bring a lake up to date with JOURNAL: each line once, what is no record in its quarantine."""
     from rota.pipeline.ingest_stream import stream
@@ -124,8 +136,9 @@ def ingest(
         time.sleep(WATCH_SECONDS)
         return True
 
-    after = None if everything else timedelta(minutes=settle)
-    total = stream(spark, journal, lake, settle=after, form=form, watch=told if watch else None)
+    progress(f"taking hours of {journal} into {lake}")
+    after = None if given["everything"] else timedelta(minutes=given["settle"])
+    total = stream(spark, journal, lake, settle=after, form=form, watch=told if given["watch"] else None)
     wrote(total, output)
 
 
@@ -144,7 +157,7 @@ def ingest(
 @click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="How many groups get plots.")
 @DAYS
 @with_spark
-def recommend(spark: "SparkSession", **given: Any) -> None:
+def recommend(spark: "SparkSession", progress: Progress, **given: Any) -> None:
     """Say which policy is best for which group.
 
     SOURCE is a journal or a lake, whose history is then played again under each policy, or the folder that
@@ -152,7 +165,7 @@ def recommend(spark: "SparkSession", **given: Any) -> None:
     """
     from rota.cli import recommending
 
-    recommending.recommend(spark, **given)
+    recommending.recommend(spark, progress, **given)
 
 
 @pipeline.command()
@@ -161,14 +174,14 @@ def recommend(spark: "SparkSession", **given: Any) -> None:
 @DAYS
 @OUTPUT
 @with_spark
-def rollup(spark: "SparkSession", **given: Any) -> None:
+def rollup(spark: "SparkSession", progress: Progress, **given: Any) -> None:
     """Print each group's hours in figures, from SOURCE: a journal or a lake.
 
     With --days, those days are written anew, and earlier ones that were written before stay.
     """
     from rota.cli import rolling
 
-    rolling.rollup(spark, **given)
+    rolling.rollup(spark, progress, **given)
 
 
 @pipeline.command()
@@ -177,14 +190,14 @@ def rollup(spark: "SparkSession", **given: Any) -> None:
 @DAYS
 @OUTPUT
 @with_spark
-def timeline(spark: "SparkSession", **given: Any) -> None:
+def timeline(spark: "SparkSession", progress: Progress, **given: Any) -> None:
     """Print what should not be in who held which queue when, from SOURCE: a journal or a lake.
 
     The exit code is 1 if a queue had two owners, or was granted without proof.
     """
     from rota.cli import rolling
 
-    rolling.timeline(spark, **given)
+    rolling.timeline(spark, progress, **given)
 
 
 @pipeline.command()
@@ -194,14 +207,14 @@ def timeline(spark: "SparkSession", **given: Any) -> None:
 @DAYS
 @OUTPUT
 @with_spark
-def simulate(spark: "SparkSession", **given: Any) -> None:
+def simulate(spark: "SparkSession", progress: Progress, **given: Any) -> None:
     """Play what happened to every group again under other policies, from SOURCE: a journal or a lake.
 
     What was really used is among the results as the policy `recorded`.
     """
     from rota.cli import simulating
 
-    simulating.simulate(spark, **given)
+    simulating.simulate(spark, progress, **given)
 
 
 @pipeline.command()
@@ -214,8 +227,8 @@ def simulate(spark: "SparkSession", **given: Any) -> None:
 @click.option("--to", required=True, help="The folder for the journal; it must be empty.")
 @OUTPUT
 @with_spark
-def generate(spark: "SparkSession", **given: Any) -> None:
+def generate(spark: "SparkSession", progress: Progress, **given: Any) -> None:
     """Make a journal of invented groups, as the operator would have written it."""
     from rota.cli import simulating
 
-    simulating.generate(spark, **given)
+    simulating.generate(spark, progress, **given)

@@ -2,14 +2,19 @@
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
+import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rota.cli.folders import is_simulation
 from rota.cli.given import text_of
-from rota.cli.simulating import check_tried, lying, played, policies_of
+from rota.cli.progress import Progress
+from rota.cli.simulating import check_tried, lying, played
 from rota.cli.words import count, say
+from rota.pipeline.weights import Weights, read
+from rota.spec import PolicySpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,53 +22,76 @@ if TYPE_CHECKING:
     from rota.pipeline.findings import Findings
 
 
-def recommend(
-    spark: "SparkSession",
-    source: str,
-    policies: str,
-    to: str,
-    *,
-    weights: str | None,
-    least_gain: float,
-    top: int,
-    days: int | None,
-) -> None:
-    """Simulate where that was not done yet, write everything to a folder, and say the answer."""
-    from rota.pipeline.advice import REPORT, advise
-    from rota.pipeline.ingest import opened
-    from rota.pipeline.manifests import check
-    from rota.pipeline.weights import Weights, read
+def weights_of(file: str | None) -> Weights:
+    """Read a file with weights; without one, the defaults."""
+    return Weights() if file is None else read(text_of(file), file)
 
-    given = policies_of(policies)
-    check(given)
-    chosen = Weights() if weights is None else read(text_of(weights), weights)
-    folder = Path(to)
+
+def check_simulation(source: str, policies: Mapping[str, PolicySpec], days: int | None) -> None:
+    """Refuse what does not go with a simulation, if the source is one."""
     at = Path(source)
     if is_simulation(at):
-        it = lying(spark, at)
         if days:
             raise ValueError(f"--days is for a journal or a lake; {source} was simulated already: give it to simulate")
-        check_tried(at, given)
+        check_tried(at, policies)
+
+
+def recommend(
+    spark: "SparkSession",
+    progress: Progress,
+    *,
+    source: str,
+    policies: Mapping[str, PolicySpec],
+    to: str,
+    days: int | None,
+    **given: Any,
+) -> None:
+    """Simulate where that was not done yet, write everything to a folder, and say the answer.
+
+    Given besides are what trouble costs, from which gain on in percent a change is worth it, and how many get plots.
+    """
+    from rota.pipeline.advice import REPORT, advise
+
+    folder, at = Path(to), Path(source)
+    if is_simulation(at):
+        progress(f"reading {source}")
+        it = lying(spark, at)
+        if folder.resolve() != at.resolve():
+            _forget(folder)
     else:
-        it = played(spark, opened(spark, source, days), given, folder)
-    found = advise(it.results, it.series, given, folder, time.time(), weights=chosen, least=least_gain / 100, shown=top)
+        it = played(spark, progress, policies, folder, source=source, days=days)
+    progress(f"comparing costs, and writing {folder}")
+    how = {"weights": given["weights"], "least": given["least_gain"] / 100, "shown": given["top"]}
+    found = advise(it.results, it.series, policies, folder, time.time(), **how)
     _tell(found)
     say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")
 
 
+def _forget(folder: Path) -> None:
+    """Remove a simulation that was made in a folder before: the report there will not be about it any more."""
+    for name in ("results", "series"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
 def _tell(found: "Findings") -> None:
-    from rota.pipeline.findings import best_for_all, now_of
+    from rota.pipeline.findings import best_for_all, leading, now_of
     from rota.pipeline.recommend import EACH
-    from rota.pipeline.words import less
+    from rota.pipeline.words import less, measured, percent, unusable
 
     it, best, now, each = found.looked, best_for_all(found), now_of(found), now_of(found, EACH)
     judged = it.groups - it.unjudged
     if now is None or each is None:
         say("There is nothing to recommend: nobody can say what the groups cost now")
-        return
-    gain = f", together {less(now['cost'], each['cost'])} cost" if it.changing else ""
-    say(f"{it.changing} of {count(judged, 'group')} would gain by another policy{gain}")
-    if best is not None:
-        say(f"One policy for all: {best['policy']}, {less(now['cost'], best['cost'])} cost than now")
-    elif now["cost"]:
+    else:
+        gain = f", together {less(now['cost'], each['cost'])} cost" if it.changing else ""
+        first = leading(found)
+        of_that = f", of that {percent(first.share)} is group {first.group}" if first else ""
+        say(f"{it.changing} of {count(judged, 'group')} would gain by another policy{gain}{of_that}")
+        say(measured(it.longest))
+    if best is not None and now is not None:
+        stay = f"; {count(best['unusable'], 'group')} cannot use it, and would stay" if best["unusable"] else ""
+        say(f"One policy for all: {best['policy']}, {less(now['cost'], best['cost'])} cost than now{stay}")
+    elif now is not None and now["cost"]:
         say("No single policy is better for all of them")
+    for row in found.problems:
+        say(unusable(row, it.groups))

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from pyspark.sql.functions import col, lit, to_date
 
+from rota.cli.progress import Progress
 from rota.cli.show import show, table
 from rota.cli.words import say
 from rota.pipeline.holding import account
 from rota.pipeline.ingest import last, opened
 from rota.pipeline.rollup import rollup as rolled
 from rota.pipeline.timeline import SERIOUS, intervals, violations
+from rota.pipeline.words import figure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,26 +24,34 @@ _SHORT = ("group", "hour", "moved_queues", "forced_queues", "unowned_queue_secon
 MOST = 10_000  # rows that are printed; more are for --to
 
 
-def rollup(spark: "SparkSession", source: str, to: str | None, days: int | None, output: str) -> None:
+def rollup(
+    spark: "SparkSession", progress: Progress, *, source: str, to: str | None, days: int | None, output: str
+) -> None:
     """Print or write a group's hours."""
+    progress(f"reading {source}")
     since = days and last(source, days)
     # With the day before, by which it is known who held what when the first of them began.
     frame = rolled(opened(spark, source, days and days + 1))
     frame = frame.where(col("hour") >= lit(since)) if since else frame
+    progress("rolling up, and writing" if to else "rolling up")
     if to:
         mode = "dynamic" if since else "static"  # only those days are replaced, or all
         dated = frame.withColumn("date", to_date("hour"))
         dated.write.mode("overwrite").option("partitionOverwriteMode", mode).partitionBy("date").parquet(to)
         return
     rows = _rows(frame.orderBy("group", "hour"))
-    show(rows, output, lambda: table([{name: row[name] for name in _SHORT} for row in rows]))
+    show(rows, output, lambda: table([{name: figure(row[name]) for name in _SHORT} for row in rows]))
 
 
-def timeline(spark: "SparkSession", source: str, to: str | None, days: int | None, output: str) -> None:
+def timeline(
+    spark: "SparkSession", progress: Progress, *, source: str, to: str | None, days: int | None, output: str
+) -> None:
     """Print what should not be, and write all of it; end with 1 if the operator was wrong."""
+    progress(f"reading {source}")
     facts = opened(spark, source, days)
     it = account(facts)
     wrong = violations(facts, it)
+    progress("finding who held what" + (", and writing" if to else ""))
     if to:
         _write(intervals(facts, it), str(Path(to) / "intervals"))
         _write(wrong, str(Path(to) / "violations"))

@@ -8,54 +8,84 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import yaml
 
-from rota.cli.given import UNREADABLE, name_of, text_of
+from rota.cli.given import Document, documents, name_of, spelled
+from rota.cli.progress import Progress
 from rota.cli.show import show, table
+from rota.cli.words import count, say
+from rota.model import plain
+from rota.pipeline.names import NAME
 from rota.spec import Mistake, PolicySpec, policy_body, policy_spec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
-    from rota.pipeline.ingest import Facts
     from rota.pipeline.simulate import Simulation
 
 TRIED = "results/_policies.json"  # what was simulated; Spark passes over names that begin so
-SUMS = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours")
-MEANS = ("imbalance", "lag_mean")
 
 
-def simulate(spark: "SparkSession", source: str, policies: str, to: str, *, days: int | None, output: str) -> None:
+def simulate(
+    spark: "SparkSession",
+    progress: Progress,
+    *,
+    source: str,
+    policies: Mapping[str, PolicySpec],
+    to: str,
+    days: int | None,
+    output: str,
+) -> None:
     """Simulate, write what came of it, and print a line for each policy."""
-    from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+    from rota.pipeline.findings import by_policy, problems
 
-    from rota.pipeline.ingest import opened
-    from rota.pipeline.manifests import check
-
-    counts = [F.count("*").alias("groups"), F.count("problem").alias("problems")]
-    measures = [F.sum(name).alias(name) for name in SUMS] + [F.avg(name).alias(name) for name in MEANS]
-    given = policies_of(policies)
-    check(given)
-    results = played(spark, opened(spark, source, days), given, Path(to)).results
-    lines = results.groupBy("policy").agg(*counts, *measures).orderBy("policy").collect()  # a line for each policy
-    rows = [_rounded(line.asDict()) for line in lines]
-    show(rows, output, lambda: table(rows))
+    results = played(spark, progress, policies, Path(to), source=source, days=days).results
+    lines = [line.asDict() for line in by_policy(results).collect()]  # a line for each policy
+    hours = max((line.pop("hours") or 0.0 for line in lines), default=0.0)
+    why = problems(results).collect()
+    of_each = {line["policy"]: [it["problem"] for it in why if it["policy"] == line["policy"]] for line in lines}
+    told = [_rounded(line) | {"unusable": of_each[line["policy"]]} for line in lines]
+    show(told, output, lambda: _tell(lines, why, hours))
 
 
-def played(spark: "SparkSession", facts: "Facts", policies: Mapping[str, PolicySpec], to: Path) -> "Simulation":
+def _tell(lines: list[dict[str, Any]], why: "list[Row]", hours: float) -> None:
+    from rota.pipeline.words import figure, span, unusable
+
+    table([{name: "-" if value is None else figure(value) for name, value in line.items()} for line in lines])
+    for row in why:
+        say(unusable(row, int(lines[0]["groups"])))
+    say(f"Measured over {span(hours * 3600)}; figures are sums of that time, but imbalance and lag_mean are means")
+
+
+def played(
+    spark: "SparkSession",
+    progress: Progress,
+    policies: Mapping[str, PolicySpec],
+    to: Path,
+    *,
+    source: str,
+    days: int | None,
+) -> "Simulation":
     """Simulate, write results/ and series/ into a folder, and return them as they lie there."""
-    from rota.pipeline.simulate import simulated
+    from rota.pipeline.ingest import opened
+    from rota.pipeline.simulate import kept, replayed, stories
 
-    made = simulated(facts, policies)
+    progress(f"reading {source}")
+    told = kept(stories(opened(spark, source, days)))
+    many, tried = told.count(), len(policies) + 1
+    progress(f"simulating {count(many, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)")
+    made = replayed(told, policies)
     shutil.rmtree(to / "results", ignore_errors=True)  # last to come and first to go: whoever finds it finds a whole
     made.series.write.mode("overwrite").parquet(str(to / "series"))
+    progress(f"writing {to / 'results'}")
     made.results.write.mode("overwrite").parquet(str(to / "results"))
     (to / TRIED).write_bytes(_bodies_of(policies))
     return lying(spark, to)
 
 
 def check_tried(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
-    """Refuse policies that are others than were simulated: figures would be told of what nobody tried."""
+    """Refuse half a simulation, and policies that are others than were simulated: nobody tried them."""
+    if not all((folder / name / "_SUCCESS").exists() for name in ("results", "series")):
+        raise ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
     given = msgspec.json.decode(_bodies_of(policies))
     tried = msgspec.json.decode((folder / TRIED).read_bytes()) if (folder / TRIED).exists() else {}
     for name, body in given.items():
@@ -73,8 +103,6 @@ def lying(spark: "SparkSession", folder: Path) -> "Simulation":
     from rota.pipeline.simulate import Simulation
 
     def read(name: str, schema: Any) -> "DataFrame":
-        if not (folder / name / "_SUCCESS").exists():
-            raise ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
         return spark.read.schema(schema).parquet(str(folder / name))
 
     return Simulation(read("results", RESULTS), read("series", SERIES))
@@ -84,47 +112,49 @@ def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def generate(spark: "SparkSession", to: str, output: str, **given: Any) -> None:
+def generate(spark: "SparkSession", progress: Progress, *, to: str, output: str, **given: Any) -> None:
     """Write a journal, and say how large it is."""
     from rota.pipeline.generate import generated
 
+    progress(f"inventing {count(given['groups'], 'group')}, and writing {to}")
     [told] = generated(spark, to=Path(to), **given).collect()
     made = told.asDict()
     show(made, output, lambda: table([made]))
 
 
 def policies_of(files: str) -> dict[str, PolicySpec]:
-    """Read the RebalancePolicies in some files, by name."""
+    """Read the RebalancePolicies in some files, by name; a mistake is a sentence that says where."""
     found: dict[str, PolicySpec] = {}
+    places: dict[str, str] = {}
     for file in filter(None, map(str.strip, files.split(","))):
-        for body in _bodies(file):
-            name = str(name_of(body) or "")
-            if not name:
-                raise ValueError(f"{file} holds a RebalancePolicy without a name; give it one")
+        for it in _policies(file):
+            name = str(name_of(it.body) or "")
+            _check_name(name, it)
             if name in found:
-                raise ValueError(f"RebalancePolicy {name} is given twice; leave one of them")
-            if name == "recorded":
-                raise ValueError(
-                    f"{file} names a RebalancePolicy recorded, as what was really used is called; rename it"
-                )
+                first, again = places[name], it.at("metadata.name")
+                raise ValueError(f"RebalancePolicy {name} is given twice, {first} and {again}; leave one of them")
             try:
-                found[name] = policy_spec(body)
+                found[name] = policy_spec(it.body)
             except Mistake as mistake:
-                raise ValueError(f"RebalancePolicy {name}: {mistake}") from None
+                raise it.mistaken(mistake) from None
+            places[name] = it.at("metadata.name")
     if not found:
         raise ValueError("--policies names no file; give one or more, separated by commas")
     return found
 
 
-def _bodies(file: str) -> list[Mapping[str, Any]]:
-    text = text_of(file)
-    try:
-        bodies = list(yaml.safe_load_all(text))
-    except UNREADABLE:
-        raise ValueError(f"{file} is no YAML; give a file with RebalancePolicies") from None
-    found: list[Mapping[str, Any]] = [
-        body for body in bodies if isinstance(body, dict) and body.get("kind") == "RebalancePolicy"
-    ]
+def _check_name(name: str, it: Document) -> None:
+    where = it.at("metadata.name")
+    if not name:
+        raise ValueError(f"{where}: this RebalancePolicy has no name; give it one in metadata.name")
+    if name == "recorded":
+        raise ValueError(f"{where}: recorded is what the policy that was really used is called; rename yours")
+    if not NAME.match(name):
+        raise ValueError(f"{where}: {plain(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
+
+
+def _policies(file: str) -> list[Document]:
+    found = [it for it in documents(file, "RebalancePolicies") if it.body.get("kind") == "RebalancePolicy"]
     if not found:
-        raise ValueError(f"{file} holds no RebalancePolicy; give a file with one or more")
+        raise ValueError(f"{spelled(file)} holds no RebalancePolicy; give a file with one or more")
     return found

@@ -12,6 +12,14 @@ ELSEWHERE = "a broker"  # that others reach, and one that is cut off does not
 AWAY = {"Ended", "Lost"}
 
 
+@dataclass(frozen=True)
+class _Known(Heard):
+    """A report whose queues need not be spelled out of ranges: we know them."""
+
+    held: frozenset[Queue]
+    working: frozenset[Queue]
+
+
 @dataclass
 class Body:
     """What is imagined of a pod."""
@@ -104,7 +112,5 @@ class Body:
                 releasing=to_ranges(self.draining),
                 brokers={ELSEWHERE: self.standing != "CutOff"},
             )
-            self._heard = Heard(told)
-            # It need not be spelled out of ranges: we know it.
-            vars(self._heard).update(held=frozenset(self.held), working=frozenset((*self.held, *self.draining)))
+            self._heard = _Known(told, frozenset(self.held), frozenset((*self.held, *self.draining)))
         return self._heard

@@ -67,7 +67,7 @@ def _figures(now: Row, then: Row) -> str:
 
 def _say(name: str, row: Row) -> str:
     if name == "lag":
-        return f"{number(row['lag_mean'])}, at most {number(row['lag_peak'])}"
+        return f"mean {number(row['lag_mean'])}, highest {number(row['lag_peak'])}"
     if row[name] is None:
         return "unknown"
     if name == "imbalance":

@@ -17,7 +17,7 @@ from rota.planner import Plan, beginning
 from rota.planner.record import holders, written
 from rota.records import journal_record
 
-HOUR, MINUTE = 3600.0, 60.0
+HOUR, MINUTE, MOMENT = 3600.0, 60.0, 0.001
 
 Line = Mapping[str, Any]
 
@@ -43,7 +43,8 @@ class Chronicle(Replay):
         """Play it to its end, with a look a minute and everything an hour."""
         begins, ends = self.story.begins, self.story.ends
         for minute in range(int((ends - begins) // MINUTE) + 1):
-            self.at(begins + minute * MINUTE, self._look_at_queues)
+            # The last one a moment earlier: at the end itself another hour may begin, of which nothing is told.
+            self.at(min(begins + minute * MINUTE, ends - MOMENT), self._look_at_queues)
         hour = begins - begins % HOUR + HOUR
         while hour < ends:
             self.at(hour, self._whole)

@@ -70,7 +70,7 @@ def _load(when: str) -> Column:
 def _lag(when: str) -> Column:
     before = "a mean lag of " if when == "then." else ""
     mean, peak = (_number(F.col(f"{when}{name}")) for name in ("lag_mean", "lag_peak"))
-    return F.concat(F.lit(before), mean, F.lit(" (at most "), peak, F.lit(")"))
+    return F.concat(F.lit(before), mean, F.lit(" (highest "), peak, F.lit(")"))
 
 
 _WORDS: dict[str, Callable[[str], Column]] = {

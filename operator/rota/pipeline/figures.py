@@ -18,6 +18,9 @@ from rota.weights import Weights
 IN_FLIGHT = 1.0  # seconds of a queue's messages that a member has begun and not committed
 POINT = 2 * STEP  # seconds between two points of a plot
 
+NEGLECTED = 0.01  # of the time; a queue that is somebody's for less was so at the beginning only
+FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # of a policy, by the strategies' options
+
 Row = dict[str, Any]
 
 
@@ -48,6 +51,8 @@ class Figures:
         self._holders: Mapping[Queue, Holder] = holders(story.document)
         self._members = 0
         self._sharing: list[int] = []
+        self._wanted = np.zeros(count)  # seconds in which a queue was there, and members to share it
+        self._owned = np.zeros(count)  # and those of them in which it was somebody's
         self._status: Mapping[str, Any] = {}
         self._imbalance = self._imbalanced = self._imbalance_max = 0.0
 
@@ -112,7 +117,7 @@ class Figures:
         last, told = self._status.get("lastRebalance"), plan.status.get("lastRebalance")
         if told and (not last or last["at"] != told["at"]):
             self.rebalances += 1
-        failed = (it.message for it in plan.problems if it.reason is Reason.STRATEGY_FAILED)
+        failed = (_unusable(it.message) for it in plan.problems if it.reason is Reason.STRATEGY_FAILED)
         self.problem = self.problem or next(failed, None)
         self._status = plan.status
         self._sharing = [
@@ -149,6 +154,9 @@ class Figures:
         seconds = until - self.now
         self.unowned += seconds * self._status.get("unownedQueues", 0)
         self.idle += seconds * self._status.get("idleMembers", 0)
+        if self._sharing:
+            self._wanted += seconds * self._there
+            self._owned += seconds * (self._there & (self._owners >= 0))
         found = self._unevenness()
         if found is not None:
             self._imbalance += found * seconds
@@ -183,6 +191,13 @@ class Figures:
             self._measured_at = step
         return self._measured
 
+    def neglected(self) -> str | None:
+        """Say which queue was nobody's all the time, but for the moments until the policy had its way."""
+        [places] = np.nonzero((self._wanted >= STEP) & (self._owned < NEGLECTED * self._wanted))
+        if not len(places):
+            return None
+        return f"Queue {self.story.queues[places[0]]} would be nobody's all the time: the policy gives it to no member"
+
     def row(self) -> Row:
         """Return what it came to."""
         open_ = self._there & ~np.isnan(self._stopped)
@@ -204,6 +219,13 @@ class Figures:
             "lag_mean": self.fluid.waited / seconds if seconds else 0.0,
             "lag_peak": self.fluid.peak,
         }
+
+
+def _unusable(told: str) -> str:
+    """Say why a strategy failed to who knows policies only: their fields, not a strategy's own options."""
+    for option, field in FIELDS.items():
+        told = told.replace(f" {option}", f" spec.options.{field}")
+    return told.partition("; until then ")[0]
 
 
 def _is_in(document: Assignment, holder: Holder) -> bool:

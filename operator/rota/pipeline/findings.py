@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
@@ -16,6 +17,7 @@ SHOWN = 20  # groups with plots
 MOST_SHOWN = 100
 STEPS = 120  # of a line in a plot, which is some 300 pixels wide
 MOST_PROBLEMS = 20
+DOMINATES = 0.5  # of what all groups gain
 
 Lines = dict[str, dict[str, list[Row]]]  # SERIES by group and policy, with times in seconds since 1970
 
@@ -95,10 +97,13 @@ def most_gaining(chosen: DataFrame, most: int = LISTED) -> DataFrame:
 
 
 def problems(results: DataFrame) -> DataFrame:
-    """Return why policies cannot be used, and in how many groups."""
+    """Return why policies cannot be used, and in how many groups; of a group that cannot be played, once."""
+    group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    of_now = F.max(F.when(F.col("policy") == RECORDED, F.col("problem"))).over(group)
     named = F.concat(F.lit("Group "), F.col("group"))  # each group by its name would be a reason of its own
     return (
-        results.filter(F.col("problem").isNotNull())
+        results.withColumn("of_now", of_now)
+        .filter(F.col("problem").isNotNull() & ((F.col("policy") == RECORDED) | F.col("of_now").isNull()))
         .withColumn("problem", F.replace("problem", named, F.lit("The group")))
         .withColumn("problem", F.regexp_replace("problem", r"\bQueue \S+/\S+/\d+", "A queue"))
         .groupBy("policy", "problem")
@@ -106,6 +111,23 @@ def problems(results: DataFrame) -> DataFrame:
         .orderBy(F.col("groups").desc(), "policy", "problem")
         .limit(MOST_PROBLEMS)
     )
+
+
+def by_policy(results: DataFrame) -> DataFrame:
+    """Return a row for each policy; where one cannot be used, the group is thought to stay with what it has.
+
+    Of a policy that no group can use there are no figures: they would be those of what is used now.
+    """
+    summed, averaged = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean"), "imbalance"
+    it, usable = F.struct(*summed, averaged), F.col("problem").isNull()
+    now = results.where((F.col("policy") == RECORDED) & usable).select("group", it.alias("now"))
+    used = F.when(usable & F.col("now").isNotNull(), it).otherwise(F.col("now"))
+    sums = [F.sum(f"used.{name}").alias(name) for name in summed] + [F.avg(f"used.{averaged}").alias(averaged)]
+    every = results.join(now, "group", how="left").withColumn("used", used)
+    counts = [F.count("*").alias("groups"), F.count("problem").alias("problems"), F.max("hours").alias("hours")]
+    told = every.groupBy("policy").agg(*counts, *sums).orderBy("policy")
+    some = F.col("problems") < F.col("groups")
+    return told.withColumns({name: F.when(some, F.col(name)) for name in (*summed, averaged)})
 
 
 def thinned(series: DataFrame, steps: int = STEPS) -> DataFrame:
@@ -135,6 +157,24 @@ def best_for_all(found: Findings) -> Row | None:
         return None
     best: Row = others[0]  # they come in this order
     return best if round(1 - best["cost"] / now["cost"], DIGITS) >= found.least else None
+
+
+class Leading(NamedTuple):
+    """A group that gains more than all others together, and its part of what all gain."""
+
+    group: str
+    share: float
+
+
+def leading(found: Findings) -> Leading | None:
+    """Return the group that dominates what is gained, if one does, and there are others to compare it with."""
+    now, each, others = now_of(found), now_of(found, EACH), found.looked.groups - found.looked.unjudged - 1
+    first = found.groups[0] if found.groups else None
+    if now is None or each is None or first is None or not first["change"] or not others:
+        return None
+    gain = now["cost"] - each["cost"]
+    share = (first["cost_now"] - first["cost_then"]) / gain if gain > 0 else 0.0
+    return Leading(first["group"], min(share, 1.0)) if share > DOMINATES else None
 
 
 def now_of(found: Findings, policy: str = RECORDED) -> Row | None:

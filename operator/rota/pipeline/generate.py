@@ -13,8 +13,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from rota.pipeline.chronicle import Chronicle, Line
 from rota.pipeline.invent import invented
+from rota.pipeline.layout import HOUR, file_of
 
-HOUR = len("2026-11-21T08")
 A_TASK = 50  # groups
 _COUNTS = StructType([StructField("groups", LongType()), StructField("records", LongType())])
 
@@ -57,5 +57,4 @@ def _keep(hourly: defaultdict[str, list[bytes]], line: Line) -> None:
 
 
 def _path(to: Path, hour: str, first: int) -> Path:
-    date, _, number = hour.partition("T")
-    return to / f"date={date}" / f"{number}-generated-{first:06d}.part"
+    return (to / file_of(hour, f"generated-{first:06d}")).with_suffix(".part")

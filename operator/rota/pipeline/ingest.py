@@ -22,11 +22,10 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from rota.pipeline import layout
 from rota.pipeline.ingest_judge import STRICT, judged
 from rota.pipeline.schemas import JOURNAL, QUARANTINE
 from rota.pipeline.session import fit
-
-_DAYS, _HOURS = "date=????-??-??", "??-*.jsonl"
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,12 @@ def facts(spark: SparkSession, source: str, since: date | None = None) -> Facts:
 
     A last line that is still being written is torn as long as it is, and a record when it is read again later.
     """
+    layout.check_source(source)
     folder = Path(source)
-    if not folder.is_dir():
-        raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
     fit(spark, folder)
-    if _is_lake(folder):
+    if layout.is_lake(folder):
         kept = {kind: _kept(spark, folder / kind, schema) for kind, schema in TABLES.items()}
         return _told_once({kind: table.transform(_later, since) for kind, table in kept.items()})
-    if not any(folder.glob(f"{_DAYS}/{_HOURS}")):
-        raise ValueError(
-            f"{source} holds no journal (date=2026-11-21/08-NAME.jsonl) and no lake that `rota pipeline ingest` wrote"
-        )
     lines = _lines(spark, folder, since)
     tables = {kind: lines.transform(_perhaps, kind).transform(once).transform(records, kind) for kind in JOURNAL}
     return _told_once(tables | {"quarantine": lines.transform(judged).transform(refused)})
@@ -72,7 +66,7 @@ def opened(spark: SparkSession, source: str, days: int | None = None) -> Facts:
     found, folder = facts(spark, source, since), Path(source)
     if any((folder / kind).is_dir() for kind in JOURNAL):
         return found
-    if _is_lake(folder):
+    if layout.is_lake(folder):
         refusals = found.quarantine
     else:
         lines = _lines(spark, folder, since).transform(judged)
@@ -87,31 +81,21 @@ def opened(spark: SparkSession, source: str, days: int | None = None) -> Facts:
 def last(source: str, days: int) -> date:
     """Return the first of the last days that a source tells of; one yet to come is of a clock that was wrong."""
     folder, today = Path(source), datetime.now(UTC).date()
-    found = [_day(path.name) for where in (folder, *(folder / kind for kind in JOURNAL)) for path in where.glob(_DAYS)]
+    places = (folder, *(folder / kind for kind in layout.KINDS))
+    found = [layout.day_of(path.name) for where in places for path in where.glob(layout.DAYS)]
     newest = max((day for day in found if day and day <= today), default=today)
     return newest - min(timedelta(days=days - 1), newest - date.min)
 
 
-def _day(name: str) -> date | None:
-    try:
-        return date.fromisoformat(name.removeprefix("date="))
-    except ValueError:
-        return None
-
-
 TABLES: dict[str, StructType] = JOURNAL | {"quarantine": QUARANTINE}
-
-
-def _is_lake(folder: Path) -> bool:
-    return any((folder / kind).is_dir() for kind in TABLES)
 
 
 def _lines(spark: SparkSession, folder: Path, since: date | None) -> DataFrame:
     """Return the lines of a journal's files: of those that are there when they are read, for old ones are removed."""
     where = _literal(str(folder.absolute()))
     reader = spark.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")  # a \r is a part of its line
-    days = [_DAYS] if since is None else [it.name for it in folder.glob(_DAYS) if (_day(it.name) or date.min) >= since]
-    found = [f"{where}/{day}/{_HOURS}" for day in days if any(folder.glob(f"{day}/{_HOURS}"))]
+    days = [layout.DAYS] if since is None else layout.days_since(folder, since)
+    found = [f"{where}/{day}/{layout.HOURS}" for day in days if any(folder.glob(f"{day}/{layout.HOURS}"))]
     return reader.schema("value string").text(found).transform(_with_file)
 
 
@@ -177,7 +161,7 @@ def _kept(spark: SparkSession, folder: Path, schema: StructType) -> DataFrame:
     """Return a table of a lake; one that nothing was ever written to is empty."""
     if (folder / "_delta_log").is_dir():
         return spark.read.format("delta").load(str(folder)).select(*schema.fieldNames())
-    if not any(folder.glob("date=*")):
+    if not any(folder.glob(layout.ANY_DAY)):
         return spark.createDataFrame([], schema)
     _check(folder, schema)
     return spark.read.schema(schema).parquet(str(folder)).select(*schema.fieldNames())
@@ -185,7 +169,7 @@ def _kept(spark: SparkSession, folder: Path, schema: StructType) -> DataFrame:
 
 def _check(folder: Path, schema: StructType) -> None:
     """Refuse a table without a column that it should have: to Spark it would be one in which nothing is known."""
-    one = next(folder.glob("date=*/**/*.parquet"), None)
+    one = next(folder.glob(f"{layout.ANY_DAY}/**/*.parquet"), None)
     if one is None:
         return
     try:

@@ -11,7 +11,6 @@ that its copies are forgotten; then it is the newest one taken, and the stream p
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,10 +18,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from rota.pipeline.layout import ANY_DAY, FILE
+
 HOUR = timedelta(hours=1)
 LAST = datetime.max.replace(tzinfo=UTC) - HOUR  # of clocks that jumped; to Python there is no later end
 CHUNK = 512 * 2**20  # bytes of lines in one batch, at most, unless one file has more
-_NAME = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
 
 
 class Hour(NamedTuple):
@@ -93,8 +93,8 @@ class Inbox:
 
 
 def _over(journal: Path, now: datetime, settle: timedelta | None) -> Iterator[Hour]:
-    for path in journal.glob("date=*/*.jsonl"):
-        found = _NAME.fullmatch(f"{path.parent.name}/{path.name}")
+    for path in journal.glob(f"{ANY_DAY}/*.jsonl"):
+        found = FILE.fullmatch(f"{path.parent.name}/{path.name}")
         if found:
             with suppress(FileNotFoundError, ValueError):  # the journal has made room; no such day
                 told, hour = path.stat(), f"{found[1]}T{found[3]}"

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rota.pipeline.ingest import TABLES, of_kind, refused
 from rota.pipeline.ingest_inbox import Inbox
 from rota.pipeline.ingest_judge import judged
+from rota.pipeline.layout import check_ingest
 
 SETTLE, LATENESS = timedelta(minutes=5), timedelta(hours=2)
 STREAMING = {
@@ -56,7 +57,11 @@ def stream(
     writes it any more. `watch` is told what there was, waits a while, and says whether to go on with hours to come.
     """
     journal, place = Path(source), Path(lake)
-    _check(spark, journal, place, form)
+    check_ingest(journal, place, form)
+    if form == "delta" and not _has_delta(spark):
+        raise ValueError(
+            "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or leave --format"
+        )
     own = spark.newSession()
     for key, value in STREAMING.items():
         own.conf.set(key, value)
@@ -73,23 +78,6 @@ def stream(
             total = {kind: total.get(kind, 0) + counts.get(kind, 0) for kind in TABLES}
             if watch is None or not watch(counts):
                 return total
-
-
-def _check(spark: SparkSession, journal: Path, lake: Path, form: str) -> None:
-    """Refuse what cannot be meant."""
-    if not journal.is_dir() or not any(journal.glob("date=*/*.jsonl")):
-        raise ValueError(f"{journal} holds no journal: no file such as date=2026-11-21/08-NAME.jsonl")
-    if form == "delta" and not _has_delta(spark):
-        raise ValueError(
-            "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or leave --format"
-        )
-    others = [kind for kind in TABLES if (lake / kind).is_dir()]
-    if others and not (lake / "_checkpoint" / "metadata").is_file():
-        raise ValueError(f"{lake} has tables, but no _checkpoint, which knows what is in them; make the lake anew")
-    if (lake / "_checkpoint").is_dir() and not (lake / "_inbox").is_dir():
-        raise ValueError(f"{lake} has no _inbox any more, which knows what was taken; make the lake anew")
-    if any((lake / kind / "_delta_log").is_dir() != (form == "delta") for kind in others):
-        raise ValueError(f"{lake} is a lake of the other format; go on with that, or choose another folder")
 
 
 def _has_delta(spark: SparkSession) -> bool:

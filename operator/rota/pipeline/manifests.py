@@ -1,7 +1,6 @@
 """What is to be applied: a RebalancePolicy for each policy that is recommended, and who shall name it."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -12,12 +11,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from rota.model import plain
+from rota.pipeline.names import NAME, NAMESPACE
 from rota.pipeline.schemas import RECORDED
 from rota.spec import PolicySpec, policy_body
 
-_LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_NAME = re.compile(rf"(?=.{{1,240}}\Z){_LABEL}(\.{_LABEL})*\Z")  # with .yaml still the name of a file
-_NAMESPACE = re.compile(rf"{_LABEL}\Z")
+HEAD = "# Policy "  # how our files begin
 
 
 class Where(NamedTuple):
@@ -30,7 +28,7 @@ class Where(NamedTuple):
 def where(group: str) -> Where | None:
     """Return where a group is; nothing, if Kubernetes has no such names: they come from files."""
     namespace, _, name = group.partition("/")
-    return Where(namespace, name) if _NAMESPACE.match(namespace) and _NAME.match(name) else None
+    return Where(namespace, name) if NAMESPACE.match(namespace) and NAME.match(name) else None
 
 
 def check(policies: Mapping[str, PolicySpec]) -> None:
@@ -38,7 +36,7 @@ def check(policies: Mapping[str, PolicySpec]) -> None:
     if RECORDED in policies:
         raise ValueError(f"A policy is named {RECORDED}, which stands for what was really used; give it another name")
     for name in policies:
-        if not _NAME.match(name):
+        if not NAME.match(name):
             raise ValueError(f"{plain(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
 
 
@@ -64,8 +62,9 @@ def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Pat
     """
     check(policies)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / f"{name}.yaml" for name in policies):
-        old.unlink(missing_ok=True)  # else it would still be recommended
+    for old in folder.glob("*.yaml"):
+        if old.stem in policies or old.read_bytes().startswith(HEAD.encode()):
+            old.unlink()  # else it would still be recommended, though perhaps it was not even tried this time
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
     counts = {
         str(row["use"]): int(row["groups"])
@@ -80,7 +79,7 @@ def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Pat
 
 
 def _lines(name: str, policy: PolicySpec, groups: Iterator[str], many: int) -> Iterator[str]:
-    yield f"# Policy {name}, which `rota pipeline recommend` recommends for {many:,} group{'s' * (many != 1)}.\n"
+    yield f"{HEAD}{name}, which `rota pipeline recommend` recommends for {many:,} group{'s' * (many != 1)}.\n"
     yield f"# First look at what is new:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
     yield "# Then, group by group, what stands below each policy.\n"
     for namespace, some in groupby(groups, key=_namespace):

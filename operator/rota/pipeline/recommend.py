@@ -145,7 +145,7 @@ def fleet(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
     they cost now are left out, of all sums.
     """
     every = told(costs, results).select(
-        "group", "policy", F.struct("strategy", "cost", *PARTS, *MEASURES, "lag_mean", "lag_peak").alias("it")
+        "group", "policy", F.struct("strategy", "cost", *PARTS, *MEASURES, "lag_mean").alias("it")
     )
     judged = every.filter((F.col("policy") == RECORDED) & F.col("it.cost").isNotNull())
     now = judged.select("group", F.col("it").alias("now"))
@@ -175,5 +175,4 @@ def _sums() -> list[Column]:
         F.count_if(~F.col("usable")).alias("unusable"),
         *(F.sum(F.col(f"it.{name}")).alias(name) for name in added),
         F.avg("it.imbalance").alias("imbalance"),
-        F.max("it.lag_peak").alias("lag_peak"),  # peaks of different times make no sum
     ]

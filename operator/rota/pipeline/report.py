@@ -7,12 +7,12 @@ from importlib.resources import files
 from pyspark.sql import Row
 
 from rota.pipeline.cards import card, manifest_of
-from rota.pipeline.findings import LISTED, Findings, best_for_all, now_of
+from rota.pipeline.findings import LISTED, Findings, best_for_all, leading, now_of
 from rota.pipeline.plots import Segment, bar, clock, number, safe
 from rota.pipeline.recommend import EACH
 from rota.pipeline.schemas import RECORDED
 from rota.pipeline.weights import MEASURES
-from rota.pipeline.words import changes, count, less, percent, span
+from rota.pipeline.words import changes, count, less, measured, percent, span
 
 MOST_POLICIES = 50  # rows of a table; more than that nobody compares
 
@@ -106,7 +106,7 @@ def _looked(found: Findings) -> str:
     days = f"{number(it.hours / 24)} days of groups" if it.hours >= 48 else f"{number(it.hours)} hours"  # noqa: PLR2004
     return (
         f"{count(it.groups, 'group')}{when}: {days} with {count(it.changes, 'change')} of members or queues were "
-        f"played again, under what was used then and under {names}."
+        f"played again, under what was used then and under {names}. {measured(it.longest)}."
     )
 
 
@@ -125,10 +125,12 @@ def _answer(found: Findings) -> Iterator[str]:
             f"{percent(found.least)} or more by another policy.</p>"
         )
     else:
-        words = less(now["cost"], each["cost"])
+        words, first = less(now["cost"], each["cost"]), leading(found)
+        of_that = f"; of that {percent(first.share)} is group {safe(first.group)}" if first else ""
         yield (
             f'<p class="answer"><strong>{changing:,} of {count(judged, "group")}</strong> would gain by another '
-            f'policy. If each used its own, all together would cost <strong class="good">{words}</strong> than now.</p>'
+            f'policy. If each used its own, all together would cost <strong class="good">{words}</strong> than now'
+            f"{of_that}.</p>"
         )
     if best is not None:
         stay = (
@@ -155,7 +157,7 @@ def _tiles(found: Findings) -> Iterator[str]:
         return
     tiles = [("Cost a day", number, "cost"), ("Moves a day", number, "moves"), ("Pauses a day", span, "pause")]
     tiles += [("Duplicates a day", number, "duplicates"), ("Busiest to mean load", _times, "imbalance")]
-    tiles += [("Waiting messages", number, "lag_mean")]
+    tiles += [("Mean lag", number, "lag_mean")]
     told = "".join(
         f'<div><dt>{title}</dt><dd class="much">{say(each[name])}</dd><dd class="was">now {say(now[name])}</dd></div>'
         for title, say, name in tiles
@@ -181,7 +183,7 @@ def _cannot(found: Findings) -> Iterator[str]:
         yield "<p>Some policies cannot be used everywhere:</p>"
         yield _list(
             f"<strong>{_called(row['policy'])}</strong> in {count(row['groups'], 'group')}, such as "
-            f"{safe(row['example'])}: {safe(row['problem'])}"
+            f"{safe(row['example'])}: {'' if row['policy'] == RECORDED else 'unusable: '}{safe(row['problem'])}"
             for row in found.problems
         )
 
@@ -205,12 +207,11 @@ _FLEET: list[tuple[str, str, Callable[[float | None], str]]] = [
     ("Idle, h", "idle", number),
     ("Unowned", "unowned", span),
     ("Mean lag", "lag_mean", number),
-    ("Highest lag", "lag_peak", number),
 ]
 
 
 def _policies(found: Findings) -> Iterator[str]:
-    rows = found.fleet[:MOST_POLICIES]
+    rows = [row for row in found.fleet if row["usable"]][:MOST_POLICIES]
     if not rows:
         yield '<p class="none">There is nothing to compare.</p>'
         return
@@ -224,6 +225,9 @@ def _policies(found: Findings) -> Iterator[str]:
     yield f'<ul class="key" aria-label="Colours of the bars">{keys}</ul>'
     head = [("Policy", "name"), ("Cost", "cost"), *((title, "number") for title, _, _ in _FLEET)]
     yield _table("Policies, the cheapest first", head, (_policy(row, now, most) for row in rows))
+    left_out = [safe(row["policy"]) for row in found.fleet if not row["usable"]][:MOST_POLICIES]
+    if left_out:
+        yield f"<p>Left out, for no group can use {'it' if len(left_out) == 1 else 'them'}: {', '.join(left_out)}.</p>"
 
 
 def _called(policy: str) -> str:

@@ -49,13 +49,22 @@ class Simulation(NamedTuple):
     series: DataFrame
 
 
+def kept(made: DataFrame) -> DataFrame:
+    """Have rows made once, however often they are looked at; on the disk, for there may be many."""
+    return made.persist(StorageLevel.DISK_ONLY)
+
+
 def simulated(facts: Facts, policies: Mapping[str, PolicySpec]) -> Simulation:
     """Play every group's story under each policy, and under those that were in force."""
-    spark = facts.owners.sparkSession
+    return replayed(kept(stories(facts)), policies)
+
+
+def replayed(told: DataFrame, policies: Mapping[str, PolicySpec]) -> Simulation:
+    """Do so with stories that were kept."""
+    spark = told.sparkSession
     rules = [(name, msgspec.json.encode(policy_body(it)).decode()) for name, it in policies.items()]
     tried = spark.createDataFrame([(RECORDED, None), *rules], _POLICIES)
-    told = stories(facts).persist(StorageLevel.DISK_ONLY)
-    runs = spread(told, tried).mapInArrow(_play, _RUNS).persist(StorageLevel.DISK_ONLY)
+    runs = kept(spread(told, tried).mapInArrow(_play, _RUNS))
     return Simulation(results_of(runs), series_of(runs))
 
 
@@ -147,7 +156,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **figures.row(),
         "strategy": replay.policy.strategy,
-        "problem": figures.problem,
+        "problem": figures.problem or (figures.neglected() if policy else None),  # what was used was used
         "series": figures.series,
     }
 

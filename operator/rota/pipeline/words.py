@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pyspark.sql import Row
 
 from rota.pipeline.plots import number
+from rota.pipeline.schemas import RECORDED
 
 ENOUGH = 0.01  # of a measure: a smaller change is not worth a word
 
@@ -14,6 +15,22 @@ _UNITS = ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "
 def count(many: int, what: str) -> str:
     """Return a number with its noun."""
     return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+
+
+def figure(value: object) -> object:
+    """Round a number for a table in a terminal; what is no number stays as it is."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        return value
+    return number(value).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def unusable(row: Row, of: int) -> str:
+    """Say where a policy cannot be used, and why; or that a group cannot be played at all."""
+    many, example = row["groups"], row["example"]
+    where = f"group {example}" if many == 1 else f"{many:,} of {count(of, 'group')}, such as {example}"
+    if row["policy"] == RECORDED:
+        return f"not judged: {where}: {row['problem']}"
+    return f"{row['policy']} in {where}: unusable: {row['problem']}"
 
 
 def span(seconds: float | None) -> str:
@@ -32,6 +49,11 @@ def percent(part: float) -> str:
     """Return a share; what is not nothing is not 0 %."""
     text = "less than 1%" if 0 < abs(part) < ENOUGH else f"{part:.0%}"
     return text.replace("%", "\N{NO-BREAK SPACE}%")
+
+
+def measured(hours: float) -> str:
+    """Say of how long a time figures are, where they are told by the day."""
+    return f"Measured over {span(hours * 3600)}; figures are per day"
 
 
 def less(now: float | None, then: float | None) -> str:
@@ -54,7 +76,7 @@ def changes(now: Row, then: Row) -> tuple[list[str], list[str]]:
         ),
         "idle": lambda a, b: f"members idle for {number(b)} h instead of {number(a)} h",
         "unowned": lambda a, b: f"queues are nobody's for {span(b)} instead of {span(a)}",
-        "lag_mean": lambda a, b: f"{number(b)} messages wait on average instead of {number(a)}",
+        "lag_mean": lambda a, b: f"a mean lag of {number(b)} instead of {number(a)}",
     }
     better: list[str] = []
     worse: list[str] = []

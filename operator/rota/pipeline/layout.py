@@ -1,0 +1,77 @@
+"""Where the journal's lines and a lake's tables lie: the one place that knows how their folders and files are called.
+
+It needs no Spark, so that a source that is none is told of before Spark begins.
+"""
+
+import re
+from datetime import date
+from pathlib import Path
+
+KINDS = (  # of the journal's records; a lake has a folder for each
+    "membership",
+    "plan",
+    "handover",
+    "obeyed",
+    "rebalance",
+    "owners",
+    "offsets",
+    "verdict",
+    "gap",
+)
+FOLDERS = (*KINDS, "quarantine")
+
+ANY_DAY, DAYS, HOURS = "date=*", "date=????-??-??", "??-*.jsonl"
+FILE = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
+EXAMPLE = "date=2026-11-21/08-NAME.jsonl"
+HOUR = len("2026-11-21T08")
+
+
+def file_of(hour: str, writer: str) -> str:
+    """Return the file of an hour, 2026-11-21T08, under the journal's folder."""
+    day, _, number = hour.partition("T")
+    return f"date={day}/{number}-{writer}.jsonl"
+
+
+def day_of(name: str) -> date | None:
+    """Return the day that a folder is for, if any."""
+    try:
+        return date.fromisoformat(name.removeprefix("date="))
+    except ValueError:
+        return None
+
+
+def days_since(folder: Path, since: date) -> list[str]:
+    """Return the names of a journal's folders from a day on."""
+    return [path.name for path in folder.glob(DAYS) if (day_of(path.name) or date.min) >= since]
+
+
+def is_lake(folder: Path) -> bool:
+    """Say whether tables lie in a folder."""
+    return any((folder / table).is_dir() for table in FOLDERS)
+
+
+def is_journal(folder: Path) -> bool:
+    """Say whether hours of a journal lie in a folder."""
+    return any(folder.glob(f"{DAYS}/{HOURS}"))
+
+
+def check_source(source: str) -> None:
+    """Refuse what is neither a journal nor a lake."""
+    folder = Path(source)
+    if not folder.is_dir():
+        raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
+    if not is_lake(folder) and not is_journal(folder):
+        raise ValueError(f"{source} holds no journal ({EXAMPLE}) and no lake that `rota pipeline ingest` wrote")
+
+
+def check_ingest(journal: Path, lake: Path, form: str) -> None:
+    """Refuse what is no journal, and a lake that cannot be gone on with."""
+    if not is_journal(journal):
+        raise ValueError(f"{journal} holds no journal: no file such as {EXAMPLE}")
+    tables = [table for table in FOLDERS if (lake / table).is_dir()]
+    if tables and not (lake / "_checkpoint" / "metadata").is_file():
+        raise ValueError(f"{lake} has tables, but no _checkpoint, which knows what is in them; make the lake anew")
+    if (lake / "_checkpoint").is_dir() and not (lake / "_inbox").is_dir():
+        raise ValueError(f"{lake} has no _inbox any more, which knows what was taken; make the lake anew")
+    if any((lake / table / "_delta_log").is_dir() != (form == "delta") for table in tables):
+        raise ValueError(f"{lake} is a lake of the other format; go on with that, or choose another folder")

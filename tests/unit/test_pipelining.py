@@ -1,0 +1,181 @@
+"""What `rota pipeline` refuses before Spark begins, where in a file a mistake stands, and what it says meanwhile."""
+
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rota.cli import main, progress
+from rota.cli.progress import Progress
+from rota.cli.simulating import policies_of
+
+DAY = "date=2025-11-21"
+STEADY = "kind: RebalancePolicy\nmetadata:\n  name: steady\nspec:\n  strategy: Sticky\n"
+
+
+def a_file(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# Before Spark begins.
+
+
+def no_policies(at: Path) -> tuple[list[object], str]:
+    file = a_file(at / "p.yaml", STEADY.replace("Sticky", "Clingy"))
+    told = f"{file}, line 5: RebalancePolicy steady: spec.strategy: invalid enum value 'Clingy'; choose one of "
+    return ["simulate", at / "journal", "--policies", file, "--to", at / "to"], told
+
+
+def no_weights(at: Path) -> tuple[list[object], str]:
+    file, weights = a_file(at / "p.yaml", STEADY), a_file(at / "w.yaml", "moves: -1")
+    asked = ["recommend", at / "journal", "--policies", file, "--weights", weights, "--to", at / "to"]
+    return asked, f"{weights}: moves is -1; give a number from 0 up"
+
+
+def no_source(at: Path) -> tuple[list[object], str]:
+    return ["rollup", at / "nowhere"], f"{at}/nowhere is no folder; give a journal's, or a lake"
+
+
+def an_empty_source(at: Path) -> tuple[list[object], str]:
+    (at / "empty").mkdir()
+    return ["timeline", at / "empty"], f"{at}/empty holds no journal ({DAY.replace('2025', '2026')}/08-NAME.jsonl)"
+
+
+def no_journal(at: Path) -> tuple[list[object], str]:
+    return ["ingest", at / "empty", "--to", at / "to"], f"{at}/empty holds no journal: no file such as "
+
+
+def an_output_that_is_a_file(at: Path) -> tuple[list[object], str]:
+    file = a_file(at / "file", "mine")
+    return ["rollup", at / "journal", "--to", file], f"--to {file} cannot be a folder, for {file} is a file; name an"
+
+
+def an_output_that_is_somebodys(at: Path) -> tuple[list[object], str]:
+    a_file(at / "to" / "thesis.txt", "mine")
+    return ["generate", "--to", at / "to"], f"--to {at}/to is not empty; give a folder that is, or is not there yet"
+
+
+def half_a_simulation(at: Path) -> tuple[list[object], str]:
+    (at / "simulated" / "results").mkdir(parents=True)
+    asked = ["recommend", at / "simulated", "--policies", a_file(at / "p.yaml", STEADY), "--to", at / "to"]
+    return asked, f"{at}/simulated holds no whole simulation; run `rota pipeline simulate` again"
+
+
+def days_of_a_simulation(at: Path) -> tuple[list[object], str]:
+    asked, _ = half_a_simulation(at)
+    return [*asked, "--days", 1], f"--days is for a journal or a lake; {at}/simulated was simulated already"
+
+
+def a_lake_of_another_format(at: Path) -> tuple[list[object], str]:
+    lake = at / "lake"
+    for name in ("verdict/_delta_log", "_inbox"):
+        (lake / name).mkdir(parents=True)
+    a_file(lake / "_checkpoint" / "metadata", "{}")
+    a_file(lake / "_lock", "")
+    return ["ingest", at / "journal", "--to", lake], f"{lake} is a lake of the other format; go on with that"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        no_policies,
+        no_weights,
+        no_source,
+        an_empty_source,
+        no_journal,
+        an_output_that_is_a_file,
+        an_output_that_is_somebodys,
+        half_a_simulation,
+        days_of_a_simulation,
+        a_lake_of_another_format,
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_spark_begins(
+    case: Callable[[Path], tuple[list[object], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # there is no Java, so that whatever needs Spark ends with that
+    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", "")
+    asked, sentence = case(tmp_path)
+    ran = CliRunner().invoke(main, ["pipeline", *map(str, asked)])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert ran.stderr.startswith(f"rota: {sentence}")
+
+
+# Where a mistake stands.
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("budget: {maxMoves: -1, per: 1m}", "line 15: RebalancePolicy other: spec.budget.maxMoves: "),
+        ("triggers:\n    resync: 1", "line 16: RebalancePolicy other: spec.triggers.resync: "),
+        ("handovr: {}", "line 15: RebalancePolicy other: spec: object contains unknown field handovr"),
+        ("options: {balanced: {}}", "line 15: RebalancePolicy other: spec.options.balanced does not belong to "),
+        (
+            "options:\n    byConfig:\n      members:\n        - index: 0\n          queue: []",
+            "line 19: RebalancePolicy other: spec.options.byConfig.members[0]: object contains unknown field queue",
+        ),
+        ("paused: [", "line 16; give a file with RebalancePolicies"),
+    ],
+)
+def test_a_mistake_says_file_line_and_field(text: str, told: str, tmp_path: Path) -> None:
+    other = STEADY.replace("steady", "other") + f"  {text}\n"
+    file = a_file(tmp_path / "p.yaml", f"# Both.\n---\n{STEADY}---\n# The second.\n{other}")
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - which one is the question
+        policies_of(str(file))
+    assert told in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_policies_of_two_files_with_one_name_are_both_pointed_at(tmp_path: Path) -> None:
+    one, other = a_file(tmp_path / "a.yaml", STEADY), a_file(tmp_path / "b.yaml", f"---\n{STEADY}")
+    with pytest.raises(ValueError, match="steady is given twice") as caught:
+        policies_of(f"{one}, {other}")
+    words = f"RebalancePolicy steady is given twice, {one}, line 3 and {other}, line 4; leave one of them"
+    assert str(caught.value) == words
+
+
+# How far it is.
+
+
+class Terminal(StringIO):
+    """Where a person looks on."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stderr", "quiet", "told"),
+    [
+        (Terminal(), 1e6, "rota: reading lake\nrota: writing\n"),
+        (StringIO(), 1e6, ""),
+        (StringIO(), 0.0, "rota: reading lake\nrota: writing\n"),
+    ],
+    ids=["a terminal", "a log", "a log of what takes long"],
+)
+def test_steps_are_told_to_who_looks_on_or_waits(
+    stderr: StringIO, quiet: float, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET", quiet)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with Progress() as at:
+        at("reading lake")
+        at("writing")
+    assert stderr.getvalue() == told
+
+
+def test_a_step_that_takes_long_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = StringIO()
+    monkeypatch.setattr(progress, "QUIET", 0.01)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with Progress() as at:
+        at("reading lake")
+        assert at.waits is not None
+        at.waits.join(60)
+        assert stderr.getvalue() == "rota: reading lake\n"
