@@ -138,6 +138,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file, too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what came there, for a closer look")
     given = parser.parse_args(arguments)
+    if given.write and given.events:
+        print("compare: --write puts the whole table there; leave out the events.", file=sys.stderr)
+        return 2
     unknown = [name for name in given.events if name not in EVENTS]
     if unknown:
         print(f"compare: there is no event {unknown[0]}; choose among {', '.join(EVENTS)}.", file=sys.stderr)

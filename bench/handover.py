@@ -18,7 +18,9 @@ def rows() -> Iterator[Row]:
     told = "under {:,} messages a second, {}: {} twice, {} lost (Java: {} twice, {} lost)"
     what = told.format(RATE, BOTH_WAYS.what, ours.twice, ours.lost, theirs.twice, theirs.lost)
     yield Row(f"{what}; pause of a queue that moves", Sample(ours.touched), Sample(theirs.touched), "0, 0, ≤ 1 s")
-    yield Row("pause of a queue that does not move", Sample(ours.others), Sample(theirs.others), "none")
+    yield Row(
+        "pause of a queue that does not move", Sample(ours.others or [0.0]), Sample(theirs.others or [0.0]), "none"
+    )
     yield Row(
         "an Orderly member is killed: its queues at work again", Sample(lost.touched), Sample(killed.touched), "≤ 3 s"
     )

@@ -111,7 +111,7 @@ def pauses_of(its: Sequence[Came], run: Run) -> Iterator[Span]:
     last = run.acts[0]
     for it in its:
         if it.at >= run.acts[0]:
-            yield Span(min(it.at, max(last, it.born)), it.at)
+            yield Span(min(it.at, max(last, it.born, run.acts[0])), it.at)
         last = it.at
     if last < run.over - STILL:  # a queue gets messages all the time
         yield Span(max(last, run.acts[0]), run.over)

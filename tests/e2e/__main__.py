@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
@@ -18,7 +17,7 @@ from e2e.release import SECONDS, Installed
 from ground.instance import temporary
 from ground.node import RealNode, prepare
 from ground.poll import eventually
-from ground.report import Missing, interrupt
+from ground.report import Missing, plainly
 from rota.kube.objects import SIDECAR
 from soaking import soak
 
@@ -130,16 +129,20 @@ def main() -> int:
     told = f"seconds without an operator, to begin with (default: {DOWN} in {LONG} seconds or more, else none)"
     parser.add_argument("--down", type=float, help=told)
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, interrupt)
     down = asked.down if asked.down is not None else DOWN * (asked.seconds >= LONG)
-    with temporary("soak") as instance:
-        try:
-            node = RealNode(instance)
-            prepare()
-        except Missing as missing:
-            print(f"e2e: the soak on a real node is left out. {missing}.", file=sys.stderr)
-            return 0
-        return run(node, asked.first, asked.seconds, down)
+    codes: list[int] = []
+
+    def work() -> None:
+        with temporary("soak") as instance:
+            try:
+                node = RealNode(instance)
+                prepare()
+            except Missing as missing:
+                print(f"e2e: the soak on a real node is left out. {missing}.", file=sys.stderr)
+            else:
+                codes.append(run(node, asked.first, asked.seconds, down))
+
+    return plainly("e2e", work) or sum(codes)
 
 
 def run(node: RealNode, first: int, seconds: float, down: float) -> int:

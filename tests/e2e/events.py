@@ -70,8 +70,10 @@ def app_crashing(consumers: Consumers, pod: str) -> None:
     """Have an app die of whatever it gets, for a while."""
     with consumers.under_load("an app that crashes again and again", twice=2 * IN_FLIGHT):
         consumers.rules({"act": "die"}, pod=pod)
-        eventually(lambda: restarts(consumers, pod, "app")[0] >= 2, SECONDS)
-        consumers.no_rules(pod)
+        try:
+            eventually(lambda: restarts(consumers, pod, "app")[0] >= 2, SECONDS)
+        finally:
+            consumers.no_rules(pod)
         consumers.works()
 
 

@@ -166,7 +166,7 @@ def test_a_recommendation_comes_from_whatever_there_is(
     a_file(to / "series" / "part-0.parquet", "of an earlier run")
     said = ok("recommend", getattr(world, source), "--policies", world.policy, "--to", to, "--top", 1).splitlines()
     assert re.match(rf"\d of {GROUPS} groups would gain by another policy", said[0])
-    assert said[1] == "Measured over 3 h; figures are per day"
+    assert said[1] == "Played were up to 3 h of each group; what is counted is told per day"
     assert said[-1] == f"The report is {to / 'report.html'}; what to apply is in {to / 'policies'}"
     assert (to / "report.html").read_text().lstrip().startswith("<!")
     assert spark.read.parquet(str(to / "chosen")).count() == GROUPS

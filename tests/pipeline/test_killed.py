@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ground.poll import eventually
 from rota.pipeline.chronicle import Chronicle, Line
 from rota.pipeline.invent import invented
-from rota.pipeline.layout import HOUR
+from rota.pipeline.layout import HOUR_LETTERS
 
 LONGEST = 120  # seconds: until Java has begun, on a machine that has much else to do
 SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}
@@ -26,7 +26,7 @@ def hours() -> dict[str, list[bytes]]:
     found: defaultdict[str, list[bytes]] = defaultdict(list)
 
     def keep(line: Line) -> None:
-        found[str(line["at"])[:HOUR]].append(msgspec.json.encode(line) + b"\n")
+        found[str(line["at"])[:HOUR_LETTERS]].append(msgspec.json.encode(line) + b"\n")
 
     Chronicle(invented(1, 7, 2.5), keep).run()
     return found

@@ -11,7 +11,16 @@ from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from pipeline.judged import POLICIES, a_result, content, results, rolled, skewed
-from rota.pipeline.findings import Findings, Leading, best_for_all, by_policy, findings, leading, problems
+from rota.pipeline.findings import (
+    MOST_PROBLEMS,
+    Findings,
+    Leading,
+    best_for_all,
+    by_policy,
+    findings,
+    leading,
+    problems,
+)
 from rota.pipeline.manifests import check, command, manifest, manifests, where
 from rota.pipeline.recommend import CHOSEN, EACH, PARTS, chosen, costs, fleet
 from rota.pipeline.schemas import COSTS, SERIES
@@ -260,6 +269,13 @@ def test_a_sum_over_groups_takes_what_is_used_now_where_a_policy_cannot_be(spark
     assert of_groups == [("even", "a/a"), ("recorded", "a/c"), ("steady", "a/b")], "of a/c it is told once"
 
 
+def test_each_policy_has_its_own_reasons_told(spark: SparkSession) -> None:
+    failed_once = [a_result("a/a", problem="It failed once"), a_result("a/a", "steady", problem="It is not for this")]
+    many = [a_result(f"b/{it}", "even", problem=f"Reason {it}") for it in range(MOST_PROBLEMS + 5)]
+    told = [row.policy for row in problems(results(spark, [*failed_once, *many])).collect()]
+    assert told == ["even"] * MOST_PROBLEMS + ["recorded", "steady"]
+
+
 # Weights.
 
 
@@ -346,7 +362,7 @@ def test_policies_are_written_for_each_namespace_with_the_groups_that_shall_use_
         ("RebalancePolicy", "pay"),
         ("RebalancePolicy", "shop"),
     ]
-    assert text.startswith("# Policy steady, which `rota pipeline recommend` recommends for 4 groups.\n")
+    assert text.startswith("# `rota pipeline recommend` recommends policy steady for 4 groups.\n")
     patched = [line for line in text.splitlines() if "kubectl patch" in line]
     patch = '\'{"spec":{"policyRef":{"name":"steady"}}}\''
     assert patched == [
@@ -358,7 +374,7 @@ def test_policies_are_written_for_each_namespace_with_the_groups_that_shall_use_
 
 def test_what_is_not_recommended_any_more_is_not_left_behind(spark: SparkSession, tmp_path: Path) -> None:
     manifests(choice(spark, rolled()), POLICIES, tmp_path)
-    (tmp_path / "notes.yaml").write_text("mine")
+    (tmp_path / "notes.yaml").write_text("# Policy of the shop, by hand\n")
     assert manifests(choice(spark, content()), {}, tmp_path) == [], "nor of policies that were tried then only"
     assert [path.name for path in tmp_path.iterdir()] == ["notes.yaml"]
 

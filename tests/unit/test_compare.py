@@ -78,6 +78,8 @@ def test_a_queue_that_stands_still_is_touched_though_nobody_else_takes_it() -> N
 def test_what_was_wrong_before_anything_was_done_does_not_count() -> None:
     found = after([*stint("a", 0, 2), *behind(stint("a", 2, OVER), 9)])
     assert max(found.others) < PACE
+    found = after([*stint("a", 0, 2), *behind(stint("a", 2, OVER), ACT + 2)])
+    assert found.touched == pytest.approx([2], abs=2 * PACE), "as long as it still lasted then"
     gone = after([*stint("a", 0, 2), *stint("b", 0, OVER, queue=1)], queues=2)
     assert gone.touched == pytest.approx([OVER - ACT])
 
@@ -211,6 +213,7 @@ def test_mistakes_are_told_before_anything_is_started(tmp_path: Path, capsys: py
     assert compare.main(["jion"]) == 2
     assert compare.main(["--write", str(page)]) == 2
     assert compare.main(["--write", str(tmp_path / "none.md")]) == 2
+    assert compare.main(["join", "--write", str(page)]) == 2, "or the other lines would be gone"
     told = capsys.readouterr().err.splitlines()
-    assert [line.startswith("compare: ") and line.endswith(".") for line in told] == [True] * 3
+    assert [line.startswith("compare: ") and line.endswith(".") for line in told] == [True] * 4
     assert page.read_text() == "no place for it\n"

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from rota.cli import main, progress
 from rota.cli.progress import Progress
 from rota.cli.simulating import policies_of
+from rota.spec import PolicySpec, policy_body
 
 DAY = "date=2025-11-21"
 STEADY = "kind: RebalancePolicy\nmetadata:\n  name: steady\nspec:\n  strategy: Sticky\n"
@@ -66,6 +68,37 @@ def half_a_simulation(at: Path) -> tuple[list[object], str]:
     return asked, f"{at}/simulated holds no whole simulation; run `rota pipeline simulate` again"
 
 
+def a_simulation(at: Path, tried: str) -> list[object]:
+    for name in ("results", "series"):
+        a_file(at / "simulated" / name / "_SUCCESS", "")
+    a_file(at / "simulated" / "results" / "_policies.json", tried)
+    return ["recommend", at / "simulated", "--policies", a_file(at / "p.yaml", STEADY), "--to", at / "to"]
+
+
+def a_simulation_that_was_cut_short(at: Path) -> tuple[list[object], str]:
+    return a_simulation(at, ""), f"{at}/simulated holds no whole simulation; run `rota pipeline simulate` again"
+
+
+def a_simulation_that_is_damaged(at: Path) -> tuple[list[object], str]:
+    return a_simulation(at, "[]"), f"{at}/simulated holds no whole simulation; run `rota pipeline simulate` again"
+
+
+def a_simulation_of_more(at: Path) -> tuple[list[object], str]:
+    steady = msgspec.json.encode(policy_body(PolicySpec(strategy="Sticky"))).decode()
+    asked = a_simulation(at, f'{{"even": {{}}, "steady": {steady}}}')
+    return asked, "Policy even was simulated, but is in none of the files; give its file, too"
+
+
+def a_lake_that_is_somebodys(at: Path) -> tuple[list[object], str]:
+    a_file(at / "home" / "thesis.txt", "mine")
+    (at / "home" / "plan").mkdir()
+    return ["ingest", at / "journal", "--to", at / "home"], f"--to {at}/home is no lake, and holds something else: plan"
+
+
+def a_name_that_is_too_long(at: Path) -> tuple[list[object], str]:
+    return ["rollup", at / ("x" * 300)], f"{at}/{'x' * 300} cannot be read or written: File name too long"
+
+
 def days_of_a_simulation(at: Path) -> tuple[list[object], str]:
     asked, _ = half_a_simulation(at)
     return [*asked, "--days", 1], f"--days is for a journal or a lake; {at}/simulated was simulated already"
@@ -91,6 +124,11 @@ def a_lake_of_another_format(at: Path) -> tuple[list[object], str]:
         an_output_that_is_a_file,
         an_output_that_is_somebodys,
         half_a_simulation,
+        a_simulation_that_was_cut_short,
+        a_simulation_that_is_damaged,
+        a_simulation_of_more,
+        a_lake_that_is_somebodys,
+        a_name_that_is_too_long,
         days_of_a_simulation,
         a_lake_of_another_format,
     ],
@@ -120,6 +158,7 @@ def test_what_cannot_be_meant_is_told_before_spark_begins(
             "options:\n    byConfig:\n      members:\n        - index: 0\n          queue: []",
             "line 19: RebalancePolicy other: spec.options.byConfig.members[0]: object contains unknown field queue",
         ),
+        ("strategy: Clingy", "line 15: RebalancePolicy other: spec.strategy: "),  # the last one counts
         ("paused: [", "line 16; give a file with RebalancePolicies"),
     ],
 )

@@ -17,7 +17,7 @@ TABLES = {  # the folders that each command writes anew; beside them it writes n
     "recommend": ["results", "series", "costs", "chosen"],
 }
 WORDS = {  # the files that it writes anew, and how those begin
-    "recommend": {"policies/*.yaml": "# Policy ", "report.html": "<!doctype html>"},
+    "recommend": {"policies/*.yaml": layout.ADVICE, "report.html": "<!doctype html>"},
 }
 THEIRS = ("part-", "_", ".")  # how all names begin that Spark gives in such a folder
 OF_THE_DISK = {"lost+found"}
@@ -26,12 +26,12 @@ OF_THE_DISK = {"lost+found"}
 def check(command: str, given: Mapping[str, Any]) -> None:
     """Refuse a source that is none, and a --to that cannot be meant."""
     to, source = given.get("to", given.get("lake")), given.get("source", given.get("journal"))
-    if command == "ingest":
-        layout.check_ingest(Path(given["journal"]), Path(given["lake"]), given["form"])
-    elif source and not (command == "recommend" and is_simulation(Path(source))):
+    if command != "ingest" and source and not (command == "recommend" and is_simulation(Path(source))):
         layout.check_source(source)
     if to is not None:
         _check_to(command, to, source)
+    if command == "ingest":  # of a folder that is somebody's nobody shall hear that he should make it anew
+        layout.check_ingest(Path(given["journal"]), Path(given["lake"]), given["form"])
 
 
 def _check_to(command: str, to: str, source: str | None) -> None:

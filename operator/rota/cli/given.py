@@ -77,7 +77,9 @@ class Document(NamedTuple):
             parts = node.value if isinstance(node, yaml.MappingNode) else []
             if isinstance(node, yaml.SequenceNode) and name.isdigit() and int(name) < len(node.value):
                 parts = [(yaml.ScalarNode("", name, node.value[int(name)].start_mark), node.value[int(name)])]
-            found = next(((key, value) for key, value in parts if key.value == name), None)
+            found = next(
+                ((key, value) for key, value in reversed(parts) if key.value == name), None
+            )  # the last one counts
             if found is None:
                 break
             line, node = found[0].start_mark.line, found[1]

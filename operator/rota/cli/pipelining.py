@@ -49,8 +49,9 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
         from rota.cli import folders
 
         name = command.__name__
-        folders.check(name, given)
-        read = _read(name, given)
+        with _plain_words():
+            folders.check(name, given)
+            read = _read(name, given)
         with Progress() as progress:
             progress("starting Spark")
             with _session(name) as spark:
@@ -73,6 +74,17 @@ def _read(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
+def _plain_words() -> Iterator[None]:
+    """Say in a sentence what a user can mend."""
+    try:
+        yield
+    except Exception as error:
+        if words := troubles.sentence(error):
+            raise ValueError(words) from None
+        raise
+
+
+@contextmanager
 def _session(name: str) -> Iterator["SparkSession"]:
     try:
         from pyspark.sql import SparkSession
@@ -84,12 +96,9 @@ def _session(name: str) -> Iterator["SparkSession"]:
     theirs = SparkSession.getActiveSession()  # of a program that runs us inside itself
     spark = None
     try:
-        spark = session(f"rota-pipeline-{name}")
-        yield spark
-    except Exception as error:
-        if words := troubles.sentence(error):
-            raise ValueError(words) from None
-        raise
+        with _plain_words():
+            spark = session(f"rota-pipeline-{name}")
+            yield spark
     finally:
         if spark is not None and theirs is None:
             spark.stop()

@@ -56,19 +56,19 @@ def recommend(
     if is_simulation(at):
         progress(f"reading {source}")
         it = lying(spark, at)
-        if folder.resolve() != at.resolve():
-            _forget(folder)
     else:
         it = played(spark, progress, policies, folder, source=source, days=days)
     progress(f"comparing costs, and writing {folder}")
     how = {"weights": given["weights"], "least": given["least_gain"] / 100, "shown": given["top"]}
     found = advise(it.results, it.series, policies, folder, time.time(), **how)
+    if is_simulation(at) and folder.resolve() != at.resolve():
+        _forget(folder)
     _tell(found)
     say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")
 
 
 def _forget(folder: Path) -> None:
-    """Remove a simulation that was made in a folder before: the report there will not be about it any more."""
+    """Remove a simulation that was made in a folder before: the report there is not about it any more."""
     for name in ("results", "series"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -76,7 +76,7 @@ def _forget(folder: Path) -> None:
 def _tell(found: "Findings") -> None:
     from rota.pipeline.findings import best_for_all, leading, now_of
     from rota.pipeline.recommend import EACH
-    from rota.pipeline.words import less, measured, percent, unusable
+    from rota.pipeline.words import less, percent, played, unusable
 
     it, best, now, each = found.looked, best_for_all(found), now_of(found), now_of(found, EACH)
     judged = it.groups - it.unjudged
@@ -87,7 +87,7 @@ def _tell(found: "Findings") -> None:
         first = leading(found)
         of_that = f", of that {percent(first.share)} is group {first.group}" if first else ""
         say(f"{it.changing} of {count(judged, 'group')} would gain by another policy{gain}{of_that}")
-        say(measured(it.longest))
+        say(played(it.longest))
     if best is not None and now is not None:
         stay = f"; {count(best['unusable'], 'group')} cannot use it, and would stay" if best["unusable"] else ""
         say(f"One policy for all: {best['policy']}, {less(now['cost'], best['cost'])} cost than now{stay}")

@@ -40,20 +40,22 @@ def simulate(
 
     results = played(spark, progress, policies, Path(to), source=source, days=days).results
     lines = [line.asDict() for line in by_policy(results).collect()]  # a line for each policy
-    hours = max((line.pop("hours") or 0.0 for line in lines), default=0.0)
     why = problems(results).collect()
     of_each = {line["policy"]: [it["problem"] for it in why if it["policy"] == line["policy"]] for line in lines}
     told = [_rounded(line) | {"unusable": of_each[line["policy"]]} for line in lines]
-    show(told, output, lambda: _tell(lines, why, hours))
+    show(told, output, lambda: _tell(lines, why))
 
 
-def _tell(lines: list[dict[str, Any]], why: "list[Row]", hours: float) -> None:
+def _tell(lines: list[dict[str, Any]], why: "list[Row]") -> None:
     from rota.pipeline.words import figure, span, unusable
 
-    table([{name: "-" if value is None else figure(value) for name, value in line.items()} for line in lines])
+    hours = max((line["hours"] or 0.0 for line in lines), default=0.0)
+    shown = [{name: value for name, value in line.items() if name != "hours"} for line in lines]
+    table([{name: "-" if value is None else figure(value) for name, value in line.items()} for line in shown])
     for row in why:
         say(unusable(row, int(lines[0]["groups"])))
-    say(f"Measured over {span(hours * 3600)}; figures are sums of that time, but imbalance and lag_mean are means")
+    sums = f"Figures are sums over up to {span(hours * 3600)} of each group"
+    say(f"{sums}; lag_mean is the sum of the groups' means, imbalance their mean")
 
 
 def played(
@@ -84,13 +86,19 @@ def played(
 
 def check_tried(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
     """Refuse half a simulation, and policies that are others than were simulated: nobody tried them."""
-    if not all((folder / name / "_SUCCESS").exists() for name in ("results", "series")):
-        raise ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
+    half = ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
+    if not all((folder / name).exists() for name in ("results/_SUCCESS", "series/_SUCCESS", TRIED)):
+        raise half
+    try:
+        tried = msgspec.json.decode((folder / TRIED).read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise half from None
     given = msgspec.json.decode(_bodies_of(policies))
-    tried = msgspec.json.decode((folder / TRIED).read_bytes()) if (folder / TRIED).exists() else {}
     for name, body in given.items():
         if body != tried.get(name):
             raise ValueError(f"Policy {name} was not simulated, or is not what it was then; simulate again")
+    for name in sorted(tried.keys() - given.keys()):
+        raise ValueError(f"Policy {plain(name, 60)} was simulated, but is in none of the files; give its file, too")
 
 
 def _bodies_of(policies: Mapping[str, PolicySpec]) -> bytes:

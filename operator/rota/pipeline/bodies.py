@@ -16,8 +16,8 @@ AWAY = {"Ended", "Lost"}
 class _Known(Heard):
     """A report whose queues need not be spelled out of ranges: we know them."""
 
-    held: frozenset[Queue]
-    working: frozenset[Queue]
+    held: frozenset[Queue] = field(kw_only=True)
+    working: frozenset[Queue] = field(kw_only=True)
 
 
 @dataclass
@@ -112,5 +112,5 @@ class Body:
                 releasing=to_ranges(self.draining),
                 brokers={ELSEWHERE: self.standing != "CutOff"},
             )
-            self._heard = _Known(told, frozenset(self.held), frozenset((*self.held, *self.draining)))
+            self._heard = _Known(told, held=frozenset(self.held), working=frozenset((*self.held, *self.draining)))
         return self._heard

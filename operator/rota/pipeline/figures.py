@@ -18,7 +18,7 @@ from rota.weights import Weights
 IN_FLIGHT = 1.0  # seconds of a queue's messages that a member has begun and not committed
 POINT = 2 * STEP  # seconds between two points of a plot
 
-NEGLECTED = 0.01  # of the time; a queue that is somebody's for less was so at the beginning only
+NEGLECTED = 0.01  # of the time: a queue that is somebody's for less is as good as nobody's
 FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # of a policy, by the strategies' options
 
 Row = dict[str, Any]
@@ -192,11 +192,12 @@ class Figures:
         return self._measured
 
     def neglected(self) -> str | None:
-        """Say which queue was nobody's all the time, but for the moments until the policy had its way."""
+        """Say which queue was nobody's practically all the time."""
         [places] = np.nonzero((self._wanted >= STEP) & (self._owned < NEGLECTED * self._wanted))
         if not len(places):
             return None
-        return f"Queue {self.story.queues[places[0]]} would be nobody's all the time: the policy gives it to no member"
+        queue = self.story.queues[places[0]]
+        return f"Queue {queue} would be nobody's nearly all the time: the policy gives it to no member that is there"
 
     def row(self) -> Row:
         """Return what it came to."""

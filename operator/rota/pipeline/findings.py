@@ -16,7 +16,7 @@ LISTED = 200  # groups in the table
 SHOWN = 20  # groups with plots
 MOST_SHOWN = 100
 STEPS = 120  # of a line in a plot, which is some 300 pixels wide
-MOST_PROBLEMS = 20
+MOST_PROBLEMS = 20  # of a policy
 DOMINATES = 0.5  # of what all groups gain
 
 Lines = dict[str, dict[str, list[Row]]]  # SERIES by group and policy, with times in seconds since 1970
@@ -97,19 +97,26 @@ def most_gaining(chosen: DataFrame, most: int = LISTED) -> DataFrame:
 
 
 def problems(results: DataFrame) -> DataFrame:
-    """Return why policies cannot be used, and in how many groups; of a group that cannot be played, once."""
+    """Return why policies cannot be used, and in how many groups: the most frequent reasons of each policy.
+
+    What is wrong with a group under any policy, for it cannot be played, is told once, of what was used.
+    """
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     of_now = F.max(F.when(F.col("policy") == RECORDED, F.col("problem"))).over(group)
+    elsewhere = F.col("of_now").eqNullSafe(F.col("problem"))
+    of_policy = Window.partitionBy("policy").orderBy(F.col("groups").desc(), "problem")
     named = F.concat(F.lit("Group "), F.col("group"))  # each group by its name would be a reason of its own
     return (
         results.withColumn("of_now", of_now)
-        .filter(F.col("problem").isNotNull() & ((F.col("policy") == RECORDED) | F.col("of_now").isNull()))
+        .filter(F.col("problem").isNotNull() & ((F.col("policy") == RECORDED) | ~elsewhere))
         .withColumn("problem", F.replace("problem", named, F.lit("The group")))
         .withColumn("problem", F.regexp_replace("problem", r"\bQueue \S+/\S+/\d+", "A queue"))
         .groupBy("policy", "problem")
         .agg(F.count("*").alias("groups"), F.min("group").alias("example"))
+        .withColumn("place", F.row_number().over(of_policy))
+        .filter(F.col("place") <= MOST_PROBLEMS)
+        .drop("place")
         .orderBy(F.col("groups").desc(), "policy", "problem")
-        .limit(MOST_PROBLEMS)
     )
 
 

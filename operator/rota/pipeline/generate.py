@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from rota.pipeline.chronicle import Chronicle, Line
 from rota.pipeline.invent import invented
-from rota.pipeline.layout import HOUR, file_of
+from rota.pipeline.layout import HOUR_LETTERS, file_of
 
 A_TASK = 50  # groups
 _COUNTS = StructType([StructField("groups", LongType()), StructField("records", LongType())])
@@ -53,7 +53,7 @@ def _write(
 
 
 def _keep(hourly: defaultdict[str, list[bytes]], line: Line) -> None:
-    hourly[str(line["at"])[:HOUR]].append(_encoder.encode(line))
+    hourly[str(line["at"])[:HOUR_LETTERS]].append(_encoder.encode(line))
 
 
 def _path(to: Path, hour: str, first: int) -> Path:

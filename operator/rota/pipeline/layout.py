@@ -1,4 +1,4 @@
-"""Where the journal's lines and a lake's tables lie: the one place that knows how their folders and files are called.
+"""Where the journal's lines and a lake's tables lie: how their folders and files are called, for the pipeline.
 
 It needs no Spark, so that a source that is none is told of before Spark begins.
 """
@@ -23,7 +23,8 @@ FOLDERS = (*KINDS, "quarantine")
 ANY_DAY, DAYS, HOURS = "date=*", "date=????-??-??", "??-*.jsonl"
 FILE = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
 EXAMPLE = "date=2026-11-21/08-NAME.jsonl"
-HOUR = len("2026-11-21T08")
+HOUR_LETTERS = len("2026-11-21T08")
+ADVICE = "# `rota pipeline recommend` recommends policy "  # so our manifests begin; what begins otherwise is somebody's
 
 
 def file_of(hour: str, writer: str) -> str:

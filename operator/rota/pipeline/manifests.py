@@ -11,11 +11,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from rota.model import plain
+from rota.pipeline.layout import ADVICE
 from rota.pipeline.names import NAME, NAMESPACE
 from rota.pipeline.schemas import RECORDED
 from rota.spec import PolicySpec, policy_body
-
-HEAD = "# Policy "  # how our files begin
 
 
 class Where(NamedTuple):
@@ -63,7 +62,7 @@ def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Pat
     check(policies)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.yaml"):
-        if old.stem in policies or old.read_bytes().startswith(HEAD.encode()):
+        if old.stem in policies or old.read_bytes().startswith(ADVICE.encode()):
             old.unlink()  # else it would still be recommended, though perhaps it was not even tried this time
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
     counts = {
@@ -79,7 +78,7 @@ def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Pat
 
 
 def _lines(name: str, policy: PolicySpec, groups: Iterator[str], many: int) -> Iterator[str]:
-    yield f"{HEAD}{name}, which `rota pipeline recommend` recommends for {many:,} group{'s' * (many != 1)}.\n"
+    yield f"{ADVICE}{name} for {many:,} group{'s' * (many != 1)}.\n"
     yield f"# First look at what is new:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
     yield "# Then, group by group, what stands below each policy.\n"
     for namespace, some in groupby(groups, key=_namespace):

@@ -51,9 +51,9 @@ def percent(part: float) -> str:
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
-def measured(hours: float) -> str:
-    """Say of how long a time figures are, where they are told by the day."""
-    return f"Measured over {span(hours * 3600)}; figures are per day"
+def played(hours: float) -> str:
+    """Say of how long a time figures are, where counts are told by the day."""
+    return f"Played were up to {span(hours * 3600)} of each group; what is counted is told per day"
 
 
 def less(now: float | None, then: float | None) -> str:
