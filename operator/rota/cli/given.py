@@ -77,12 +77,11 @@ class Document(NamedTuple):
             parts = node.value if isinstance(node, yaml.MappingNode) else []
             if isinstance(node, yaml.SequenceNode) and name.isdigit() and int(name) < len(node.value):
                 parts = [(yaml.ScalarNode("", name, node.value[int(name)].start_mark), node.value[int(name)])]
-            found = next(
-                ((key, value) for key, value in reversed(parts) if key.value == name), None
-            )  # the last one counts
-            if found is None:
+            named = [(key, value) for key, value in parts if key.value == name]
+            if not named:
                 break
-            line, node = found[0].start_mark.line, found[1]
+            key, node = named[-1]  # of one that is given twice, the last counts
+            line = key.start_mark.line
         return f"{spelled(self.filename)}, line {line + 1}"
 
     def mistaken(self, mistake: Mistake) -> ValueError:

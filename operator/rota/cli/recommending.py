@@ -53,7 +53,8 @@ def recommend(
     from rota.pipeline.advice import REPORT, advise
 
     folder, at = Path(to), Path(source)
-    if is_simulation(at):
+    stored = is_simulation(at)
+    if stored:
         progress(f"reading {source}")
         it = lying(spark, at)
     else:
@@ -61,7 +62,7 @@ def recommend(
     progress(f"comparing costs, and writing {folder}")
     how = {"weights": given["weights"], "least": given["least_gain"] / 100, "shown": given["top"]}
     found = advise(it.results, it.series, policies, folder, time.time(), **how)
-    if is_simulation(at) and folder.resolve() != at.resolve():
+    if stored and folder.resolve() != at.resolve():
         _forget(folder)
     _tell(found)
     say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")
@@ -76,7 +77,7 @@ def _forget(folder: Path) -> None:
 def _tell(found: "Findings") -> None:
     from rota.pipeline.findings import best_for_all, leading, now_of
     from rota.pipeline.recommend import EACH
-    from rota.pipeline.words import less, percent, played, unusable
+    from rota.pipeline.words import less, percent, played_for, unusable
 
     it, best, now, each = found.looked, best_for_all(found), now_of(found), now_of(found, EACH)
     judged = it.groups - it.unjudged
@@ -87,7 +88,7 @@ def _tell(found: "Findings") -> None:
         first = leading(found)
         of_that = f", of that {percent(first.share)} is group {first.group}" if first else ""
         say(f"{it.changing} of {count(judged, 'group')} would gain by another policy{gain}{of_that}")
-        say(played(it.longest))
+        say(played_for(it.longest))
     if best is not None and now is not None:
         stay = f"; {count(best['unusable'], 'group')} cannot use it, and would stay" if best["unusable"] else ""
         say(f"One policy for all: {best['policy']}, {less(now['cost'], best['cost'])} cost than now{stay}")

@@ -12,7 +12,7 @@ from rota.pipeline.plots import Segment, bar, clock, number, safe
 from rota.pipeline.recommend import EACH
 from rota.pipeline.schemas import RECORDED
 from rota.pipeline.weights import MEASURES
-from rota.pipeline.words import changes, count, less, percent, played, span
+from rota.pipeline.words import changes, count, less, percent, played_for, span
 
 MOST_POLICIES = 50  # rows of a table; more than that nobody compares
 
@@ -106,7 +106,7 @@ def _looked(found: Findings) -> str:
     days = f"{number(it.hours / 24)} days of groups" if it.hours >= 48 else f"{number(it.hours)} hours"  # noqa: PLR2004
     return (
         f"{count(it.groups, 'group')}{when}: {days} with {count(it.changes, 'change')} of members or queues were "
-        f"played again, under what was used then and under {names}. {played(it.longest)}."
+        f"played again, under what was used then and under {names}. {played_for(it.longest)}."
     )
 
 

@@ -51,7 +51,7 @@ def percent(part: float) -> str:
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
-def played(hours: float) -> str:
+def played_for(hours: float) -> str:
     """Say of how long a time figures are, where counts are told by the day."""
     return f"Played were up to {span(hours * 3600)} of each group; what is counted is told per day"
 
