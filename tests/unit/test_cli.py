@@ -372,7 +372,7 @@ NAMED: dict[str, Any] = {
         ),
         (
             [{"kind": "ConsumerGroup", "metadata": {"name": "shop"}, "spec": {}}],
-            "ConsumerGroup shop: spec: object missing required field broker",
+            "Standard input, line 4: ConsumerGroup shop: spec: object missing required field broker",
         ),
         ([{"kind": "ConsumerGroup", "spec": {1: 2}}], "ConsumerGroup: spec: of a key, expected str"),
         ([{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {5: 2}}], "ConsumerGroup: spec: "),

@@ -84,13 +84,16 @@ class Document(NamedTuple):
             line = key.start_mark.line
         return f"{spelled(self.filename)}, line {line + 1}"
 
-    def mistaken(self, mistake: Mistake) -> ValueError:
-        """Say what is wrong in it, and where."""
-        told, name = str(mistake), name_of(self.body)
+    def parsed(self, parse: Callable[[Mapping[str, Any]], T]) -> T:
+        """Parse it; a mistake in it is a sentence that says where."""
+        try:
+            return parse(self.body)
+        except Mistake as mistake:
+            told, name = str(mistake), name_of(self.body)
         unknown = re.search(r"unknown field (\w+)$", told)
         field = re.match(r"[\w.\[\]]*", told)
         path = (field[0] if field else "") + (f".{unknown[1]}" if unknown else "")
-        return ValueError(f"{self.at(path)}: {self.body['kind']}{f' {name}' if name else ''}: {told}")
+        raise ValueError(f"{self.at(path)}: {self.body['kind']}{f' {name}' if name else ''}: {told}")
 
 
 def documents(filename: str, wanted: str) -> list[Document]:
@@ -127,29 +130,21 @@ def text_of(filename: str) -> str:
 
 def resources(filename: str, chosen: str | None) -> tuple[str, GroupSpec, PolicySpec]:
     """Return the group, its name first, and the chosen policy, or else the group's; without one, the defaults."""
-    read, where = [it.body for it in documents(filename, "a ConsumerGroup")], spelled(filename)
-    groups = [document for document in read if document.get("kind") == "ConsumerGroup"]
+    read, where = documents(filename, "a ConsumerGroup"), spelled(filename)
+    groups = [it for it in read if it.body.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
-    group, name = _parsed(group_spec, groups[0]), str(name_of(groups[0]) or "")
+    group, name = groups[0].parsed(group_spec), str(name_of(groups[0].body) or "")
     wanted = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
     if wanted is None:
         return name, group, PolicySpec()
-    policies = [body for body in read if body.get("kind") == "RebalancePolicy" and name_of(body) == wanted]
+    policies = [it for it in read if it.body.get("kind") == "RebalancePolicy" and name_of(it.body) == wanted]
     if len(policies) != 1:
         asks = "--policy" if chosen is not None else "spec.policyRef"
         raise ValueError(
             f"{where} holds {len(policies)} RebalancePolicies named {wanted}, which {asks} asks for; give it one"
         )
-    return name, group, _parsed(policy_spec, policies[0])
-
-
-def _parsed(parse: Callable[[Mapping[str, Any]], T], body: dict[Any, Any]) -> T:
-    try:
-        return parse(body)
-    except Mistake as mistake:
-        name = name_of(body)
-        raise ValueError(f"{body['kind']}{f' {name}' if name else ''}: {mistake}") from None
+    return name, group, policies[0].parsed(policy_spec)
 
 
 def name_of(body: Mapping[Any, Any]) -> Any:

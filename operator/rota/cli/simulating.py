@@ -15,7 +15,7 @@ from rota.cli.show import show, table
 from rota.cli.words import count, say
 from rota.model import plain
 from rota.pipeline.names import NAME
-from rota.spec import Mistake, PolicySpec, policy_body, policy_spec
+from rota.spec import PolicySpec, policy_body, policy_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -141,10 +141,7 @@ def policies_of(files: str) -> dict[str, PolicySpec]:
             if name in found:
                 first, again = places[name], it.at("metadata.name")
                 raise ValueError(f"RebalancePolicy {name} is given twice, {first} and {again}; leave one of them")
-            try:
-                found[name] = policy_spec(it.body)
-            except Mistake as mistake:
-                raise it.mistaken(mistake) from None
+            found[name] = it.parsed(policy_spec)
             places[name] = it.at("metadata.name")
     if not found:
         raise ValueError("--policies names no file; give one or more, separated by commas")
