@@ -62,7 +62,7 @@ EVENTS = {
         (Act(lambda fleet: fleet.freeze()), Act(lambda fleet: fleet.thaw(), HUNG)),
     ),
     "roll": Event("rolling restart of four", 4, 60, (Act(lambda fleet: fleet.roll()),)),
-    "grow": Event("two become eight", 2, 30, (scale(8),)),
+    "grow": Event("two become eight", 2, 45, (scale(8),)),
     "twin": Event(
         "a third one with the client id of the second (Rota: of the same template, which is all that can be alike)",
         2,

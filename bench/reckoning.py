@@ -11,7 +11,8 @@ from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
-from ground.deliveries import ASIDE, Came
+from ground import deliveries
+from ground.deliveries import Came
 
 STILL = 1.0  # seconds: who pauses less long and then goes on with a queue is busy, not away
 TOGETHER = 1.0  # seconds within which a member goes on with a queue that another one has touched: both work it
@@ -91,12 +92,8 @@ def outcome(run: Run) -> Outcome:
 
 
 def by_queue(run: Run) -> Queues:
-    """Sort what came by queues, each in the order in which it came; queues of which nothing came are there too."""
-    found: dict[int, list[Came]] = {queue: [] for queue in range(run.queues)}
-    for it in sorted(run.came):
-        if it.queue != ASIDE:
-            found[it.queue].append(it)
-    return found
+    """Sort what came by queues; those of which nothing came are there too."""
+    return {queue: [] for queue in range(run.queues)} | deliveries.by_queue(run.came)
 
 
 def has_moved(its: Sequence[Came], run: Run) -> bool:

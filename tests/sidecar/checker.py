@@ -164,9 +164,21 @@ class _Judge:
             return it.begin
         if it.end is not None and (it.done or it.dead):
             return it.end
-        if self.story.orderly or it.status in {NOT_FOUND, DEAD}:  # tried again in place, or each alone
+        if self.story.orderly:  # tried again in place
             return inf
+        if it.status in {NOT_FOUND, DEAD}:  # tried again, or each alone
+            return self._unnoted(it)
         return min(self._until(it), it.begin + self.story.timeout)  # then it goes to the retry topic
+
+    def _unnoted(self, it: Delivery) -> float:
+        """Return when an owner's app died that may have had it once more, if a copy of it came by the retry topic."""
+        if all(other.attempt <= it.attempt for other in self.by_number[it.number]):
+            return inf
+        deaths = (fact for fact in self.facts if fact.kind == "app" and fact.at >= it.begin)
+        return min((fact.at for fact in deaths if self._owned(fact.member, it.queue, fact.at)), default=inf)
+
+    def _owned(self, member: str, queue: Queue, at: float) -> bool:
+        return any(begin <= at <= end for begin, end in self.spans.get((member, queue), []))
 
     # 4: nothing twice without a cause.
 

@@ -31,6 +31,9 @@ def a_story(*delivered: Delivery, facts: tuple[Fact, ...] = (GIVEN,), **changed:
     return Story(**{"sent": sent, "delivered": delivered, "facts": facts} | changed)
 
 
+BOTH = (GIVEN, Fact(0, "given", "a", frozenset({OTHER})))
+NOT_FOUND = (d(1, 2, status=404), d(6, 7, queue=OTHER, attempt=2))
+
 CLEAN = {
     "nothing": Story(),
     "one after another": a_story(d(1, 2), d(2, 3, 1)),
@@ -54,6 +57,9 @@ CLEAN = {
         d(6, 7, queue=OTHER, attempt=2),
         facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(3, "app")),
         commits=[Commit(4, Q, 1)],
+    ),
+    "not found, then at an app that died without a note of it": a_story(
+        *NOT_FOUND, facts=(*BOTH, fact(3, "app")), commits=[Commit(4, Q, 1)]
     ),
     "the pod ended": a_story(
         d(1, None, status=None), d(6, 7, 0, "b"), facts=(GIVEN, fact(5, "ended"), fact(5, "given", "b"))
@@ -186,6 +192,18 @@ BROKEN = {
     "past what is open": (a_story(d(1, 3), d(1, 2, 1), commits=[Commit(2.5, Q, 2)]), "but 0 was not finished"),
     "past what was not found": (
         a_story(d(1, 2, status=404), d(3, 4), commits=[Commit(2.5, Q, 1)]),
+        "but 0 was not finished",
+    ),
+    "past what was not found, before an app died that may have had it": (
+        a_story(*NOT_FOUND, facts=(*BOTH, fact(5, "app")), commits=[Commit(4, Q, 1)]),
+        "but 0 was not finished",
+    ),
+    "past what was not found, though the app that died had never had its queue": (
+        a_story(*NOT_FOUND, facts=(*BOTH, fact(3, "app", "b")), commits=[Commit(4, Q, 1)]),
+        "but 0 was not finished",
+    ),
+    "past what was not found, of which no copy came": (
+        a_story(d(1, 2, status=404), d(6, 7), facts=(GIVEN, fact(3, "app")), commits=[Commit(4, Q, 1)]),
         "but 0 was not finished",
     ),
     "past what begins later": (a_story(d(5, 6), commits=[Commit(2, Q, 1)]), "but 0 was not finished"),
