@@ -18,7 +18,7 @@ help: ## Print what can be made
 # The environment: uv, put into it first, fills it with exactly the locked versions.
 $(READY): pyproject.toml tests/pyproject.toml uv.lock
 	@if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-	  echo "Rota needs Python 3.11 or newer as '$(PYTHON)'; name another with: make PYTHON=python3.12" >&2; exit 1
+	  echo "Rota needs Python 3.11 or newer, and '$(PYTHON)' is none; name another with: make PYTHON=python3.12" >&2; exit 1
 	fi
 	if ! [ -x $(BIN)/uv ]; then
 	  if ! $(PYTHON) -m venv --clear $(VENV); then
@@ -27,6 +27,7 @@ $(READY): pyproject.toml tests/pyproject.toml uv.lock
 	  echo "installing uv $(UV_VERSION)"
 	  $(BIN)/python -m pip --quiet --disable-pip-version-check install uv==$(UV_VERSION)
 	fi
+	echo "installing what uv.lock names: a minute, where nothing is cached"
 	$(UV) sync --quiet --locked --python $(BIN)/python
 	touch $@
 
@@ -40,7 +41,7 @@ demo: $(READY) ## Show Rota's main job, live
 .PHONY: test
 test: $(READY) ## Run every test that this machine can run
 	@$(BIN)/python -m ground build
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: unit
 unit: $(READY) ## Run the tests that need nothing but Python: seconds

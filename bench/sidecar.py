@@ -140,6 +140,7 @@ def _latency(rocketmq: RocketMQ) -> Iterator[Row]:
     member.end()
     ours = [it.at - it.sent for it in member.deliveries()]
     java = peers.push_consumer(rocketmq, "latency-java", "java")
+    eventually(lambda: java.lines("rebalance"), 60)  # most often at once, and else after 20 s
     _send(rocketmq, "java")
     java.stop()
     theirs = [line["at"] / 1e6 - line["born"] / 1000 for line in java.lines("message")]
@@ -149,7 +150,7 @@ def _latency(rocketmq: RocketMQ) -> Iterator[Row]:
 
 
 def _send(rocketmq: RocketMQ, topic: str) -> None:
-    time.sleep(5)  # until who consumes has its queues
+    time.sleep(5)  # for who has its queues now, and is to be at work
     producer = peers.producer(rocketmq, topic, LATENCY_MESSAGES, rate=RATE, size=1024)
     eventually(lambda: producer.done, 120)
     time.sleep(2)

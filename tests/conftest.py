@@ -1,8 +1,27 @@
-"""What all tests share: the ground's fixtures, and hypothesis without a clock (machines are shared)."""
+"""What all tests share: the ground's fixtures, hypothesis without a clock, and who works beside whom."""
 
+import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import NodeManager
 
 pytest_plugins = ["ground.fixtures"]
 
-settings.register_profile("rota", deadline=None)
+settings.register_profile("rota", deadline=None)  # machines are shared
 settings.load_profile("rota")
+
+NodeManager.EXIT_TIMEOUT = 60  # seconds, for a worker that is interrupted takes its ground down before it goes
+ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_real_node.py")
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
+    """A file's tests stay together, for they share what is slow to start; what needs the real node is as one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "the real node" if nodeid.startswith(ONE_NODE) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    """Have `make test` run its two files at a time in our way."""
+    return Scheduling(config, log)

@@ -1,6 +1,6 @@
 """One real node, one installation and one broker for all tests; what one takes away, the next one brings back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -47,14 +47,21 @@ def shipping(release: Installed, broker: RocketMQ, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture
-def consumers(installed: Installed, shipping: Consumers) -> Consumers:
-    """Have a group of three at work, at rest."""
+def consumers(
+    installed: Installed, shipping: Consumers, record_property: Callable[[str, object], None]
+) -> Iterator[Consumers]:
+    """Have a group of three at work, at rest; what became of messages goes with the test's report."""
     assert shipping.installed is installed
     shipping.up()
-    return shipping
+    told = len(VERDICTS)
+    yield shipping
+    for verdict in VERDICTS[told:]:
+        record_property("verdict", str(verdict))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell what became of messages in each event, also where all went well."""
-    for line in VERDICTS:
-        terminalreporter.write_line(str(line))
+    for report in terminalreporter.getreports(""):
+        for what, verdict in report.user_properties:
+            if what == "verdict" and report.when == "teardown":
+                terminalreporter.write_line(verdict)

@@ -104,7 +104,7 @@ def _build(title: str, module: Module, into: Path) -> None:
     target = f"{into}/{title}" if len(module.packages) == 1 else f"{into}/"
     scratch = into / ".scratch"  # Go leaves its own in the machine's folder for them when it is killed
     scratch.mkdir()
-    with progress(f"building {', '.join(module.packages)} from source, once"):
+    with progress(f"building {', '.join(module.packages)} from source, once; all takes some ten minutes"):
         cache.run(
             [tool, "build", "-trimpath", "-ldflags", module.flags, "-o", target, *module.packages.values()],
             f"Building {title} from its Go module",

@@ -1046,6 +1046,11 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
             "m2, m3 are not ready and cannot be heard",
         ),
         (one("m2", terminating=True, report=DRAINED), "MemberLeft", "m2 is leaving"),
+        (
+            {"pods": obeying(THREE, m1={"terminating": True, "report": DRAINED}, m3={"ended": True})},
+            "MemberEnded",
+            "m3 ended; m1 is leaving",
+        ),
         (one("m2", ready=False), "MemberUnready", "m2 has not been ready for longer than its grace"),
         ({"pods": obeying(THREE, **CUT)}, "BrokerUnreachable", "m2 cannot reach a broker that others reach"),
         ({"views": {"orders": a_view(8)}}, "QueuesAdded", "2 queues more: orders/a/6, orders/a/7"),

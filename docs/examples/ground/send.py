@@ -1,9 +1,10 @@
-"""Sends a hundred messages to the topic `orders`; run it with `python docs/examples/ground/send.py`."""
+"""Sends a hundred messages to the topic `orders`; run it with `.venv/bin/python docs/examples/ground/send.py`."""
 
 # ruff: noqa: INP001, T201 - a program of its own, which speaks
 
 import asyncio
 import os
+import sys
 
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
@@ -18,4 +19,6 @@ async def main() -> None:
     print("100 messages sent")
 
 
+if "ROTA_NAME_SERVER" not in os.environ:
+    sys.exit('ROTA_NAME_SERVER is not set; first: eval "$(.venv/bin/python -m ground env)"')
 asyncio.run(main())

@@ -201,9 +201,9 @@ def strategies(output: str) -> None:
 @click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
 @plainly
 def inject(**given: Any) -> None:
-    """Put the group's label and the sidecar into manifests, and print them.
+    """Put the group's label and the sidecar into manifests.
 
-    Deployments, StatefulSets, DaemonSets and Pods are changed; all else is printed as it came.
+    They are printed: Deployments, StatefulSets, DaemonSets and Pods are changed; all else is printed as it came.
     """
     from rota.cli import injecting
 
@@ -245,7 +245,7 @@ def inject(**given: Any) -> None:
 @click.option("--verbose", is_flag=True, help="Log what is asked, too.")
 @plainly
 def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> None:
-    """Run the operator against the cluster of this pod, or of the kubeconfig."""
+    """Run the operator, in a pod or against a kubeconfig."""
     import sys
 
     from rota import logs
@@ -273,7 +273,10 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
 @click.option("--verbose", is_flag=True, help="Log what is asked, too.")
 @plainly
 def sidecar(*, verbose: bool, **given: Any) -> None:
-    """Run one member without a cluster, which works every queue of its group's topics, until Ctrl-C."""
+    """Run one member without a cluster, until Ctrl-C.
+
+    It works every queue of its group's topics.
+    """
     from rota import logs
     from rota.cli import sidecaring
 

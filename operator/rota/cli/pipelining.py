@@ -37,7 +37,7 @@ WATCH_SECONDS = 30.0
 
 @click.group()
 def pipeline() -> None:
-    """Make tables of the journal, and of them rollups, simulations and recommendations."""
+    """Make tables, rollups and advice of the journal."""
 
 
 def with_spark(command: Callable[..., None]) -> Callable[..., None]:

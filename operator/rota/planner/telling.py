@@ -57,11 +57,12 @@ def cause(it: Situation, draft: Draft) -> Verdict:
 def _of_leavers(it: Situation) -> Verdict | None:
     holders = {*it.owned.values(), *(release.holder for release in it.document.releasing.values())}
     gone = {holder: _LEFT.get(_standing(it, holder)) for holder in holders}
-    for reason in _LEFT.values():
-        names = sorted(holder.name for holder, why in gone.items() if why is reason)
-        if names:
-            return _told(reason, names)
-    return None
+    told = [
+        _told(reason, names)
+        for reason in _LEFT.values()
+        if (names := sorted(holder.name for holder, why in gone.items() if why is reason))
+    ]
+    return Verdict(told[0].reason, "; ".join(it.message for it in told)) if told else None
 
 
 def _standing(it: Situation, holder: Holder) -> Standing | None:
