@@ -1,11 +1,13 @@
 """Listening at an address over HTTP, for operator and sidecar."""
 
 import asyncio
+import ipaddress
 import logging
 import os
 import resource
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 from aiohttp import web
@@ -18,21 +20,29 @@ MOST = 512  # connections; of a process that may have few descriptors, half of t
 AGAIN = 1.0  # seconds before the next try where the system gives no descriptor
 SAID = 60.0  # seconds between two complaints at least: whoever knocks decides how often there is a reason
 BACKLOG = 128
+LOCAL = "127.0.0.1"
 
 _log = logging.getLogger(__name__)
 
 
 async def listen(
-    app: web.Application, address: str, port: int, hint: str = "", kept: float | None = None
+    app: web.Application, address: str, port: int, hint: str = "", *, kept: float | None = None, forwarded: bool = False
 ) -> web.AppRunner:
-    """Answer from now on, until the runner is cleaned up; what is wrong with the address is a sentence."""
+    """Answer from now on, until the runner is cleaned up; what is wrong with the address is a sentence.
+
+    What is to be forwarded is answered locally, too: there kubectl port-forward knocks.
+    """
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     asking = _Asking()
     app.middlewares.extend([asking.note, _refuse_what_cannot_be_read, _read_in_time])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=PATIENCE, keepalive_timeout=kept or KEPT)
     await runner.setup()
     try:
-        await _Door(runner, await _bound(address, port), asking).start()
+        sockets = await _bound(address, port)
+        if forwarded and not any(_is_local(it) for it in sockets):
+            with suppress(OSError):  # then something else listens there
+                sockets += await _bound(LOCAL, port)
+        await _Door(runner, sockets, asking).start()
     except OSError as error:
         await runner.cleanup()
         raise ValueError(f"Nothing can be answered at {address}, port {port}: {_why(error)}{hint}") from None
@@ -60,6 +70,11 @@ async def _bound(address: str, port: int) -> list[socket.socket]:
     for it in found:
         it.settimeout(0)
     return found
+
+
+def _is_local(it: socket.socket) -> bool:
+    place = ipaddress.ip_address(it.getsockname()[0])
+    return place.is_loopback or place.is_unspecified
 
 
 class _Asking:

@@ -102,6 +102,10 @@ def silent(values: str) -> dict[str, str]:
     return {'rota_watch_age_seconds{namespace="rota-system", job="rota", pod="rota-1", kind="pods"}': values}
 
 
+def journal(values: str) -> dict[str, str]:
+    return {'rota_journal_lost_total{namespace="rota-system", job="rota", pod="rota-1"}': values}
+
+
 QUEUES = of_group("queues", "8x240")
 TOPIC = members(2) | of_group("group_lag_estimated", "0x240", ', topic="orders"')
 TOPICS = TOPIC | of_group("group_lag_estimated", "1x240", ', topic="payments"')
@@ -346,6 +350,15 @@ CASES = [
         (Fires("warning", "3m 0s", OPERATOR | {"kind": "pods"}),),
     ),
     Case("RotaWatchSilent", "the API server was away", silent("0+30x6 0x60"), "7m"),
+    Case(
+        "RotaJournalIncomplete",
+        "its disk is full",
+        journal("0x10 0+5x40"),
+        "12m",
+        (Fires("warning", labels=OPERATOR),),
+    ),
+    Case("RotaJournalIncomplete", "it lost some an hour ago", journal("0x10 7x120"), "60m"),
+    Case("RotaJournalIncomplete", "nothing is lost", journal("0x60"), "20m"),
 ]
 
 

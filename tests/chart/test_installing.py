@@ -147,6 +147,7 @@ async def test_definitions_stay_when_the_release_goes(api: Api, release: Release
         ({"watchNamespaces": ["shop"]}, "kubectl apply -n shop -f"),
         ({"crds": {"install": False}}, "not part of this release"),
         ({"networkPolicy": {"enabled": True}}, "Members are not guarded"),
+        ({"fullnameOverride": "brain"}, "export ROTA_LEASE=brain ROTA_OPERATOR_NAMESPACE="),
     ],
     ids=str,
 )

@@ -75,7 +75,7 @@ def test_what_can_be_left_out_is_left_out(default: Rendered, helm: Helm) -> None
     without = helm.template(
         crds={"install": False},
         rbac={"aggregate": False},
-        serviceAccount={"create": False},
+        serviceAccount={"create": False, "name": "ours"},
         podDisruptionBudget={"enabled": False},
     )
     assert set(named(default)) - set(named(without)) == {
@@ -86,7 +86,7 @@ def test_what_can_be_left_out_is_left_out(default: Rendered, helm: Helm) -> None
         "PodDisruptionBudget/rota",
         "ServiceAccount/rota",
     }
-    assert without.pod["spec"]["serviceAccountName"] == "default"
+    assert without.pod["spec"]["serviceAccountName"] == "ours"
 
 
 def test_every_object_says_whose_it_is(everything: Rendered) -> None:
@@ -220,7 +220,7 @@ def test_what_is_said_about_pods_reaches_them(helm: Helm) -> None:
             {"persistentVolumeClaim": {"claimName": "rota-journal"}},
             "Recreate",
         ),
-        ({"size": "1Gi", "claim": {"enabled": False}}, 2, {"emptyDir": {"sizeLimit": "1Gi"}}, "RollingUpdate"),
+        ({"size": "9Gi", "claim": {"enabled": False}}, 2, {"emptyDir": {"sizeLimit": "9Gi"}}, "RollingUpdate"),
     ],
 )
 def test_the_journal_goes_where_it_is_sent(
@@ -240,12 +240,12 @@ def test_the_journal_goes_where_it_is_sent(
 
 def test_a_journals_claim_outlives_its_release(helm: Helm) -> None:
     claim = {"storageClass": "shared", "accessModes": ["ReadWriteMany"]}
-    made = helm.template(journal={"kind": "volume", "size": "5Gi", "claim": claim})["PersistentVolumeClaim"]
+    made = helm.template(journal={"kind": "volume", "size": "50Gi", "claim": claim})["PersistentVolumeClaim"]
     assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert made["spec"] == {
         "accessModes": ["ReadWriteMany"],
         "storageClassName": "shared",
-        "resources": {"requests": {"storage": "5Gi"}},
+        "resources": {"requests": {"storage": "50Gi"}},
     }
 
 
@@ -264,10 +264,20 @@ def test_the_pipeline_takes_the_journal_and_makes_tables_of_it_one_step_after_th
     assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "pipeline"
     steps = (*pod["spec"]["initContainers"], *pod["spec"]["containers"])
     assert [it["args"][0] for it in steps] == ["ingest", "rollup"]
-    assert steps[1]["args"][-1] == "--days=7"
+    assert steps[1]["args"][-2:] == ["--days=7", "--if-any"]
+    assert "affinity" not in pod["spec"]
     claims = {it["name"]: it.get("persistentVolumeClaim") for it in pod["spec"]["volumes"]}
     assert claims["journal"] == {"claimName": "rota-journal", "readOnly": True}
     assert claims["history"] == {"claimName": "history"}
+
+
+def test_the_pipeline_runs_where_the_operator_does_if_one_node_alone_can_mount_the_journal(helm: Helm) -> None:
+    journal: Object = {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}
+    rendered = helm.template(replicas=1, journal=journal, pipeline={"enabled": True, "claim": "history"})
+    pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (beside,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert beside["labelSelector"] == rendered["Deployment"]["spec"]["selector"]
+    assert beside["topologyKey"] == "kubernetes.io/hostname"
 
 
 def test_policies_are_tried_if_there_are_any(helm: Helm) -> None:
@@ -276,7 +286,7 @@ def test_policies_are_tried_if_there_are_any(helm: Helm) -> None:
     pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     assert [it["args"][0] for it in pod["initContainers"]] == ["ingest", "rollup"]
     (last,) = pod["containers"]
-    assert (*last["args"][:2], last["args"][-1]) == ("recommend", "/history/lake", "--days=3")
+    assert (*last["args"][:2], *last["args"][-2:]) == ("recommend", "/history/lake", "--days=3", "--if-any")
     assert {"name": "policies", "mountPath": "/policies", "readOnly": True} in last["volumeMounts"]
 
 
@@ -402,3 +412,8 @@ def test_the_chart_tells_of_each_kind_and_shows_the_least_of_it() -> None:
     ]
     example = (ROOT / "docs" / "examples" / "group.yaml").read_text()
     assert yaml.safe_load(told["artifacthub.io/crdsExamples"]) == list(yaml.safe_load_all(example))
+
+
+def test_alerts_miss_this_release_s_leader_whoever_else_leads(helm: Helm) -> None:
+    rendered = helm.template("--api-versions", "monitoring.coreos.com/v1", prometheusRule={"enabled": True})
+    assert 'absent(rota_leader{namespace="rota-system"})' in str(rendered["PrometheusRule"])

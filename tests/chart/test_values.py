@@ -132,6 +132,19 @@ def test_a_value_that_cannot_be_meant_is_refused(helm: Helm, values: Object, tol
         ),
         ({"pipeline": {"enabled": True, "claim": "a"}}, "pipeline.enabled needs the journal on a claim"),
         ({"pipeline": {"enabled": True}, "journal": {"kind": "volume"}}, "set pipeline.claim to the name of a claim"),
+        (
+            {"journal": {"kind": "volume", "size": "1Gi", "limit": "1.5G"}},
+            "journal.limit is not below journal.size",
+        ),
+        (
+            {
+                "replicas": 1,
+                "journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOncePod"]}},
+                "pipeline": {"enabled": True, "claim": "a"},
+            },
+            "take ReadWriteMany or ReadWriteOnce as its accessModes",
+        ),
+        ({"serviceAccount": {"create": False}}, "set serviceAccount.name"),
         ({"serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled needs the Prometheus operator"),
         ({"prometheusRule": {"enabled": True}}, "prometheusRule.enabled needs the Prometheus operator"),
     ],

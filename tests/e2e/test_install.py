@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from textwrap import dedent
@@ -11,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from e2e.deliveries import Traffic
-from e2e.release import SECONDS, SHOP, Installed
+from e2e.release import HOME, SECONDS, SHOP, Installed
 from ground.ours import at_rest
 from ground.poll import eventually
 from ground.programs import program
@@ -52,6 +53,21 @@ def test_two_operators_run_and_one_of_them_leads(installed: Installed) -> None:
     assert installed.home("get", "deploy", "rota", "-o", "jsonpath={.status.readyReplicas}") == "2"
     assert eventually(installed.leader, SECONDS) in installed.pods()
     assert len(installed.pods()) == 2
+
+
+def test_the_page_is_reached_by_port_forward(installed: Installed) -> None:
+    leader = eventually(installed.leader, SECONDS)
+    cluster = ("--kubeconfig", str(installed.node.kubeconfig), "--namespace", HOME)
+    argv = [str(program("kubectl")), *cluster, "port-forward", leader, ":8080"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as forwarding:
+        try:
+            assert forwarding.stdout
+            here = re.search(r"127\.0\.0\.1:\d+", forwarding.stdout.readline())
+            assert here
+            with urllib.request.urlopen(f"http://{here[0]}/") as answer:
+                assert "<title>" in answer.read().decode()
+        finally:
+            forwarding.terminate()
 
 
 def test_helm_test_finds_the_release_in_order(installed: Installed) -> None:

@@ -144,6 +144,22 @@ def test_what_cannot_be_meant_is_told_before_spark_begins(
     assert ran.stderr.startswith(f"rota: {sentence}")
 
 
+@pytest.mark.parametrize("command", [["ingest"], ["rollup"], ["recommend", "--policies", "p.yaml"]])
+@pytest.mark.parametrize("there", [None, ".", "_checkpoint", "lost+found"])
+def test_a_cronjob_of_a_new_cluster_ends_well(command: list[str], there: str | None, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    if there:
+        (source / there).mkdir(parents=True)
+    ran = CliRunner().invoke(main, ["pipeline", *command, str(source), "--to", str(tmp_path / "to"), "--if-any"])
+    assert (ran.exit_code, ran.output) == (0, f"{source} holds nothing yet\n")
+
+
+def test_what_cannot_be_meant_is_told_where_there_is_something(tmp_path: Path) -> None:
+    journal = a_file(tmp_path / "journal" / DAY / "08-a.jsonl", "").parents[1]
+    ran = CliRunner().invoke(main, ["pipeline", "rollup", str(journal), "--to", str(journal), "--if-any"])
+    assert (ran.exit_code, ran.stdout) == (2, "")
+
+
 # Where a mistake stands.
 
 

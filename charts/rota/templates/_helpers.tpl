@@ -13,7 +13,7 @@
 {{/* By what the operator's pods are known. A selector can never change: so there is no version in it. */}}
 {{- define "rota.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
@@ -35,8 +35,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 
 {{- define "rota.serviceAccount" -}}
-{{- $made := ternary (include "rota.fullname" .) "default" .Values.serviceAccount.create -}}
-{{- default $made .Values.serviceAccount.name -}}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.create is false: set serviceAccount.name, for all pods share the namespace's default" -}}
+{{- end -}}
+{{- default (include "rota.fullname" .) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{/* How many bytes a quantity such as 8Gi is. */}}
+{{- define "rota.bytes" -}}
+{{- $binary := dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
+{{- $factors := merge $binary (dict "" 1.0 "K" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15) -}}
+{{- mulf (regexFind "^[0-9.]+" . | float64) (get $factors (regexFind "[A-Za-z]*$" .)) -}}
 {{- end -}}
 
 {{/* An image as one word, of (dict "image" … "version" …). */}}

@@ -23,6 +23,11 @@ THEIRS = ("part-", "_", ".")  # how all names begin that Spark gives in such a f
 OF_THE_DISK = {"lost+found"}
 
 
+def holds_any(source: str) -> bool:
+    """Say whether there is anything to read."""
+    return any(holds(Path(source)) for holds in (layout.is_lake, layout.is_journal, is_simulation))
+
+
 def check(command: str, given: Mapping[str, Any]) -> None:
     """Refuse a source that is none, and a --to that cannot be meant."""
     to, source = given.get("to", given.get("lake")), given.get("source", given.get("journal"))

@@ -17,6 +17,7 @@ from rota.cli import troubles
 from rota.cli.endings import plainly
 from rota.cli.progress import Progress
 from rota.cli.show import show, table
+from rota.cli.words import say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +27,7 @@ OUTPUT = click.option(
 )
 POLICIES = click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
 SOURCE = click.argument("source")  # a journal or a lake: `opened` opens it
+IF_ANY = click.option("--if-any", is_flag=True, help="End well where there is nothing to read yet: for a CronJob.")
 DAYS = click.option(
     "--days",
     type=click.IntRange(1, 36_600),
@@ -48,8 +50,11 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         from rota.cli import folders
 
-        name = command.__name__
+        name, source = command.__name__, given.get("source", given.get("journal", ""))
         with _plain_words():
+            if given.pop("if_any", False) and not folders.holds_any(source):
+                say(f"{source} holds nothing yet")
+                return
             folders.check(name, given)
             read = _read(name, given)
         with Progress() as progress:
@@ -131,6 +136,7 @@ def wrote(rows: Mapping[str, int], output: str) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Take every hour: nobody writes this journal any more.")
 @click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
+@IF_ANY
 @OUTPUT
 @with_spark
 def ingest(
@@ -165,6 +171,7 @@ def ingest(
 )
 @click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="How many groups get plots.")
 @DAYS
+@IF_ANY
 @with_spark
 def recommend(spark: "SparkSession", progress: Progress, **given: Any) -> None:
     """Say which policy is best for which group.
@@ -181,6 +188,7 @@ def recommend(spark: "SparkSession", progress: Progress, **given: Any) -> None:
 @SOURCE
 @click.option("--to", help="The folder for the table; without it, the table is printed.")
 @DAYS
+@IF_ANY
 @OUTPUT
 @with_spark
 def rollup(spark: "SparkSession", progress: Progress, **given: Any) -> None:

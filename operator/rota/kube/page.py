@@ -55,7 +55,7 @@ class Page:
         app = web.Application()
         app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness)])
         app.add_routes(self._more)
-        return await listen(app, address, port, "; give another --address or --port")
+        return await listen(app, address, port, "; give another --address or --port", forwarded=True)
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()
