@@ -35,7 +35,7 @@ ELSEWHERE = {
     "kubectl delete namespace": "tests/e2e/test_ends.py",
     "kubectl delete": None,
     "kubectl label -f crds/": None,
-    "kubectl annotate -f crds/": None,
+    "kubectl annotate --overwrite -f crds/": None,
 }
 
 
