@@ -16,7 +16,7 @@ from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers import Message
 from rota.brokers.memory import BROKER
-from rota.sidecar import assignments, endings, pull, shell
+from rota.sidecar import assignments, endings, pull, push, shell
 from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, Member, a_member
 
 BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
@@ -413,6 +413,11 @@ async def test_a_mode_is_changed_on_the_way_and_a_port_that_is_taken_is_told(
     monkeypatch.setattr(pull, "OPEN_AGAIN", 0.05)
     async with a_member(instance, tmp_path, delivery={"mode": "Push", "push": {"port": 1}}) as member:
         await member.send("a")
+
+        async def away() -> bool:
+            return push.NOT_LISTENING in (await member.report()).troubles
+
+        await soon(away)
         with socket.create_server((member.address, pull.PORT)):
             member.settings["delivery"] = UNHURRIED
             member.show(member.everything)

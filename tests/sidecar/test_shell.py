@@ -12,12 +12,13 @@ import pytest
 
 from builders import a_spec
 from ground.poll import soon
-from rota.brokers import Consumer, Membership, Unreachable
+from rota.brokers import Consumer, Membership, Pulled, Refused, Unreachable
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import Share, read_offsets
 from rota.model import RETRY, Queue
 from rota.sidecar import endings, push, shell, sources, steps
 from rota.sidecar.notes import Notes, Offsets
+from rota.sidecar.volume import Files, Volume
 from rota.spec.resolved import write_settings
 from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, Member, a_member, turn
 
@@ -283,6 +284,78 @@ async def test_while_nothing_can_be_remembered_nothing_is_obeyed_or_claimed(
         report = await member.report()
         assert (report.generation, report.final, report.troubles) == (3, True, {})
         assert member.app.done == ["1"]
+
+
+async def test_a_final_drain_that_cannot_be_noted_keeps_nobody_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Notes, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        monkeypatch.setattr(Notes, "keep", full)
+        final = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
+        report = await member.until(lambda it: "StateNotWritten" in it.troubles)
+        assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateNotWritten"]
+        app = asyncio.create_task(member.ask("/v1/drain"))
+        await asyncio.wait_for(member.end(), 30)
+        assert [await final, await app] == [(200, "drained for good\n"), (200, "drained\n")]
+
+
+async def test_a_document_that_cannot_be_read_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = Volume.read, [None]
+
+    def fails_once(volume: Volume) -> Files | None:
+        return failures.pop() if failures else read(volume)
+
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        monkeypatch.setattr(Volume, "read", fails_once)
+        await member.obeys([SECOND])
+        assert not failures
+
+
+async def test_a_broker_that_begins_to_refuse_is_told_until_it_takes_what_is_asked_again(tmp_path: Path) -> None:
+    refusals = ["The key is unknown (code 16)"]
+
+    class Moody(MemoryConsumer):
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+            if refusals and queue == SECOND:
+                raise Refused(refusals[0])
+            return await super().pull(queue, offset, **more)
+
+    async with a_member(tmp_path) as member:
+        member.connect = Moody
+        member.show([FIRST, SECOND])
+        report = await member.until(lambda it: bool(it.troubles))
+        assert report.troubles == {"BrokerRefuses": refusals[0]}
+        await member.send("1", queue=0)
+        await member.did("1")  # another queue's broker takes what is asked
+        assert (await member.report()).troubles == {"BrokerRefuses": refusals.pop()}
+        await member.until(lambda it: it.troubles == {})
+        refusals.append("Again")
+        await member.send("2", queue=1)
+        await member.until(lambda it: it.troubles == {"BrokerRefuses": "Again"})
+        await member.obeys([FIRST])
+        assert (await member.report()).troubles == {}
+
+
+async def test_what_the_broker_keeps_no_more_is_delivered_to_the_last(tmp_path: Path) -> None:
+    few = {"buffer": {"messagesPerQueue": 4}, "push": {"concurrency": 1}}
+    async with a_member(tmp_path, delivery=few) as member:
+        gate = Gate()
+        member.app.answer = gate
+        await member.send(*texts(0, 4), queue=0)
+        await member.obeys([FIRST])
+        await soon(lambda: _is(member.sidecar.readings[FIRST].window.buffered == 4))
+        await member.send(*texts(4, 10), queue=0)
+        member.memory.firsts[FIRST] = 8
+        gate.opens.set()
+        await member.did("0", "1", "2", "3", "8", "9")
+        await soon(lambda: _is(member.offset(0) == 10))
 
 
 async def test_a_loop_that_stood_still_reads_its_document_before_it_delivers_or_commits(

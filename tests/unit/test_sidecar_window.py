@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rota.brokers import Message, Moved, Pulled
 from rota.model import Queue
-from rota.sidecar.window import MEBIBYTE, Delivery, Limits, Window
+from rota.sidecar.window import BESIDES, MEBIBYTE, Delivery, Limits, Window
 from rota.spec import Buffer
 
 Q = Queue("orders", "broker-a", 3)
@@ -372,11 +372,35 @@ def test_an_orderly_queue_does_not_wait_for_what_a_reset_has_made_void() -> None
     assert offsets_of(window.take(1, 1.0)) == [0]
 
 
-@pytest.mark.parametrize("moved", Moved)
-def test_a_pull_that_says_so_resets(moved: Moved) -> None:
+def test_a_pull_that_says_so_resets() -> None:
     window = a_window(0, 1)
-    window.put(2, a_pull(then=50, moved=moved))
+    window.put(2, a_pull(then=50, moved=Moved.RESET))
     assert (window.buffered, window.next, to_commit(window)) == (0, 50, 50)
+
+
+def test_what_the_broker_keeps_no_more_is_finished_first() -> None:
+    window = a_window(0, 1)
+    delivery = taken(window, 1)
+    window.put(2, a_pull(then=50, moved=Moved.OUTSIDE))
+    assert (window.buffered, window.next, window.committable) == (2, 50, 0)
+    bring_back(window, delivery, 0)
+    finish(window, taken(window, 1))
+    finish(window, taken(window, 1))
+    assert (window.buffered, to_commit(window)) == (0, 50)
+
+
+@pytest.mark.parametrize(("there", "start"), [(90, 50), (50, 50), (7, 7)])
+def test_nothing_unfinished_is_passed_where_a_queue_lost_its_end(there: int, start: int) -> None:
+    window = a_window(*range(50, 100))
+    bring_back(window, taken(window, 1), 50)
+    window.put(100, a_pull(then=there, moved=Moved.OUTSIDE))
+    assert (window.buffered, window.next, window.committable) == (0, start, start)
+
+
+def test_where_a_queue_has_nothing_any_more_and_nothing_was_fetched_it_goes_on_at_once() -> None:
+    window = a_window()
+    window.put(window.next, a_pull(then=50, moved=Moved.OUTSIDE))
+    assert (window.next, to_commit(window)) == (50, 50)
 
 
 @pytest.mark.parametrize(("moved", "following"), [(Moved.OUTSIDE, 1), (Moved.RESET, 50)])
@@ -436,8 +460,8 @@ def test_the_answer_to_a_commit_from_before_a_reset_counts_for_nothing() -> None
     [
         (Limits(messages=4), None),
         (Limits(messages=3), "3 messages are not finished; the limit is 3"),
-        (Limits(bytes=2 * MEBIBYTE), "2.0 MiB are not finished; the limit is 2.0 MiB"),
-        (Limits(bytes=2 * MEBIBYTE + 1), None),
+        (Limits(bytes=2 * MEBIBYTE + 3 * BESIDES), "2.0 MiB are not finished; the limit is 2.0 MiB"),
+        (Limits(bytes=2 * MEBIBYTE + 3 * BESIDES + 1), None),
         (Limits(span=19), "10 is not finished and 20 offsets behind the last; the limit is 19"),
         (Limits(span=20), None),
     ],
@@ -520,8 +544,11 @@ class Naive:
             self.reset(pulled.next)
         if pulled.moved is Moved.RESET or self.stopped or asked != self.next:
             return
-        if pulled.moved is Moved.OUTSIDE:
-            self.reset(pulled.next)
+        if pulled.moved is Moved.OUTSIDE and pulled.next >= self.next:
+            self.next = pulled.next
+        elif pulled.moved is Moved.OUTSIDE:
+            self.reset(min([pulled.next, *self.unfinished]))
+        if pulled.moved:
             return
         for message in pulled.messages:
             self.where[message.offset], self.sizes[message.offset] = "waiting", len(message.body)
@@ -555,7 +582,7 @@ class Naive:
         unfinished = self.unfinished
         # A fetched message counts for the span although it is finished, if a lower one is not.
         span = max(self.where, default=0) - min(unfinished, default=0) if unfinished and not self.orderly else 0
-        size = sum(self.sizes[offset] for offset in unfinished)
+        size = sum(self.sizes[offset] + BESIDES for offset in unfinished)
         return len(unfinished) >= limits.messages or size >= limits.bytes or span > limits.span
 
 
@@ -650,7 +677,7 @@ class Walk:
         assert window.bytes == sum(naive.sizes[offset] for offset in unfinished)
         assert window.in_flight == sum(len(left) for _, left, _ in naive.deliveries)
         assert window.empty == (not naive.deliveries)
-        for limits in (Limits(messages=4), Limits(bytes=9), Limits(span=5)):
+        for limits in (Limits(messages=4), Limits(bytes=3 * BESIDES + 9), Limits(span=5)):
             assert (window.full(limits) is not None) == naive.full(limits)
 
 

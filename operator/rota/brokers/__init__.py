@@ -89,7 +89,7 @@ class Pulled(NamedTuple):
     next: int  # where to ask next
     first: int  # the offset of the queue's oldest message
     last: int  # the offset that its next message will have
-    moved: Moved | None = None  # then whatever was fetched of the queue before is worth nothing
+    moved: Moved | None = None  # after a RESET whatever was fetched of the queue before is worth nothing
 
 
 class Client(NamedTuple):

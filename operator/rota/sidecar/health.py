@@ -2,6 +2,9 @@
 
 import logging
 
+from rota.model import Queue
+
+REFUSES = "BrokerRefuses"
 UNREACHABLE = 5.0  # a broker that has not answered for so long cannot be reached
 
 _log = logging.getLogger(__name__)
@@ -15,6 +18,7 @@ class Health:
         self.troubles: dict[str, str] = {}
         self._answering: set[str] = set()
         self._failing: dict[str, float] = {}  # and since when
+        self._refused: dict[Queue, str] = {}  # and what their brokers said
 
     def reached(self, broker: str) -> None:
         """Note that a broker answered."""
@@ -24,6 +28,19 @@ class Health:
     def missed(self, broker: str, now: float) -> None:
         """Note that it did not."""
         self._failing.setdefault(broker, now)
+
+    def refuses(self, queue: Queue, told: str) -> None:
+        """Note that a queue's broker answers, and says no; of several queues one speaks for all."""
+        self._refused.setdefault(queue, told)
+        self._tell_refusals()
+
+    def takes(self, queue: Queue) -> None:
+        """Note that it does what is asked again, or is not asked any more."""
+        if self._refused.pop(queue, None):
+            self._tell_refusals()
+
+    def _tell_refusals(self) -> None:
+        self.trouble(REFUSES, next(iter(self._refused.values()), ""))
 
     def brokers(self, now: float) -> dict[str, bool]:
         """Return which brokers can be reached, and which cannot."""

@@ -272,7 +272,8 @@ class Push:
         """Do nothing: messages come, or they do not."""
 
     async def close(self) -> None:
-        """Close connections that nobody uses."""
+        """Close connections that nobody uses, and say no more of the app."""
+        self._tell(Outcome.DONE)
         self._close()
 
     def _close(self) -> None:

@@ -121,6 +121,7 @@ class Reading:
 
     async def close(self) -> None:
         """Stop everything, finished or not."""
+        self._shell.health.takes(self.queue)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -171,6 +172,7 @@ class Reading:
             if task:
                 task.cancel()
         self._pulling = self._placing = None
+        self._shell.health.takes(self.queue)
 
     async def _lock(self, life: int) -> None:
         await self.source.ready.wait()
@@ -258,6 +260,7 @@ class Reading:
                 self.window.committed, self._doubts = None, True
             pause, told, self.pulled_at = 0.0, "", self._shell.now()
             self._answered()
+            self._shell.health.takes(self.queue)
             self._shell.measures.pulls.add("moved" if found.moved else "found" if found.messages else "empty")
             self.window.put(asked, found)
             if found.messages:
@@ -289,6 +292,8 @@ class Reading:
             self._shell.health.missed(self.queue.broker, self._shell.now())
         elif isinstance(error, Refused):  # it was asked, and said no
             self._answered()
+            if not isinstance(error, SwitchedOff):  # that is the group's, and the operator's to tell
+                self._shell.health.refuses(self.queue, str(error))
         if not quietly:
             self._say(what, error)
 

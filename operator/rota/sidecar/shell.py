@@ -152,7 +152,10 @@ class Sidecar:
                 self._look()
 
     def _look(self) -> None:
-        files = self._volume.read() or Files()
+        read = self._volume.read()
+        if read is None:  # nothing says when that is over
+            self._look_later()
+        files = read or Files()
         settings = self._settings(files.settings)
         if self._sources.now is None and not (settings and self._joined(settings)):
             return  # nothing can be worked, so nothing is obeyed
@@ -202,6 +205,9 @@ class Sidecar:
 
     def _look_again(self, reason: str, told: str) -> None:
         self.health.trouble(reason, told)
+        self._look_later()
+
+    def _look_later(self) -> None:
         if self._looking:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
@@ -259,13 +265,18 @@ class Sidecar:
             self._app.queues_changed()
             for reading in self.readings.values():
                 self._app.offer(reading)
-            self._news.set()
-            self._news = asyncio.Event()
+            self._wake_waiting()
+        elif self._drains:  # what is told stands still if it could not be noted, and a drain goes on nevertheless
+            self._wake_waiting()
         if self._clock:
             self._clock.cancel()
         due = self.member.next_look()
         wait = None if due is None else max(0.0, due - self.now())
         self._clock = None if wait is None else asyncio.get_running_loop().call_later(wait, self._tick)
+
+    def _wake_waiting(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _tick(self) -> None:
         self._carry(self.member.tick(self.now()))

@@ -12,7 +12,7 @@ import msgspec
 from rota.brokers import BrokerError, Consumer, Membership, Refused, Working
 from rota.model import Queue
 from rota.sidecar.environment import Who
-from rota.sidecar.health import Health
+from rota.sidecar.health import REFUSES, Health
 from rota.sidecar.local import Local
 from rota.sidecar.member import Member
 from rota.sidecar.notes import Offsets
@@ -20,7 +20,7 @@ from rota.sidecar.reading import Reading, Source
 from rota.spec.resolved import Settings
 
 JOIN_AGAIN = 2.0
-REFUSES, UNREACHABLE = "BrokerRefuses", "BrokerUnreachable"
+UNREACHABLE = "BrokerUnreachable"
 
 _log = logging.getLogger(__name__)
 

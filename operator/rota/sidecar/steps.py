@@ -70,8 +70,8 @@ class Steps:
             try:
                 self._keep(step)
             except OSError as error:
-                told = f"The member's state cannot be written, so generation {step.remember} is not obeyed: {error}"
-                self._health.trouble(NOT_WRITTEN, told)
+                told = "the final drain waits" if step.remember is None else f"generation {step.remember} is not obeyed"
+                self._health.trouble(NOT_WRITTEN, f"The member's state cannot be written, so {told}: {error}")
                 if not self._ends:
                     self._again = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
                     return

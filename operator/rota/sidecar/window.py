@@ -22,6 +22,7 @@ from rota.brokers import Message, Moved, Pulled
 from rota.spec import Buffer
 
 MEBIBYTE = 1 << 20
+BESIDES = 1536  # bytes that a message takes in memory besides its body: measured, with eight properties
 AT_ONCE = float("-inf")
 
 
@@ -30,7 +31,7 @@ class Limits:
     """How much of a queue may be fetched and not finished; the last pull may go beyond it by what it brings."""
 
     messages: int = 1000
-    bytes: int = 100 * MEBIBYTE
+    bytes: int = 100 * MEBIBYTE  # of memory
     span: int = 2000  # from the first unfinished offset to the last, which a crash may repeat; Orderly has none
 
     @classmethod
@@ -107,10 +108,15 @@ class Window:
 
     def put(self, asked: int, pulled: Pulled) -> None:
         """Take what came of asking there."""
-        current = asked == self.next and not self.stopped
-        if pulled.moved is Moved.RESET or (pulled.moved and current):
+        if pulled.moved is Moved.RESET:
             self.reset(pulled.next)
-        elif current:
+        elif asked != self.next or self.stopped:
+            return
+        elif pulled.moved and pulled.next >= self.next:
+            self.next = pulled.next  # what was fetched before is kept: the broker has it no more
+        elif pulled.moved:
+            self.reset(min(pulled.next, self.committable))  # it lost its end; what is not finished is fetched anew
+        else:
             for message in pulled.messages:
                 if message.offset >= self.next:
                     self._waiting.append(message)
@@ -189,8 +195,9 @@ class Window:
         """Say why no more is to be fetched now, if so."""
         if self.buffered >= limits.messages:
             return f"{self.buffered} messages are not finished; the limit is {limits.messages}"
-        if self.bytes >= limits.bytes:
-            return f"{self.bytes / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.bytes / MEBIBYTE:.1f} MiB"
+        memory = self.bytes + BESIDES * self.buffered
+        if memory >= limits.bytes:
+            return f"{memory / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.bytes / MEBIBYTE:.1f} MiB"
         span = 0 if self.orderly or self.last is None else self.last - self.committable
         if span > limits.span:
             return f"{self.committable} is not finished and {span} offsets behind the last; the limit is {limits.span}"
