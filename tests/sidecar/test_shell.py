@@ -343,6 +343,15 @@ async def test_a_broker_that_begins_to_refuse_is_told_until_it_takes_what_is_ask
         assert (await member.report()).troubles == {}
 
 
+async def test_a_member_without_messages_says_nothing_of_its_app(tmp_path: Path) -> None:
+    async with a_member(tmp_path, delivery={"push": {"port": 1}}) as member:
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+        await member.until(lambda it: it.troubles.keys() == {push.NOT_LISTENING})
+        await member.obeys([])
+        await member.until(lambda it: it.troubles == {})
+
+
 async def test_what_the_broker_keeps_no_more_is_delivered_to_the_last(tmp_path: Path) -> None:
     few = {"buffer": {"messagesPerQueue": 4}, "push": {"concurrency": 1}}
     async with a_member(tmp_path, delivery=few) as member:

@@ -111,6 +111,8 @@ class Push:
             task = asyncio.get_running_loop().create_task(self._deliver(taken))
             self._open.setdefault(taken.queue, set()).add(task)
             task.add_done_callback(partial(self._ended, taken))
+        if self._in_doubt and not self._count and now >= self._again:  # there is nothing to try it with
+            self._note(Outcome.DONE)
 
     def _most(self, queue: Queue) -> int:
         reading = self._shell.reading(queue)
