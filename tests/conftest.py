@@ -3,14 +3,14 @@
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import NodeManager
+
+from ground.instance import sweep
 
 pytest_plugins = ["ground.fixtures"]
 
 settings.register_profile("rota", deadline=None)  # machines are shared
 settings.load_profile("rota")
 
-NodeManager.EXIT_TIMEOUT = 60  # seconds, for a worker that is interrupted takes its ground down before it goes
 ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_real_node.py")
 
 
@@ -25,3 +25,9 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
     """Have `make test` run its two files at a time in our way."""
     return Scheduling(config, log)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Take down what a worker that was interrupted had no time to: it has ten seconds."""
+    if not hasattr(config, "workerinput"):
+        sweep()
