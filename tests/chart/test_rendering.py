@@ -412,8 +412,3 @@ def test_the_chart_tells_of_each_kind_and_shows_the_least_of_it() -> None:
     ]
     example = (ROOT / "docs" / "examples" / "group.yaml").read_text()
     assert yaml.safe_load(told["artifacthub.io/crdsExamples"]) == list(yaml.safe_load_all(example))
-
-
-def test_alerts_miss_this_release_s_leader_whoever_else_leads(helm: Helm) -> None:
-    rendered = helm.template("--api-versions", "monitoring.coreos.com/v1", prometheusRule={"enabled": True})
-    assert 'absent(rota_leader{namespace="rota-system"})' in str(rendered["PrometheusRule"])
