@@ -5,7 +5,7 @@ import base64
 import json
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
 from ground import cache, packages
 from ground.instance import Instance
-from ground.poll import soon
+from ground.poll import eventually, soon
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
@@ -79,7 +79,13 @@ async def a_browser(instance: Instance) -> AsyncIterator["Browser"]:
                     await asyncio.wait([reading])
     finally:
         await asyncio.to_thread(instance.stop, "browser", grace=5)
+        await asyncio.to_thread(eventually, partial(_removed, profile), 30)  # its helpers write for a moment longer
+
+
+def _removed(profile: Path) -> bool:
+    with suppress(OSError):
         cache.remove(profile)
+    return not profile.exists()
 
 
 def _written(port: Path) -> bool:

@@ -275,7 +275,8 @@ class Push:
 
     async def close(self) -> None:
         """Close connections that nobody uses, and say no more of the app."""
-        self._tell(Outcome.DONE)
+        for reason in (PATH_NOT_FOUND, NOT_LISTENING):
+            self._shell.health.trouble(reason, "")
         self._close()
 
     def _close(self) -> None:

@@ -152,10 +152,9 @@ class Sidecar:
                 self._look()
 
     def _look(self) -> None:
-        read = self._volume.read()
-        if read is None:  # nothing says when that is over
-            self._look_later()
-        files = read or Files()
+        if (files := self._volume.read()) is None:  # nothing says when that is over
+            files = Files()
+            self._look_again()
         settings = self._settings(files.settings)
         if self._sources.now is None and not (settings and self._joined(settings)):
             return  # nothing can be worked, so nothing is obeyed
@@ -203,11 +202,9 @@ class Sidecar:
         self.health.trouble(NOT_WRITTEN, "")
         return True
 
-    def _look_again(self, reason: str, told: str) -> None:
-        self.health.trouble(reason, told)
-        self._look_later()
-
-    def _look_later(self) -> None:
+    def _look_again(self, reason: str = "", told: str = "") -> None:
+        if reason:
+            self.health.trouble(reason, told)
         if self._looking:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
@@ -259,24 +256,19 @@ class Sidecar:
         report = self._steps.told
         for queue in self.readings.keys() - self.member.lives.keys():
             del self.readings[queue]
-        if self._said is not report:
+        if self._said is not report or self._drains:  # which go on, though what cannot be noted is not told
             self._said = report
             self._limit()
             self._app.queues_changed()
             for reading in self.readings.values():
                 self._app.offer(reading)
-            self._wake_waiting()
-        elif self._drains:  # what is told stands still if it could not be noted, and a drain goes on nevertheless
-            self._wake_waiting()
+            self._news.set()
+            self._news = asyncio.Event()
         if self._clock:
             self._clock.cancel()
         due = self.member.next_look()
         wait = None if due is None else max(0.0, due - self.now())
         self._clock = None if wait is None else asyncio.get_running_loop().call_later(wait, self._tick)
-
-    def _wake_waiting(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
 
     def _tick(self) -> None:
         self._carry(self.member.tick(self.now()))
