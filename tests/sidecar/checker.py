@@ -223,8 +223,13 @@ class _Judge:
         """Whether the broker was killed before it had kept it, and was asked by one who did not know better."""
         end = earlier.begin if earlier.end is None else earlier.end
         killed = [fact.at for fact in self.facts if fact.kind == "broker" and end <= fact.at <= later.begin]
-        knows = earlier.member == later.member and not self._killed(earlier, later, {"left"})
+        knows = earlier.member == later.member and not self._gave_up(earlier, later)
         return not knows and bool(killed) and killed[0] - end < KEPT
+
+    def _gave_up(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether its sidecar ended in good order in between, or gave the queue back: then it knows nothing of it."""
+        given_up = self._killed(earlier, later, {"left", "released"})
+        return any(fact.kind == "left" or earlier.queue in fact.queues for fact in given_up)
 
     def _copied(self, found: list[Delivery], later: Delivery) -> bool:
         """Whether it was sent to the retry topic by one who died, or at a broker that died, before that was known."""

@@ -23,6 +23,7 @@ def fact(at: float, kind: str, member: str = "a", generation: int = 0) -> Fact:
 
 GIVEN = fact(0, "given")
 HANDED_OVER = (GIVEN, fact(5, "released"), fact(5, "given", "b"))
+BACK = (fact(7, "released", "b"), fact(7, "given"))
 FORCED = (GIVEN, fact(5, "forced"), fact(5, "given", "b"), fact(9, "settled"))
 
 
@@ -84,6 +85,9 @@ CLEAN = {
     "the broker forgot it, and so did who had been asked to end": a_story(
         d(1, 2), d(6, 7), facts=(GIVEN, fact(3, "left"), Fact(4, "broker")), commits=[Commit(2.5, Q, 1)]
     ),
+    "the broker forgot it, and so did who had given the queue back, and has it again": a_story(
+        d(1, 2), d(8, 9), facts=(*HANDED_OVER, Fact(6, "broker"), *BACK), commits=[Commit(3, Q, 1)]
+    ),
     "sent to be tried again by one who died of it": a_story(
         d(1, 2, status=500),
         d(4, 5),
@@ -139,6 +143,14 @@ BROKEN = {
     ),
     "a duplicate after somebody else was killed": (
         a_story(d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "sidecar", "b"))),
+        "delivered twice",
+    ),
+    "a duplicate at one who had another queue meanwhile": (
+        a_story(d(1, 2), d(8, 9), facts=(GIVEN, Fact(6, "broker"), Fact(3, "released", "a", frozenset({OTHER})))),
+        "delivered twice",
+    ),
+    "a duplicate after a queue came back, though no broker died": (
+        a_story(d(1, 2), d(8, 9), facts=(*HANDED_OVER, *BACK), commits=[Commit(3, Q, 1)]),
         "delivered twice",
     ),
     "a duplicate at one who saw the broker die": (
