@@ -249,12 +249,14 @@ async def test_what_is_mounted_and_cannot_be_read_is_told_and_looked_at_again(tm
 # Its disk, and its clock.
 
 
+def full(_: Notes, **__: object) -> None:
+    """Keep nothing, as a disk without room does."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 async def test_while_nothing_can_be_remembered_nothing_is_obeyed_or_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: Notes, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     async with a_member(tmp_path) as member:
         await member.send("1", queue=0)
         with monkeypatch.context() as patched:
@@ -289,9 +291,6 @@ async def test_while_nothing_can_be_remembered_nothing_is_obeyed_or_claimed(
 async def test_a_final_drain_that_cannot_be_noted_keeps_nobody_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: Notes, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         monkeypatch.setattr(Notes, "keep", full)

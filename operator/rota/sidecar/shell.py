@@ -256,14 +256,14 @@ class Sidecar:
         report = self._steps.told
         for queue in self.readings.keys() - self.member.lives.keys():
             del self.readings[queue]
-        if self._said is not report or self._drains:  # which go on, though what cannot be noted is not told
+        if self._said is not report:
             self._said = report
             self._limit()
             self._app.queues_changed()
             for reading in self.readings.values():
                 self._app.offer(reading)
-            self._news.set()
-            self._news = asyncio.Event()
+        self._news.set()  # in any case: drains go on, though what cannot be noted is not told
+        self._news = asyncio.Event()
         if self._clock:
             self._clock.cancel()
         due = self.member.next_look()
