@@ -16,7 +16,7 @@ from rota.brokers import Pulled, Refused
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import Share
 from rota.model import Queue
-from rota.sidecar import endings, machine, push, shell, sources
+from rota.sidecar import endings, machine, post, push, shell, sources
 from rota.sidecar.local import Local
 from rota.sidecar.machine import State
 from rota.sidecar.notes import Notes, Offsets
@@ -150,6 +150,33 @@ async def test_a_delivery_that_ends_after_its_lock_ran_out_has_ended(
         gate.opens.set()
         await committed(member, 2)
         assert [it.body for it in member.app.heard] == ["1", "2"]
+
+
+async def test_what_waited_for_a_connection_while_its_queue_was_given_away_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected, asked = post.Post._connected, asyncio.Event()
+
+    async def late(self: post.Post, until: float) -> Any:
+        asked.set()
+        await gate.opens.wait()
+        return await connected(self, until)
+
+    async with a_member(tmp_path) as member:
+        gate = Gate()
+        monkeypatch.setattr(post.Post, "_connected", late)
+        await member.send("1", queue=0)
+        await member.obeys([FIRST])
+        await asked.wait()
+        member.show([])
+        await member.until(lambda it: bool(it.releasing))
+        gate.opens.set()
+        await member.until(lambda it: not it.working)
+        assert not member.app.heard
+        assert await counts(member) == {"cut": 1}
+        await member.obeys([FIRST])
+        await member.did("1")
+        assert [it.attempt for it in member.app.heard] == [1]
 
 
 async def test_the_disk_is_written_by_one_at_a_time_whoever_stops_waiting(
@@ -293,6 +320,27 @@ async def test_what_its_broker_never_takes_back_is_tried_here_with_its_attempts_
         await committed(member, 1)
         assert [it.attempt for it in member.app.heard] == [1, 2, 3]
         assert (await member.report()).troubles == {}
+
+
+async def test_what_its_broker_never_takes_back_is_told_no_more_once_the_group_is_set_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(MemoryConsumer):
+        async def give_back(self, *_: Any, **__: Any) -> None:
+            raise Refused("its properties are too large")
+
+    async def wrong(_: Event) -> int:
+        return 500
+
+    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
+    async with a_member(tmp_path) as member:
+        member.connect, member.app.answer = Refusing, wrong
+        await member.send("1", queue=0)
+        member.show([FIRST])
+        await member.until(lambda it: "MessageNotTakenBack" in it.troubles)
+        membership = member.memory.members[GROUP][0]
+        membership.on_reset({FIRST: 1})
+        await member.until(lambda it: it.troubles == {})
 
 
 async def counts(member: Member) -> dict[str, int]:

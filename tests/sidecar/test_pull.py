@@ -1,6 +1,7 @@
 """An app that asks for its messages: real HTTP, a sidecar in this process, a cluster in memory."""
 
 import asyncio
+import gc
 import json
 import socket
 from base64 import b64decode
@@ -130,6 +131,7 @@ async def test_who_goes_away_before_the_answer_is_written_gives_it_back(instance
         assert {it["attempt"] for it in messages} == {1}
         assert await member.ack(*messages) == []
         await member.committed(0, 7)
+        assert not [it for it in gc.get_objects() if type(it) is pull.Open], "bodies would stay for visibilityTimeout"
 
 
 # What is said of it.

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from rota.sidecar.post import LONGEST_HEAD, Away, Broken, Post
+from rota.sidecar.post import LONGEST_HEAD, Away, Broken, Forbidden, Post
 
 NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -91,8 +91,10 @@ async def a_server(say: Said | Say, host: str = "127.0.0.1") -> AsyncIterator[tu
             writer.close()
 
 
-async def ask(post: Post, body: bytes = b"hello", seconds: float = 10.0, path: str = "/") -> int:
-    return await post.post(path, b"ce-id: 1\r\n", body, seconds)
+async def ask(
+    post: Post, body: bytes = b"hello", seconds: float = 10.0, path: str = "/", may: Callable[[], bool] = lambda: True
+) -> int:
+    return await post.post(path, b"ce-id: 1\r\n", body, seconds, may)
 
 
 # What is sent.
@@ -120,6 +122,15 @@ async def test_a_path_cannot_break_the_request(path: str, line: str) -> None:
     async with a_server(NO_CONTENT) as (server, post):
         await ask(post, path=path)
         assert server.heard[0].head.split("\r\n")[0] == f"POST {line} HTTP/1.1"
+
+
+async def test_what_may_not_be_sent_once_it_is_connected_is_not_and_the_connection_serves_the_next() -> None:
+    async with a_server(NO_CONTENT) as (server, post):
+        with pytest.raises(Forbidden):
+            await ask(post, b"late", may=lambda: False)
+        assert await ask(post, b"hello") == 204
+        assert [it.body for it in server.heard] == [b"hello"]
+        assert server.connections == 1
 
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:

@@ -10,7 +10,7 @@ from rota.model import Queue
 from rota.sidecar.health import Health
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Taken
-from rota.sidecar.window import AT_ONCE
+from rota.sidecar.window import AT_ONCE, Window
 from rota.spec.resolved import Settings
 
 NOT_TAKEN_PAUSE = 5.0  # before a message that the broker did not take back is tried again
@@ -46,7 +46,7 @@ class Endings:
     def __init__(self, shell: Shell) -> None:
         """End those of a member."""
         self._shell = shell
-        self._refused = ""  # the id of the message that the broker refused to take back last
+        self._refused: tuple[Window, int] | None = None  # the message that the broker refused to take back last
 
     def attempt(self, taken: Taken, message: Message) -> int:
         """Return the number of this attempt, from 1: the broker counts some, and some we."""
@@ -54,8 +54,7 @@ class Endings:
 
     def tried(self, taken: Taken, message: Message) -> None:
         """Count an attempt of which the broker does not hear."""
-        tried = taken.window.tried
-        tried[message.offset] = tried.get(message.offset, 0) + 1
+        taken.window.tries(taken.delivery, message)
 
     def spent(self, taken: Taken, message: Message) -> bool:
         """Whether this attempt was its last, and dead letters are what comes then."""
@@ -65,8 +64,14 @@ class Endings:
     def finish(self, taken: Taken, message: Message) -> None:
         """Be done with a message."""
         taken.window.done(taken.delivery, message)
-        if message.id == self._refused:
-            self._refused = ""
+        if self._refused:
+            self._look()
+
+    def _look(self) -> None:
+        """Say no more of a message that the broker refused once it is finished, forgotten or another member's."""
+        window, offset = self._refused or (None, 0)
+        if window and (window.stopped or offset not in window.tried):
+            self._refused = None
             self._shell.health.trouble(NOT_TAKEN, "")
 
     def back(self, taken: Taken, messages: Iterable[Message], pause: float = 0.0) -> None:
@@ -78,6 +83,7 @@ class Endings:
             asyncio.get_running_loop().call_later(pause, self._offer, taken.queue)
 
     def _offer(self, queue: Queue) -> None:
+        self._look()
         if reading := self._shell.reading(queue):  # as it is by then
             self._shell.offer(reading)
 
@@ -101,7 +107,7 @@ class Endings:
             _log.warning("%s did not go back to its broker, and is tried again here: %s", message.id, error)
             if isinstance(error, Refused):  # it may never be taken: so the attempt is counted here, and it is told
                 self.tried(taken, message)
-                self._refused = message.id
+                self._refused = taken.window, message.offset
                 self._shell.health.trouble(NOT_TAKEN, _not_taken(message, error))
             self.back(taken, (message,), NOT_TAKEN_PAUSE)
         else:

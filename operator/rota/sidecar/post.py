@@ -6,6 +6,7 @@ does not say whether a connection that broke had been used before: an app that c
 
 import asyncio
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from urllib.parse import quote
 
@@ -21,6 +22,10 @@ _TARGET = "".join(map(chr, range(0x21, 0x7F)))  # what a request's first line ma
 
 class Away(Exception):  # noqa: N818 - it says what is so
     """There is no connection to be had, so nothing was sent."""
+
+
+class Forbidden(Exception):  # noqa: N818 - as above
+    """It is not to be sent any more."""
 
 
 class Broken(Exception):  # noqa: N818 - as above
@@ -42,8 +47,11 @@ class Post:
         spelled = f"[{host}]" if ":" in host else host
         self._host = f"host: {spelled}:{port}\r\n".encode()
 
-    async def post(self, path: str, headers: bytes, body: bytes, seconds: float) -> int:
-        """Return the status that the other end answers; a TimeoutError if it does not in that time."""
+    async def post(self, path: str, headers: bytes, body: bytes, seconds: float, may: Callable[[], bool]) -> int:
+        """Return the status that the other end answers; a TimeoutError if it does not in that time.
+
+        Whether it may be sent is asked last: to connect takes time, and a process may stand still meanwhile.
+        """
         until, length = asyncio.get_running_loop().time() + seconds, len(body)
         head = b"POST %s HTTP/1.1\r\n%s%scontent-length: %d\r\n\r\n" % (_target(path), self._host, headers, length)
         sent = False
@@ -56,16 +64,22 @@ class Post:
                 raise
             if connection.closed:
                 continue
+            if not may():
+                self._keep(connection)
+                raise Forbidden
             try:
                 status = await connection.ask(head + body, until)
             except _Stale:
                 sent = True
                 continue  # most likely it did not hear us; a new connection is not stale, so this ends
-            if self._closed:
-                connection.close()
-            elif not connection.closed:
-                self._idle.append(connection)
+            self._keep(connection)
             return status
+
+    def _keep(self, connection: "_Connection") -> None:
+        if self._closed:
+            connection.close()
+        elif not connection.closed:
+            self._idle.append(connection)
 
     async def _connected(self, until: float) -> "_Connection":
         where = f"{self.host}, port {self.port}"

@@ -313,6 +313,7 @@ class Pull:
     def _back(self, some: Iterable[Open]) -> None:
         for it in some:
             self._endings.back(it.taken, [it.message])
+        self._open = {name: it for name, it in self._open.items() if it.here}  # the others' bodies would stay
 
     def _ended(self, some: Iterable[Open], outcome: str) -> None:
         """Count what has ended; what was handed out together counts together."""

@@ -25,7 +25,7 @@ from rota.sidecar import cloudevents, endings
 from rota.sidecar.endings import NOT_TAKEN_PAUSE, Endings
 from rota.sidecar.health import Health
 from rota.sidecar.measures import Measures
-from rota.sidecar.post import Away, Broken, Post
+from rota.sidecar.post import Away, Broken, Forbidden, Post
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Shelf, Taken
 from rota.sidecar.window import MEBIBYTE
@@ -52,6 +52,7 @@ class Outcome(StrEnum):
     LATER = "later"
     LOST = "not_found"
     AWAY = "away"
+    CUT = "cut"  # nothing came of it: its queue went, or the process stood still, before it was sent
 
 
 Outcomes = list[tuple[Outcome, list[Message]]]
@@ -130,7 +131,8 @@ class Push:
 
     async def _deliver(self, taken: Taken) -> Outcomes:
         answer = await self._ask(taken)
-        self._note(answer)
+        if answer is not Outcome.CUT:  # which says nothing of the app
+            self._note(answer)
         outcomes = self._outcomes(answer, taken)
         await self._carry_out(answer, taken)
         return outcomes
@@ -178,9 +180,12 @@ class Push:
             [(message, attempt)] = with_attempts
             headers, body = cloudevents.binary(message, attempt, generation), message.body
         try:
-            status = await self._app(push.port).post(push.path, headers, body, push.timeout)
+            may = partial(self._shell.may_deliver, taken.queue)
+            status = await self._app(push.port).post(push.path, headers, body, push.timeout, may)
         except Away:
             return Outcome.AWAY
+        except Forbidden:
+            return Outcome.CUT
         except (TimeoutError, Broken) as error:
             _log.info("%s: %s", taken.queue, str(error) or f"the app did not answer within {push.timeout:g} s")
             return Outcome.LATER
@@ -226,7 +231,7 @@ class Push:
             case Outcome.DONE:
                 for message in messages:
                     self._endings.finish(taken, message)
-            case Outcome.AWAY | Outcome.LOST:
+            case Outcome.AWAY | Outcome.LOST | Outcome.CUT:
                 self._endings.back(taken, messages)
             case Outcome.DEAD if len(messages) > 1:
                 self._endings.back(taken, messages)  # what came back is posted alone

@@ -145,6 +145,11 @@ class Window:
         """Return how many messages of that size together, as large as they are on the whole; one at least."""
         return max(1, min(most, size * self.buffered // self.bytes)) if self.bytes else most
 
+    def tries(self, delivery: Delivery, message: Message) -> None:
+        """Count an attempt of which the broker does not hear; a reset has forgotten what was handed out before it."""
+        if delivery.resets == self._resets:
+            self.tried[message.offset] = self.tried.get(message.offset, 0) + 1
+
     def done(self, delivery: Delivery, message: Message) -> None:
         """Finish a message: it was worked, or the broker has it for later or among the dead letters."""
         if self._ends(delivery, message):
