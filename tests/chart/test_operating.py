@@ -16,6 +16,7 @@ from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.instance import Instance
 from ground.poll import answers, eventually, soon
+from kube.world import is_gone
 
 NO_SECRET = "There is no Secret acl"
 
@@ -58,14 +59,24 @@ def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:
     return path
 
 
-async def a_group(api: Api, namespace: str) -> str:
+async def a_group(api: Api, namespace: str, name: str = "orders") -> str:
     """Make a group whose Secret is not there, and return its path."""
     broker = {"nameServers": ["127.0.0.1:1"], "credentialsSecret": {"name": "acl"}}
     spec = {"broker": {"rocketmq": broker}, "subscriptions": [{"topic": "orders"}]}
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
-    body = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": "orders"}}
+    body = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": name}}
     await api.create(groups, {**body, "spec": spec})
-    return f"{groups}/orders"
+    return f"{groups}/{name}"
+
+
+async def is_looked_after(api: Api, group: str) -> None:
+    """Wait until an operator has said what it thinks of a group."""
+
+    async def told() -> bool:
+        conditions = (await api.get(group)).get("status", {}).get("conditions") or []
+        return any(NO_SECRET in one["message"] for one in conditions)
+
+    await soon(told, 60)
 
 
 @pytest.mark.parametrize("narrow", [True, False])
@@ -86,13 +97,7 @@ async def test_an_operator_runs_as_the_chart_says(
     fields = {"metadata.namespace": release.namespace, "metadata.name": "rota-0", "status.podIP": address}
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
     async with started(rendered, kubeconfig, fields) as operator:
-        group = await a_group(api, namespace)
-
-        async def told() -> bool:
-            conditions = (await api.get(group))["status"].get("conditions") or []
-            return any(NO_SECRET in one["message"] for one in conditions)
-
-        await soon(told)
+        await is_looked_after(api, await a_group(api, namespace))
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{release.namespace}/leases/{release.name}"
         assert (await api.get(lease))["spec"]["holderIdentity"] == "rota-0"
         for probe in ("startup", "liveness", "readiness"):
@@ -107,3 +112,30 @@ async def test_an_operator_runs_as_the_chart_says(
     written = [json.loads(line) for line in journal.splitlines()]
     assert any(NO_SECRET in it.get("message", "") for it in written if it["kind"] == "verdict")
     assert not (await api.get(lease))["spec"]["holderIdentity"]  # given back, so that another leads at once
+
+
+async def test_a_watched_namespace_that_goes_takes_no_other_along_and_comes_back_with_its_rights(
+    api: Api, control_plane: Cluster, instance: Instance, release: Release, namespace: str, *, tmp_path: Path
+) -> None:
+    doomed = f"{namespace}-doomed"
+    await api.create("/api/v1/namespaces", {"metadata": {"name": doomed}})
+    values: Object = {"watchNamespaces": [doomed, namespace]}
+    release.install(**values)
+    address = f"{instance.block}.90.3"
+    fields = {"metadata.namespace": release.namespace, "metadata.name": "rota-0", "status.podIP": address}
+    start = partial(
+        started, release.template(**values), as_its_account(control_plane, release, tmp_path / "it"), fields
+    )
+    async with start():
+        await is_looked_after(api, await a_group(api, namespace))
+        await api.delete(f"/api/v1/namespaces/{doomed}")
+        await soon(partial(is_gone, api, f"/api/v1/namespaces/{doomed}"), 60)
+        await is_looked_after(api, await a_group(api, namespace, "billing"))
+    async with start():
+        await is_looked_after(api, await a_group(api, namespace, "invoices"))
+        for probe in ("healthz", "readyz"):
+            await asyncio.to_thread(eventually, partial(answers, f"http://{address}:8080/{probe}"))
+        await api.create("/api/v1/namespaces", {"metadata": {"name": doomed}})
+        release.install(**values)
+        await is_looked_after(api, await a_group(api, doomed))
+    await api.delete(f"/api/v1/namespaces/{doomed}")

@@ -45,6 +45,11 @@ class ApiError(Exception):
         return self.status == HTTPStatus.NOT_FOUND
 
     @property
+    def forbidden(self) -> bool:
+        """Whether there are no rights to it: they go with their namespace."""
+        return self.status == HTTPStatus.FORBIDDEN
+
+    @property
     def conflict(self) -> bool:
         """Whether somebody else has written meanwhile, or an object of that name is there already."""
         return self.status == HTTPStatus.CONFLICT

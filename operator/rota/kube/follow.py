@@ -5,9 +5,9 @@ What is not in a list has ended, for a list is a consistent read: so a deletion 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rota.kube.api import Api, ApiError, Params, Unanswered
 from rota.kube.objects import Metadata
@@ -47,8 +47,14 @@ class Follower(Generic[T]):
         self._seen, self._gone = seen, gone
         self._known: dict[tuple[str, str], T] = {}
         self._version = ""  # from which a watch goes on; none: everything is listed first
+        self.refused = False  # it is not ours to see
         self.listed = asyncio.Event()  # all that was there when we began has been told
         self.heard = asyncio.get_running_loop().time()  # when the server last said something
+
+    @property
+    def what(self) -> str:
+        """Of what kind the objects are, as paths name them."""
+        return self.path.rpartition("/")[2]
 
     async def run(self) -> None:
         """Follow for ever."""
@@ -71,7 +77,12 @@ class Follower(Generic[T]):
 
     async def relist(self) -> str:
         """Read everything anew; return the version to go on from."""
-        found, version = await self._api.list(self.path, self._kind, self._params)
+        try:
+            found, version = await self._api.list(self.path, self._kind, self._params)
+        except ApiError as error:
+            self.refused = error.forbidden
+            raise
+        self.refused = False
         self._word()
         here = {it.metadata.key: it for it in found}
         for key, known in list(self._known.items()):
@@ -107,3 +118,9 @@ class Follower(Generic[T]):
 
     def _word(self) -> None:
         self.heard = asyncio.get_running_loop().time()
+
+
+def counted(following: Sequence[Follower[Any]]) -> list[Follower[Any]]:
+    """Leave out namespaces that are gone, or not ours any more, as long as we see the same kind elsewhere."""
+    seen = {it.what for it in following if not it.refused}
+    return [it for it in following if not (it.refused and it.what in seen)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rota.kube.follow import Follower
+from rota.kube.follow import Follower, counted
 from rota.kube.measures import Known, Measures
 from rota.listening import listen
 from rota.metrics import CONTENT_TYPE
@@ -20,8 +20,7 @@ def ages(following: Sequence[Follower[Any]]) -> Mapping[str, float]:
     """Return for how long nothing was heard of each kind; where namespaces are watched one by one: of the stillest."""
     now, found = asyncio.get_running_loop().time(), dict[str, float]()
     for it in following:
-        kind = it.path.rpartition("/")[2]
-        found[kind] = max(found.get(kind, 0.0), now - it.heard)
+        found[it.what] = max(found.get(it.what, 0.0), now - it.heard)
     return found
 
 
@@ -59,13 +58,13 @@ class Page:
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()
-        deaf = [it.path for it in self._following if now - it.heard > DEAF_SECONDS]
+        deaf = [it.path for it in counted(self._following) if now - it.heard > DEAF_SECONDS]
         if deaf:
             return web.Response(status=503, text=f"nothing was heard for {DEAF_SECONDS:.0f} s of {', '.join(deaf)}\n")
         return web.Response(text="leads\n" if self._leads() else "stands by\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
-        waiting = [it.path for it in self._following if not it.listed.is_set()]
+        waiting = [it.path for it in counted(self._following) if not it.listed.is_set()]
         if waiting:
             return web.Response(status=503, text=f"not listed yet: {', '.join(waiting)}\n")
         return web.Response(text="ready\n")

@@ -8,9 +8,10 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import kopf
@@ -19,7 +20,7 @@ from rota.kube import handlers
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.brain import Brain
 from rota.kube.fleets import Fleets
-from rota.kube.follow import Follower
+from rota.kube.follow import Follower, counted
 from rota.kube.group import Group
 from rota.kube.hearing import hear_all
 from rota.kube.journal import LIMIT, Journal
@@ -36,6 +37,7 @@ from rota.kube.site import Hub, routes
 from rota.model import plain
 
 RESYNC_SECONDS = 60.0
+LOOK_AGAIN = 0.02  # while what is there at the start is not known yet
 
 # When Python looks for garbage. A look at all that is kept of a thousand groups takes 0.3 s, in which nothing else is
 # done, and by Python's own thresholds it comes every few seconds; by these it is rare, and other looks take ≤ 20 ms.
@@ -106,8 +108,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         open_.push_async_callback(places.close)
         open_.push_async_callback(reports.close)
         identity = options.identity or _identity()
-        journal = Journal(options.journal, identity, options.journal_limit)
-        open_.callback(journal.close)
+        journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
         traces = Exporter(settings(os.environ, identity, VERSION))
         open_.push_async_callback(traces.close)
         brain = Brain(api, reports, places, Fleets(api, options.image))
@@ -117,17 +118,18 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
         outlets = Outlets(journal, sight, hub, traces)
         brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
-        watched = (api, brain, options.namespaces, outlets.heard)
-        following, listing = followers(*watched), our_kinds(*watched)
-        followed += [*following, *listing]
+        following = followers(api, brain, options.namespaces, outlets.heard)
+        listing = {it: our_kinds(api, brain, [it], outlets.heard) for it in options.namespaces or [""]}
+        followed += [*following, *chain(*listing.values())]
         leader = Leader(beside, options.own_namespace, identity, _leads(brain, outlets), options.lease)
         page = Page(followed, lambda: leader.leading, [metrics(measures, sight), *routes(sight, hub)])
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
+            here: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
             running = [
+                *(tasks.create_task(_again(one, it, here), name="resync") for it in listing for one in listing[it]),
                 *(tasks.create_task(it.run(), name="follow") for it in following),
-                *(tasks.create_task(_again(it), name="resync") for it in listing),
                 tasks.create_task(places.run(), name="secrets"),
                 tasks.create_task(traces.run(), name="traces"),
                 tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
@@ -135,11 +137,10 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
 
             async def watch() -> None:
                 nonlocal code
-                code = await _kopf(brain, options.namespaces, outlets.heard, stop)
+                code = await _kopf(brain, here.result(), outlets.heard, stop)
 
             async def begin() -> None:
-                for it in [*following, *listing]:  # kopf gives up on kinds that are not there yet
-                    await it.listed.wait()
+                here.set_result(await _here(followed, listing))
                 async with asyncio.TaskGroup() as inner:
                     inner.create_task(watch(), name="kopf")
                     inner.create_task(leader.run(), name="leader")
@@ -218,14 +219,22 @@ def _telling(take: Told, news: News) -> Told:
     return told
 
 
-async def _again(follower: Follower[Any]) -> None:
-    """List what kopf watches, too: whatever its watch has lost is known a minute later."""
-    while True:
+async def _here(followed: Sequence[Follower[Any]], listing: Mapping[str, Sequence[Follower[Any]]]) -> list[str]:
+    """Return the namespaces that kopf can watch: it gives up on kinds that are not there, or not ours to see."""
+    while not all(it.listed.is_set() for it in counted(followed)):  # noqa: ASYNC110 - which of them count changes
+        await asyncio.sleep(LOOK_AGAIN)
+    return [it for it, kinds in listing.items() if all(one.listed.is_set() for one in kinds)]
+
+
+async def _again(follower: Follower[Any], namespace: str, here: "asyncio.Future[Sequence[str]]") -> None:
+    """List what kopf watches, too: whatever its watch has lost is known a minute later; follow what it cannot watch."""
+    while not here.done() or namespace in here.result():
         try:
             await follower.relist()
         except (ApiError, Unanswered) as error:
             _log.warning("%s cannot be listed: %s", follower.path, error)
         await asyncio.sleep(RESYNC_SECONDS if follower.listed.is_set() else 2.0)
+    await follower.run()
 
 
 async def _kopf(brain: Brain, namespaces: Sequence[str], news: News, stop: asyncio.Event) -> int:
@@ -237,8 +246,8 @@ async def _kopf(brain: Brain, namespaces: Sequence[str], news: News, stop: async
             identity="rota",  # nobody hears it; kopf's own needs a user with a name
             settings=handlers.settings(),
             standalone=True,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
+            clusterwide="" in namespaces,
+            namespaces=[it for it in namespaces if it],
         )
         _heed(stop)  # kopf has taken the signals for itself, and would wait 5 s for whatever we are at
         await kopf.run_tasks(tasks, ignored=others)
