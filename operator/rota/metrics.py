@@ -1,4 +1,4 @@
-"""Every metric: its name, its help, its labels; and what collects and renders them, as Prometheus reads them."""
+"""What collects metrics and renders them as Prometheus reads them; their names stand where they are counted."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -44,7 +44,7 @@ def moves(roster: Roster, owners: Any) -> int:
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 @given(roster=rosters())
 def test_it_answers_one_known_owner_or_nobody_for_every_queue(name: str, roster: Roster) -> None:
-    owners = STRATEGIES[name](roster, **_direct(name))
+    owners = STRATEGIES[name](roster, **OPTIONS[name])
     assert owners.dtype == np.int32
     assert len(owners) == len(roster.queues)
     assert all(NOBODY <= owner < len(roster.members) for owner in owners)
@@ -221,10 +221,3 @@ def test_consistent_hash_moves_only_what_the_one_who_left_had(roster: Roster, go
     before = allocate("ConsistentHash", roster.queues, roster.members)
     after = allocate("ConsistentHash", roster.queues, [name for name in roster.members if name != leaver])
     assert all(set(before[member]) <= set(after[member]) for member in after)
-
-
-def _direct(name: str) -> dict[str, Any]:
-    options = dict(OPTIONS[name])
-    if name == "MachineRoomNearby":
-        options["inner"] = STRATEGIES[options["inner"]]
-    return options

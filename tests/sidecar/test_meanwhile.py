@@ -152,10 +152,11 @@ async def test_a_delivery_that_ends_after_its_lock_ran_out_has_ended(
         assert [it.body for it in member.app.heard] == ["1", "2"]
 
 
-async def test_what_waited_for_a_connection_while_its_queue_was_given_away_is_not_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("still", [False, True])
+async def test_what_waits_for_a_connection_is_sent_unless_its_queue_went_while_the_process_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
 ) -> None:
-    connected, asked = post.Post._connected, asyncio.Event()
+    connected, asked, gate = post.Post._connected, asyncio.Event(), Gate()
 
     async def late(self: post.Post, until: float) -> Any:
         asked.set()
@@ -163,17 +164,19 @@ async def test_what_waited_for_a_connection_while_its_queue_was_given_away_is_no
         return await connected(self, until)
 
     async with a_member(tmp_path) as member:
-        gate = Gate()
         monkeypatch.setattr(post.Post, "_connected", late)
+        monkeypatch.setattr(shell, "STOOD_STILL", 0.5)
         await member.send("1", queue=0)
         await member.obeys([FIRST])
         await asked.wait()
         member.show([])
+        if still:
+            time.sleep(1)  # noqa: ASYNC251 - so all of it stands still
         await member.until(lambda it: bool(it.releasing))
         gate.opens.set()
         await member.until(lambda it: not it.working)
-        assert not member.app.heard
-        assert await counts(member) == {"cut": 1}
+        assert len(member.app.heard) == (0 if still else 1)
+        assert await counts(member) == {"cut" if still else "done": 1}
         await member.obeys([FIRST])
         await member.did("1")
         assert [it.attempt for it in member.app.heard] == [1]

@@ -17,7 +17,8 @@ HURRIED = """
 from rota.sidecar import machine, shell
 for name in ("TRUST", "RENEWAL", "ASK_AGAIN", "KEPT", "HOLD", "LONGEST_PAUSE"):
     setattr(machine, name, getattr(machine, name) / 10)
-shell.STOOD_STILL /= 10
+shell.STOOD_STILL /= 5
+shell.BEAT_SECONDS /= 5
 import sys
 from rota.sidecar.__main__ import main
 sys.exit(main())

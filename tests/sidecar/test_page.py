@@ -44,6 +44,21 @@ async def test_who_knows_the_report_waits_until_it_has_another_revision(tmp_path
         assert (report.generation, report.revision > known) == (2, True)
 
 
+async def test_a_trouble_is_news(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        known = (await member.obeys([FIRST])).revision
+        asking = asyncio.create_task(member.ask(f"/v1/report?after={known}&wait=30s"))
+        member.app.answer = missing
+        await member.send("1", queue=0)
+        report = read_report((await asking)[1])
+        assert (report.generation, report.revision > known) == (1, True)
+        assert "AppPathNotFound" in report.troubles
+
+
+async def missing(_: Event) -> int:
+    return 404
+
+
 @pytest.mark.parametrize("after", ["", "0", "999999", "999999999999999999"])
 async def test_who_knows_another_report_or_none_is_answered_at_once(tmp_path: Path, after: str) -> None:
     async with a_member(tmp_path) as member:
@@ -123,8 +138,8 @@ async def test_a_final_drain_is_for_who_knows_the_uid(tmp_path: Path, body: str)
 async def test_a_final_drain_is_for_good_also_for_the_next_process_of_the_pod(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        for _ in range(2):
-            assert await member.ask("/v1/drain", "POST", json.dumps({"uid": UID})) == (200, "drained for good\n")
+        for body in (json.dumps({"uid": UID}), f"{UID}\n"):
+            assert await member.ask("/v1/drain", "POST", body) == (200, "drained for good\n")
         member.show([FIRST])
         report = await member.until(lambda it: it.generation == 2)
         assert (report.final, report.state, report.working) == (True, "drained", frozenset())

@@ -61,12 +61,7 @@ async def test_a_sidecar_that_is_asked_to_end_with_a_thousand_messages_at_its_ap
         pod.rules({"act": "hold"})
         await fleet.send(1500)
         await fleet.give(a=fleet.queues)
-
-        async def many() -> bool:
-            report = await fleet.hear("a")
-            return bool(report and report.inflight > 1000)  # the last quarter is for other queues
-
-        await soon(many)
+        await fleet.until(lambda: len(fleet.delivered()) > 1000)  # the last quarter is for other queues
         pod.signal_sidecar(signal.SIGTERM)
         await fleet.obeys("a", "draining")
         pod.rules()

@@ -52,6 +52,11 @@ class Follower(Generic[T]):
         self.heard = asyncio.get_running_loop().time()  # when the server last said something
 
     @property
+    def namespace(self) -> str:
+        """Where they are; empty: anywhere."""
+        return self.path.partition("/namespaces/")[2].partition("/")[0]
+
+    @property
     def what(self) -> str:
         """Of what kind the objects are, as paths name them."""
         return self.path.rpartition("/")[2]
@@ -80,7 +85,7 @@ class Follower(Generic[T]):
         try:
             found, version = await self._api.list(self.path, self._kind, self._params)
         except ApiError as error:
-            self.refused = error.forbidden
+            self.refused = self.refused or error.forbidden  # other errors say nothing of rights
             raise
         self.refused = False
         self._word()
@@ -121,6 +126,6 @@ class Follower(Generic[T]):
 
 
 def counted(following: Sequence[Follower[Any]]) -> list[Follower[Any]]:
-    """Leave out namespaces that are gone, or not ours any more, as long as we see the same kind elsewhere."""
-    seen = {it.what for it in following if not it.refused}
-    return [it for it in following if not (it.refused and it.what in seen)]
+    """Leave out namespaces that are gone, or not ours any more, as long as there are others."""
+    refused = {it.namespace for it in following if it.refused}
+    return [it for it in following if it.namespace not in refused] or [*following]

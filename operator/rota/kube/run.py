@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import chain
 from typing import Any
 
 import kopf
@@ -37,7 +36,7 @@ from rota.kube.site import Hub, routes
 from rota.model import plain
 
 RESYNC_SECONDS = 60.0
-LOOK_AGAIN = 0.02  # while what is there at the start is not known yet
+LOOK_AGAIN, LIST_AGAIN = 0.02, 2.0  # while it is not known what is there at the start; after a list that failed
 
 # When Python looks for garbage. A look at all that is kept of a thousand groups takes 0.3 s, in which nothing else is
 # done, and by Python's own thresholds it comes every few seconds; by these it is rare, and other looks take ≤ 20 ms.
@@ -118,18 +117,20 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
         outlets = Outlets(journal, sight, hub, traces)
         brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
-        following = followers(api, brain, options.namespaces, outlets.heard)
-        listing = {it: our_kinds(api, brain, [it], outlets.heard) for it in options.namespaces or [""]}
-        followed += [*following, *chain(*listing.values())]
+        kinds = [
+            (followers(api, brain, [it], outlets.heard), our_kinds(api, brain, [it], outlets.heard))
+            for it in options.namespaces or [""]
+        ]
+        followed += [it for before, ours in kinds for it in [*before, *ours]]
         leader = Leader(beside, options.own_namespace, identity, _leads(brain, outlets), options.lease)
         page = Page(followed, lambda: leader.leading, [metrics(measures, sight), *routes(sight, hub)])
         open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
-            here: asyncio.Future[Sequence[str]] = asyncio.get_running_loop().create_future()
+            here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
             running = [
-                *(tasks.create_task(_again(one, it, here), name="resync") for it in listing for one in listing[it]),
-                *(tasks.create_task(it.run(), name="follow") for it in following),
+                *(tasks.create_task(it.run(), name="follow") for before, _ in kinds for it in before),
+                *(tasks.create_task(_look_after(*it, here), name="look after") for it in kinds),
                 tasks.create_task(places.run(), name="secrets"),
                 tasks.create_task(traces.run(), name="traces"),
                 tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
@@ -140,7 +141,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
                 code = await _kopf(brain, here.result(), outlets.heard, stop)
 
             async def begin() -> None:
-                here.set_result(await _here(followed, listing))
+                here.set_result(await _here(followed))
                 async with asyncio.TaskGroup() as inner:
                     inner.create_task(watch(), name="kopf")
                     inner.create_task(leader.run(), name="leader")
@@ -219,22 +220,44 @@ def _telling(take: Told, news: News) -> Told:
     return told
 
 
-async def _here(followed: Sequence[Follower[Any]], listing: Mapping[str, Sequence[Follower[Any]]]) -> list[str]:
+async def _here(followed: Sequence[Follower[Any]]) -> list[str]:
     """Return the namespaces that kopf can watch: it gives up on kinds that are not there, or not ours to see."""
-    while not all(it.listed.is_set() for it in counted(followed)):  # noqa: ASYNC110 - which of them count changes
+    while True:
+        known = {it.namespace for it in followed}
+        known -= {it.namespace for it in followed if it.refused or not it.listed.is_set()}
+        if known and all(it.listed.is_set() for it in counted(followed)):
+            return sorted(known)
         await asyncio.sleep(LOOK_AGAIN)
-    return [it for it, kinds in listing.items() if all(one.listed.is_set() for one in kinds)]
 
 
-async def _again(follower: Follower[Any], namespace: str, here: "asyncio.Future[Sequence[str]]") -> None:
-    """List what kopf watches, too: whatever its watch has lost is known a minute later; follow what it cannot watch."""
-    while not here.done() or namespace in here.result():
-        try:
-            await follower.relist()
-        except (ApiError, Unanswered) as error:
-            _log.warning("%s cannot be listed: %s", follower.path, error)
-        await asyncio.sleep(RESYNC_SECONDS if follower.listed.is_set() else 2.0)
-    await follower.run()
+async def _look_after(
+    before: Sequence[Follower[Any]], ours: Sequence[Follower[Any]], here: "asyncio.Future[list[str]]"
+) -> None:
+    """Know policies and groups of a namespace, also if it comes late, when kopf watches others already.
+
+    Whatever kopf's watch has lost is known a minute later, for all is listed again. What it does not watch is followed.
+    A group comes last: without its pods and its policy it would look like one that has none.
+    """
+    for it in before:
+        await it.listed.wait()
+    for it in ours:
+        while not await _listed(it):  # noqa: ASYNC110 - it may be a server that is not there yet
+            await asyncio.sleep(LIST_AGAIN)
+    if ours[0].namespace in await asyncio.shield(here):
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS)
+            for it in ours:
+                await _listed(it)
+    await asyncio.gather(*(it.run() for it in ours))
+
+
+async def _listed(follower: Follower[Any]) -> bool:
+    try:
+        await follower.relist()
+    except (ApiError, Unanswered) as error:
+        _log.warning("%s cannot be listed: %s", follower.path, error)
+        return False
+    return True
 
 
 async def _kopf(brain: Brain, namespaces: Sequence[str], news: News, stop: asyncio.Event) -> int:

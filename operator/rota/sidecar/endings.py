@@ -65,9 +65,9 @@ class Endings:
         """Be done with a message."""
         taken.window.done(taken.delivery, message)
         if self._refused:
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Say no more of a message that the broker refused once it is finished, forgotten or another member's."""
         window, offset = self._refused or (None, 0)
         if window and (window.stopped or offset not in window.tried):
@@ -79,11 +79,12 @@ class Endings:
         until = self._shell.now() + pause if pause else AT_ONCE
         for message in messages:
             taken.window.back(taken.delivery, message, until)
+        self.look()
         if pause:
             asyncio.get_running_loop().call_later(pause, self._offer, taken.queue)
 
     def _offer(self, queue: Queue) -> None:
-        self._look()
+        self.look()
         if reading := self._shell.reading(queue):  # as it is by then
             self._shell.offer(reading)
 

@@ -1,10 +1,13 @@
 """What keeps a member from working: brokers that do not answer, and troubles that people must see to."""
 
 import logging
+from collections.abc import Mapping
 
 from rota.model import Queue
+from rota.sidecar.machine import Event
 
 REFUSES = "BrokerRefuses"
+STUCK = "QueuesNotTakenUp"
 UNREACHABLE = 5.0  # a broker that has not answered for so long cannot be reached
 
 _log = logging.getLogger(__name__)
@@ -16,6 +19,7 @@ class Health:
     def __init__(self) -> None:
         """All is well."""
         self.troubles: dict[str, str] = {}
+        self.changes = 0  # of them
         self._answering: set[str] = set()
         self._failing: dict[str, float] = {}  # and since when
         self._refused: dict[Queue, str] = {}  # and what their brokers said
@@ -39,6 +43,15 @@ class Health:
         if self._refused.pop(queue, None):
             self._tell_refusals()
 
+    def stuck(self, queues: Mapping[Queue, Event]) -> None:
+        """Say which queue cannot be taken up, and why; one stands for all."""
+        told = ""
+        if queues:
+            queue, event = min(queues.items())
+            why = "another consumer has its lock" if event is Event.REFUSED else "its broker did not say where to begin"
+            told = f"There are queues that cannot be taken up, such as {queue}: {why}; it is asked again and again"
+        self.trouble(STUCK, told)
+
     def _tell_refusals(self) -> None:
         self.trouble(REFUSES, next(iter(self._refused.values()), ""))
 
@@ -52,6 +65,8 @@ class Health:
         if told and self.troubles.get(reason) != told:
             _log.warning("%s: %s", reason, told)
             self.troubles[reason] = told
+            self.changes += 1
         elif not told and reason in self.troubles:
             del self.troubles[reason]
+            self.changes += 1
             _log.info("%s is no more", reason)

@@ -50,7 +50,7 @@ class Post:
     async def post(self, path: str, headers: bytes, body: bytes, seconds: float, may: Callable[[], bool]) -> int:
         """Return the status that the other end answers; a TimeoutError if it does not in that time.
 
-        Whether it may be sent is asked last: to connect takes time, and a process may stand still meanwhile.
+        Whether it may be sent is asked last: to connect takes time, in which a process may stand still.
         """
         until, length = asyncio.get_running_loop().time() + seconds, len(body)
         head = b"POST %s HTTP/1.1\r\n%s%scontent-length: %d\r\n\r\n" % (_target(path), self._host, headers, length)
@@ -64,22 +64,16 @@ class Post:
                 raise
             if connection.closed:
                 continue
-            if not may():
-                self._keep(connection)
-                raise Forbidden
             try:
-                status = await connection.ask(head + body, until)
+                status = await connection.ask(head + body, until, may)
             except _Stale:
                 sent = True
                 continue  # most likely it did not hear us; a new connection is not stale, so this ends
-            self._keep(connection)
+            if self._closed:
+                connection.close()
+            elif not connection.closed:
+                self._idle.append(connection)
             return status
-
-    def _keep(self, connection: "_Connection") -> None:
-        if self._closed:
-            connection.close()
-        elif not connection.closed:
-            self._idle.append(connection)
 
     async def _connected(self, until: float) -> "_Connection":
         where = f"{self.host}, port {self.port}"
@@ -122,12 +116,15 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio's signature says less than it gives
         self.transport = transport
 
-    async def ask(self, request: bytes, until: float) -> int:
+    async def ask(self, request: bytes, until: float, may: Callable[[], bool]) -> int:
         """Send a request and return its answer's status; who stops waiting leaves a connection that is closed.
 
         Time that is up fails the answer, and not who waits for it: an answer that is here counts, also where the
         process stood still and finds both.
         """
+        if not may():
+            self.close()  # an app may serve one at a time: a connection without a request would keep it
+            raise Forbidden
         self._answer = asyncio.get_running_loop().create_future()
         self._status, self._heard = 0, False
         timer = call_after_all(until, self._late, self._answer)

@@ -185,9 +185,10 @@ class Pull:
             self._sweep()
 
     def queues_changed(self) -> None:
-        """Tell the app which queues it has, and look no more at those that it has not."""
+        """Tell the app which queues it has, and look, and tell, no more of those that it has not."""
         for queue in self._assignments.told(self._shell.report()):
             self._shelf.withdraw(queue)
+        self._endings.look()
 
     def cut(self, reading: Reading) -> None:
         """Take a queue's open messages back now."""

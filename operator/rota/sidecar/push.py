@@ -52,7 +52,7 @@ class Outcome(StrEnum):
     LATER = "later"
     LOST = "not_found"
     AWAY = "away"
-    CUT = "cut"  # nothing came of it: its queue went, or the process stood still, before it was sent
+    CUT = "cut"  # nothing came of it: the process stood still before it was sent, and its queue went meanwhile
 
 
 Outcomes = list[tuple[Outcome, list[Message]]]
@@ -70,6 +70,9 @@ class Shell(endings.Shell, Protocol):
 
     def may_deliver(self, queue: Queue) -> bool:
         """Whether a delivery may begin."""
+
+    def may_send(self, queue: Queue, since: float) -> bool:
+        """Whether one that began then may go out now."""
 
 
 class Push:
@@ -180,7 +183,7 @@ class Push:
             [(message, attempt)] = with_attempts
             headers, body = cloudevents.binary(message, attempt, generation), message.body
         try:
-            may = partial(self._shell.may_deliver, taken.queue)
+            may = partial(self._shell.may_send, taken.queue, taken.delivery.since)
             status = await self._app(push.port).post(push.path, headers, body, push.timeout, may)
         except Away:
             return Outcome.AWAY
@@ -276,7 +279,8 @@ class Push:
         return True
 
     def queues_changed(self) -> None:
-        """Do nothing: messages come, or they do not."""
+        """Say no more of a message whose queue is another member's."""
+        self._endings.look()
 
     async def close(self) -> None:
         """Close connections that nobody uses, and say no more of the app."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +30,6 @@ STOOD_STILL = 5.0  # a loop that was away for so long looks at its document befo
 FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
 LOOK_AGAIN = 2.0  # where what is mounted cannot be read
 
-STUCK = "QueuesNotTakenUp"
 
 # Why a member drains; it takes its queues up again when no reason is left.
 APP, SETTINGS, END = "the app ends", "its settings are others", "it ends"
@@ -78,7 +77,7 @@ class Sidecar:
         self._news = asyncio.Event()
         self._clock: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        self._alive = self.now()
+        self._alive = self._awoke = self.now()
         self._memory = memory() * FOR_MESSAGES
         self._drains: set[str] = {END} if remembered.final else set()
         self._why: str | None = None
@@ -123,7 +122,7 @@ class Sidecar:
             read = {queue.broker for queue in self.readings}
             found = self.health.brokers(self.now()).items()
             self.member.reaches({broker: reached for broker, reached in found if broker in read})
-            self.health.trouble(STUCK, _stuck(self.member.stuck))
+            self.health.stuck(self.member.stuck)
             self._tell()
             await asyncio.sleep(BEAT_SECONDS)
 
@@ -132,6 +131,7 @@ class Sidecar:
         before, self._alive = self._alive, self.now()
         if self._alive - before > STOOD_STILL:
             _log.warning("The sidecar stood still for %.1f s; it reads its document again", self._alive - before)
+            self._awoke = self._alive
             self.member.stood_still()
             self._look()
 
@@ -341,6 +341,11 @@ class Sidecar:
         self._sure()
         return self.member.may_deliver(queue, self.now(), self.settings.delivery.push.timeout)
 
+    def may_send(self, queue: Queue, since: float) -> bool:
+        """Whether a delivery that began then may go out now, also if we stood still since."""
+        self._sure()
+        return self._awoke < since or self.may_deliver(queue)
+
     def may_commit(self, queue: Queue) -> bool:
         """Whether an offset may be committed now."""
         self._sure()
@@ -357,7 +362,11 @@ class Sidecar:
         said = {name: getattr(self._steps.told, name) for name in Report.__struct_fields__ if name != "troubles"}
         inflight = sum(reading.window.in_flight for reading in self.readings.values())
         queues = [self._worked(queue, reading) for queue, reading in sorted(self.readings.items())]
+        said["revision"] = self._revision()
         return FullReport(**said, inflight=inflight, queues=queues, troubles=self.health.troubles)
+
+    def _revision(self) -> int:
+        return self._steps.told.revision + self.health.changes
 
     def _worked(self, queue: Queue, reading: Reading) -> Worked:
         window, life = reading.window, self.member.lives.get(queue)
@@ -366,7 +375,7 @@ class Sidecar:
 
     async def news(self, after: int) -> None:
         """Wait until the report has another revision."""
-        while self._steps.told.revision == after:
+        while self._revision() == after:
             await self._news.wait()
 
     def unready(self) -> str:
@@ -389,12 +398,3 @@ class Sidecar:
             buffered=sum(window.buffered for window in windows),
             generation=self.member.obeyed,
         )
-
-
-def _stuck(queues: Mapping[Queue, Event]) -> str:
-    """Say which queue cannot be taken up, and why; one stands for all."""
-    if not queues:
-        return ""
-    queue, event = min(queues.items())
-    why = "another consumer has its lock" if event is Event.REFUSED else "its broker did not say where to begin"
-    return f"There are queues that cannot be taken up, such as {queue}: {why}; it is asked again and again"

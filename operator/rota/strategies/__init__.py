@@ -23,12 +23,28 @@ from rota.strategies.machine_room_nearby import machine_room_nearby, nearest_fir
 from rota.strategies.sticky import sticky, why_sticky
 from rota.strategies.words import NOBODY_OWNED_IT, what_happens
 
+
+def nearby(
+    roster: Roster,
+    *,
+    inner: str | Strategy = "Averagely",
+    innerOptions: Mapping[str, Any] | None = None,
+    queueRooms: Mapping[str, str],
+    memberRooms: Mapping[str, str],
+) -> Owners:
+    """Answer as MachineRoomNearby does, with the strategy inside by its name."""
+    if callable(inner) and innerOptions is not None:
+        raise ValueError("Option innerOptions is for a strategy inside that is named")
+    within = inner if callable(inner) else prepared(inner, innerOptions)
+    return machine_room_nearby(roster, inner=within, queueRooms=queueRooms, memberRooms=memberRooms)
+
+
 STRATEGIES: dict[str, Strategy] = {
     "Averagely": averagely,
     "AveragelyByCircle": averagely_by_circle,
     "ByConfig": by_config,
     "ByMachineRoom": by_machine_room,
-    "MachineRoomNearby": machine_room_nearby,
+    "MachineRoomNearby": nearby,
     "ConsistentHash": consistent_hash,
     "Sticky": sticky,
     "Balanced": balanced,
@@ -70,7 +86,7 @@ def prepared(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """Return a function of the roster alone: the strategy with its options, which are checked by name."""
     strategy = STRATEGIES[named(name)]
     chosen = dict(given.mapping("The options", options))
-    if strategy is machine_room_nearby:
+    if strategy is nearby:  # what is wrong with the options inside is known before there is a roster
         inner = chosen.pop("inner", "Averagely")
         chosen["inner"] = inner if callable(inner) else prepared(inner, chosen.pop("innerOptions", None))
     parameters = list(inspect.signature(strategy).parameters.values())[1:]
