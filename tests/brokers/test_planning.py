@@ -13,13 +13,15 @@ from ground.rocketmq import RocketMQ
 from rota.cli import main
 
 
-def rota(group: str, topics: list[str], *words: str) -> str:
+def rota(group: str, topics: list[str], *words: str, members: str = "2") -> str:
     spec = {
+        "policyRef": {"name": "p"},
         "broker": {"rocketmq": {"nameServers": ["elsewhere:9876"]}},
         "subscriptions": [{"topic": topic} for topic in topics],
     }
-    feed = yaml.safe_dump({"kind": "ConsumerGroup", "metadata": {"name": group}, "spec": spec})
-    ran = CliRunner().invoke(main, ["plan", "-f", "-", "--members", "2", *words], input=feed)
+    policy = {"kind": "RebalancePolicy", "metadata": {"name": "p"}, "spec": {"strategy": "Averagely"}}
+    feed = yaml.safe_dump_all([{"kind": "ConsumerGroup", "metadata": {"name": group}, "spec": spec}, policy])
+    ran = CliRunner().invoke(main, ["plan", "-f", "-", "--members", members, *words], input=feed)
     assert (ran.exit_code, ran.stderr) == (0, "")
     return ran.stdout
 
@@ -42,3 +44,14 @@ def test_queues_are_those_that_the_brokers_have_and_who_works_them_is_noted(
     if form:
         shares = json.loads(told)["members"]
         assert [[*share[topic].values()] for share in shares.values()] == [["0-2"], ["3-4"]]
+
+
+def test_a_plan_gives_everybody_as_much_as_mqadmin_allocates(rocketmq: RocketMQ) -> None:
+    topic, members = f"allocated-{secrets.token_hex(3)}", "10.0.0.1,10.0.0.2,10.0.0.3"
+    rocketmq.create_topic(topic, 8)
+    where = ("--name-server", rocketmq.name_server, "-o", "json")
+    shares = json.loads(rota(topic, [topic], *where, members=members))["members"]
+    printed = rocketmq.mqadmin("allocateMQ", "-t", topic, "-i", members)
+    allocated = json.loads(printed[printed.index("{") :])["result"]
+    assert [len(allocated[name]) for name in members.split(",")] == [3, 3, 2]  # which, is chance: it sorts no queues
+    assert [[*share[topic].values()] for share in shares.values()] == [["0-2"], ["3-5"], ["6-7"]]  # as clients do

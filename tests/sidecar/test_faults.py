@@ -87,6 +87,27 @@ async def test_a_pod_that_ends_at_once_leaves_its_queues_to_another_one(hurried:
         await fleet.check()
 
 
+async def test_where_ten_were_read_and_eight_committed_two_come_twice(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, queues=1) as fleet:
+        pod, _ = await fleet.add("a"), await fleet.add("b")
+        numbers = await fleet.send(10)
+        pod.rules({"numbers": numbers[8:], "act": "hold"})
+        await fleet.give(a=fleet.queues)
+        await fleet.until(lambda: len(fleet.delivered()) == 10)
+
+        async def eight() -> bool:
+            return (await fleet.sample())[fleet.queues[0]] == 8
+
+        await soon(eight)
+        fleet.end("a")
+        fleet.owners.clear()
+        await fleet.give(b=fleet.queues)
+        await fleet.all_done()
+        counted = Counter(it.number for it in fleet.delivered())
+        assert counted == dict.fromkeys(numbers[:8], 1) | dict.fromkeys(numbers[8:], 2)
+        await fleet.check()
+
+
 async def test_a_sidecar_that_stood_still_while_its_queues_were_given_away_reads_its_document_first(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
