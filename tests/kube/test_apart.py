@@ -9,6 +9,7 @@ from ground.poll import soon
 from kube.world import GROUP, World, a_group, billing, goes_on, is_gone, two_members
 from rota.brokers.memory import BROKER, Memory
 from rota.kube import brain
+from rota.model import Roster
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -87,6 +88,36 @@ async def test_a_fleet_that_may_not_be_made_holds_up_no_queue(world: World) -> N
     await two_members(world)
 
 
+async def has_a_strategy_of_its_own(world: World) -> None:
+    policies = world.path.rpartition("/")[0].replace("consumergroups", "rebalancepolicies")
+    await world.api.create(policies, {"metadata": {"name": "own"}, "spec": CUSTOM, **_KIND})
+    await world.api.patch(world.path, {"spec": {"policyRef": {"name": "own"}}})
+
+
+async def test_a_custom_strategy_decides_who_works_what(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_alone(roster: Roster) -> list[int]:
+        return [0] * len(roster.queues)
+
+    monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: [_Point(first_alone)])
+    await two_members(world)
+    await has_a_strategy_of_its_own(world)
+    await world.until(8, 0)
+    assert world.fleet.shares["orders-a"] == 8
+
+
+async def test_a_group_that_rebalances_has_no_other_planned_anew(world: World, memory: Memory) -> None:
+    await memory.create_topic("bills", BROKER, 6)
+    async with billing(world) as other:
+        await two_members(world)
+        await soon(other.at_rest, 60)
+        record = f"/api/v1/namespaces/{world.namespace}/configmaps/billing-rota"
+        written = (await world.api.get(record))["metadata"]["resourceVersion"]
+        await world.fleet.add("orders-c")
+        await world.until(3, 3, 2)
+        await soon(world.at_rest, 60)
+        assert (await world.api.get(record))["metadata"]["resourceVersion"] == written
+
+
 async def test_a_custom_strategy_that_does_not_answer_stops_its_own_group_alone(
     world: World, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,9 +133,7 @@ async def test_a_custom_strategy_that_does_not_answer_stops_its_own_group_alone(
     try:
         async with billing(world) as other:
             before = await two_members(world)
-            policies = world.path.rpartition("/")[0].replace("consumergroups", "rebalancepolicies")
-            await world.api.create(policies, {"metadata": {"name": "own"}, "spec": CUSTOM, **_KIND})
-            await world.api.patch(world.path, {"spec": {"policyRef": {"name": "own"}}})
+            await has_a_strategy_of_its_own(world)
             assert "has not answered" in (await world.condition("StrategyFailed"))["message"]
             await goes_on(other)
             assert world.fleet.as_value() == before
