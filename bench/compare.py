@@ -165,10 +165,13 @@ def _marked(path: Path) -> None:
 
 
 def _work(names: list[str], into: Path | None, keep: Path | None) -> None:
-    found = table(compare(names, keep))
+    lines = compare(names, keep)
+    found = table(lines)
     print(found, flush=True)
     if into:
         into.write_text(replaced(into.read_text(), found))
+    if lost := [it.what for it in lines if it.ours.lost]:
+        raise Missing(f"Rota lost messages: {'; '.join(lost)}")
 
 
 if __name__ == "__main__":

@@ -114,11 +114,12 @@ async def test_beside_consumers_that_are_not_ours_only_our_share_is_worked(memor
 @pytest.mark.usefixtures("looks_often")
 async def test_a_group_that_is_switched_off_at_a_broker_says_so_and_nothing_moves(memory: Memory, world: World) -> None:
     before = await two_members(world)
-    for one in world.fleet.members.values():
-        await joins(memory, one.client_id)
     await memory.update_group(GROUP, BROKER, enabled=False)
     told = await world.condition("SwitchedOff")
     assert told["message"] == f"The group is switched off at {BROKER}; consumeEnable switches it on"
+    shown = world.operator.sight.group(world.namespace, GROUP)
+    assert shown
+    assert [(it.broker, it.enabled, it.retries) for it in shown.settings] == [(BROKER, False, 16)]
     assert await is_degraded_by(world, "SwitchedOff")
     assert world.fleet.as_value().items() >= before.items()
     await memory.update_group(GROUP, BROKER, enabled=True)

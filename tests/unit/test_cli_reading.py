@@ -22,7 +22,19 @@ from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
 
 from rota.cli import asking, main, words
-from rota.kube.shown import Condition, Detail, Groups, Member, Operator, Queue, Reason, Reasons, Rebalance, Summary
+from rota.kube.shown import (
+    Condition,
+    Detail,
+    Groups,
+    Member,
+    Operator,
+    Queue,
+    Reason,
+    Reasons,
+    Rebalance,
+    Settings,
+    Summary,
+)
 from rota.kube.shown import Topic as OfTopic
 from shop import Fleet
 
@@ -85,6 +97,10 @@ DETAIL = Detail(
     [*QUEUES, RETRIES],
     [JOINED],
     datetime.now(UTC).isoformat(),
+    [
+        Settings("broker-a", enabled=True, retries=16, retry_queues=1),
+        Settings("broker-b", enabled=False, retries=3, retry_queues=2),
+    ],
 )
 OTHER = a_summary("pay", "bills", ready=False, reason="NoView", lag=None, delay=None, last_rebalance=None, idle=1)
 GROUPS = Groups(LEADS, [OTHER, a_summary()])
@@ -210,6 +226,8 @@ async def test_status_of_one_group_has_conditions_verdicts_and_rebalances(operat
     lines = await told(operator, "status", "shop/orders")
     assert "Each of 16 queues has an owner that works it" in lines
     assert "Verdicts: 15 queues KeepingUp, 1 queue Slow" in lines
+    assert "At broker-a: consumption on, 16 retries, 1 retry queue" in lines
+    assert "At broker-b: consumption OFF, 3 retries, 2 retry queues" in lines
     assert "To be tried again: 0; dead letters: 2" in lines
     assert "Ready True Settled 2d4h ago All is well" in lines
     assert "MemberJoined 2d4h ago 7 5 1 3s 1s m-2 joined" in lines

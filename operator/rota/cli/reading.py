@@ -102,6 +102,10 @@ def _tell_status(told: Detail) -> None:
         say(group.message)
     if told.at_broker != group.name:
         say(f"At brokers it is called {told.at_broker}")
+    for it in told.settings:
+        consumption = "on" if it.enabled else "OFF"
+        retries, queues = f"{it.retries} retries", count(it.retry_queues, "retry queue")
+        say(f"At {it.broker}: consumption {consumption}, {retries}, {queues}")
     if group.verdicts:
         told_of = (f"{count(many, 'queue')} {verdict}" for verdict, many in group.verdicts.items())
         say(f"Verdicts: {', '.join(told_of)}")

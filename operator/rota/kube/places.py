@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rota.brokers import BrokerError, Brokers, Client
+from rota.brokers import BrokerError, Brokers, Client, Settings
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
@@ -235,6 +235,11 @@ class Places:
         """Return who was last seen in a group at its brokers, by id."""
         place = self._place(key)
         return place.views.clients(key) if place else {}
+
+    def settings(self, key: Key) -> Mapping[str, Settings]:
+        """Return what its brokers have for a group, by broker."""
+        place = self._place(key)
+        return place.views.settings(key) if place else {}
 
     async def unlock(self, group: Group, client: str, queues: Collection[Queue]) -> None:
         """Give back the locks of a member that has ended; where that fails they run out by themselves."""

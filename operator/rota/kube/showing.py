@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rota.brokers import Client
+from rota.brokers import Client, Settings
 from rota.documents import Assignment
 from rota.kube import shown, sums
 from rota.kube.history import NOTHING
@@ -53,7 +53,9 @@ def _strategy(document: Assignment | None) -> str:
     return "-" if document.everyone is not None else document.strategy
 
 
-def detail(operator: shown.Operator, it: Fact, clients: Mapping[str, Client]) -> shown.Detail:
+def detail(
+    operator: shown.Operator, it: Fact, clients: Mapping[str, Client], settings: Mapping[str, Settings] | None = None
+) -> shown.Detail:
     """Return all that is known of a group."""
     topics = sums.of_group(it.group, it.broker, it.lag)
     conditions = (it.status or it.group.written).get("conditions") or ()
@@ -70,6 +72,10 @@ def detail(operator: shown.Operator, it: Fact, clients: Mapping[str, Client]) ->
         queues=_queues(it, topics),
         rebalances=list(it.tally.rebalances),
         looked_at=None if it.lag.at is None else written(it.lag.at),
+        settings=[
+            shown.Settings(broker, found.enabled, found.attempts, found.retry_queues)
+            for broker, found in sorted((settings or {}).items())
+        ],
     )
 
 

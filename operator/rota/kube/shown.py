@@ -123,6 +123,15 @@ class Queue(Struct, frozen=True, rename="camel"):
     estimate: bool = False
 
 
+class Settings(Struct, frozen=True, rename="camel"):
+    """What a broker has for the group: mqadmin sets it, and Rota only shows it."""
+
+    broker: str
+    enabled: bool  # whether it gives the group messages at all
+    retries: int  # for clients that leave the number to it; sidecars go by delivery.retry.maxAttempts
+    retry_queues: int
+
+
 class Detail(Struct, frozen=True, rename="camel"):
     """`GET /v1/groups/NAMESPACE/NAME`."""
 
@@ -135,6 +144,7 @@ class Detail(Struct, frozen=True, rename="camel"):
     queues: list[Queue]  # sorted by topic, broker and id
     rebalances: list[Rebalance]  # newest first
     looked_at: str | None = None  # when brokers last told how far the group is
+    settings: list[Settings] = []  # of each broker that knows the group
 
 
 class Reason(Struct, frozen=True, rename="camel"):

@@ -81,7 +81,8 @@ class Sight(NamedTuple):
         """Return everything about a group."""
         key = (namespace, name)
         fact = self.fact(key)
-        return showing.detail(self.operator, fact, self.places.clients(key)) if fact else None
+        told = (self.places.clients(key), self.places.settings(key))
+        return showing.detail(self.operator, fact, *told) if fact else None
 
     async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
         """Say why queues have their owners; that takes a while for many, so aside, and for one who asks at a time."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rota.brokers import BrokerError, Brokers, Client, Refused, Unknown, Unreachable
+from rota.brokers import BrokerError, Brokers, Client, Refused, Settings, Unknown, Unreachable
 from rota.kube.group import AtBroker
 from rota.model import RETRY, Queue, Reason, Verdict
 from rota.planner import View
@@ -56,6 +56,7 @@ class _Online:
 
     ids: tuple[str, ...] | None = None
     clients: Mapping[str, Client] = field(default_factory=dict)  # by id
+    settings: Mapping[str, Settings] = field(default_factory=dict)  # by broker
     problems: tuple[Verdict, ...] = ()
     twice: Mapping[str, "_Twice"] = field(default_factory=dict)  # ids that one broker has more than once
 
@@ -183,15 +184,18 @@ class Views:
         before, self._online[key] = self._online.get(key), now
         return before != now
 
-    async def _of_one_broker(self, interest: Interest, broker: str) -> tuple[str, tuple[Client, ...], bool]:
+    async def _of_one_broker(self, interest: Interest, broker: str) -> "_OneBroker":
         async with self._room:
             there = await self._brokers.clients(interest.group, broker)
         try:
             async with self._room:
-                enabled = (await self._brokers.settings(interest.group, broker)).enabled if there else True
+                return _OneBroker(broker, there, await self._brokers.settings(interest.group, broker))
         except Unknown:
-            enabled = True  # nobody has joined at this one yet
-        return broker, there, enabled
+            return _OneBroker(broker, there, None)  # nobody has joined at this one yet
+
+    def settings(self, key: Key) -> Mapping[str, Settings]:
+        """Return a group's settings as they were last seen, by broker."""
+        return self._online.get(key, _Online()).settings
 
     def clients(self, key: Key) -> Mapping[str, Client]:
         """Return who was last seen in a group, by id."""
@@ -219,10 +223,19 @@ class Views:
         return AtBroker(views, () if interest.broadcasting else foreigners, tuple(problems))
 
 
-def _online(told: Collection[tuple[str, tuple[Client, ...], bool]], twice: Mapping[str, _Twice], now: float) -> _Online:
+class _OneBroker(NamedTuple):
+    """What one broker tells of a group."""
+
+    broker: str
+    there: tuple[Client, ...]
+    settings: Settings | None
+
+
+def _online(told: Collection[_OneBroker], twice: Mapping[str, _Twice], now: float) -> _Online:
     """Put together what brokers tell; `twice`: the ids that one of them had twice before."""
     problems: list[Verdict] = []
-    off = [broker for broker, _, enabled in told if not enabled]
+    settings = {it.broker: it.settings for it in told if it.settings}
+    off = [broker for broker, it in settings.items() if not it.enabled]
     if off:
         told_so = f"The group is switched off at {', '.join(off)}; consumeEnable switches it on"
         problems.append(Verdict(Reason.SWITCHED_OFF, told_so))
@@ -233,7 +246,7 @@ def _online(told: Collection[tuple[str, tuple[Client, ...], bool]], twice: Mappi
             hosts = {it.address.rpartition(":")[0] for it in there if it.id == name}
             worn[name] = _Twice(since, alike and len(hosts) == 1)
     clients = {it.id: it for _, there, _ in told for it in there}
-    return _Online(tuple(sorted(clients)), clients, tuple(problems), worn)
+    return _Online(tuple(sorted(clients)), clients, settings, tuple(problems), worn)
 
 
 def _worn_twice(online: _Online, now: float, ours: Collection[str]) -> list[Verdict]:

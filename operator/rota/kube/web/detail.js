@@ -138,7 +138,7 @@ function state(summary) {
 
 function facts(summary) {
   const seen = known.lookedAt ? time(known.lookedAt) : "unknown";
-  const told = [...FACTS, ["At the broker", () => known.atBroker], ["Brokers last asked", () => seen]];
+  const told = [...FACTS, ["At the broker", () => known.atBroker], ["Its settings there", settings], ["Brokers last asked", () => seen]];
   const make = () => {
     const made = element("div");
     made.append(element("dt"), element("dd"));
@@ -148,6 +148,11 @@ function facts(summary) {
     put(found.firstElementChild, name);
     put(found.lastElementChild, say(summary));
   });
+}
+
+function settings() {
+  const told = known.settings.map(({ broker, enabled, retries }) => `${broker}: ${enabled ? "on" : "OFF"}, ${retries} retries`);
+  return told.join("; ") || "unknown";
 }
 
 function draw() {
