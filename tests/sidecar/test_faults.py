@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from rota.model import Queue
 from sidecar.fleet import Fleet, a_fleet
 
 STOPPED_SECONDS = 41  # longer than a loop may stand still, a trust in locks lasts and a lost member is waited for
@@ -106,6 +107,29 @@ async def test_where_ten_were_read_and_eight_committed_two_come_twice(hurried: R
         counted = Counter(it.number for it in fleet.delivered())
         assert counted == dict.fromkeys(numbers[:8], 1) | dict.fromkeys(numbers[8:], 2)
         await fleet.check()
+
+
+async def test_queues_of_a_topic_that_is_not_subscribed_to_any_more_are_dropped_and_others_go_on(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
+        bills = Queue(f"{fleet.topic}-bills", fleet.queues[0].broker, 0)
+        hurried.create_topic(bills.topic, 1)
+        fleet.settings["subscriptions"] = [{"topic": topic} for topic in (fleet.topic, bills.topic)]
+        await fleet.add("a")
+        await fleet.give(a=[*fleet.queues, bills])
+        await fleet.cluster.send(bills.topic, b"1000 x", queue=bills)
+        await fleet.until(lambda: 1000 in fleet.done())
+        async with fleet.traffic():
+            fleet.settings["subscriptions"] = [{"topic": fleet.topic}]
+            del fleet.owners[bills]
+            fleet.show()
+            assert (await fleet.obeys("a", "serving")).working == {*fleet.queues}
+            await fleet.cluster.send(bills.topic, b"1001 x", queue=bills)
+        await fleet.all_done()
+        counted = Counter(it.number for it in fleet.delivered())
+        assert counted == dict.fromkeys([1000, *(it.number for it in fleet.sent)], 1), "1001 is nobody's"
+        await fleet.all_committed()
 
 
 async def test_a_sidecar_that_stood_still_while_its_queues_were_given_away_reads_its_document_first(
