@@ -52,6 +52,17 @@ async def committed(member: Member, offset: int) -> None:
     await soon(so)
 
 
+class Refusing(MemoryConsumer):
+    """One whose broker takes nothing back."""
+
+    async def give_back(self, *_: Any, **__: Any) -> None:
+        raise Refused("its properties are too large")
+
+
+async def wrong(_: Event) -> int:
+    return 500
+
+
 # Offsets.
 
 
@@ -290,9 +301,6 @@ async def test_one_dead_letter_of_a_batch_is_counted_as_one(tmp_path: Path) -> N
 
 
 async def test_a_last_attempt_that_fails_is_counted_as_a_dead_letter(tmp_path: Path) -> None:
-    async def wrong(_: Event) -> int:
-        return 500
-
     async with a_member(tmp_path, delivery={"retry": {"maxAttempts": 1}}) as member:
         member.app.answer = wrong
         await member.send("1", queue=0)
@@ -304,10 +312,6 @@ async def test_a_last_attempt_that_fails_is_counted_as_a_dead_letter(tmp_path: P
 async def test_what_its_broker_never_takes_back_is_tried_here_with_its_attempts_counted_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Refusing(MemoryConsumer):
-        async def give_back(self, *_: Any, **__: Any) -> None:
-            raise Refused("its properties are too large")
-
     async def third(event: Event) -> int:
         return 204 if event.attempt == 3 else 500
 
@@ -328,13 +332,6 @@ async def test_what_its_broker_never_takes_back_is_tried_here_with_its_attempts_
 async def test_what_its_broker_never_takes_back_is_told_no_more_once_the_group_is_set_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Refusing(MemoryConsumer):
-        async def give_back(self, *_: Any, **__: Any) -> None:
-            raise Refused("its properties are too large")
-
-    async def wrong(_: Event) -> int:
-        return 500
-
     monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
     async with a_member(tmp_path) as member:
         member.connect, member.app.answer = Refusing, wrong

@@ -52,10 +52,6 @@ class Endings:
         """Return the number of this attempt, from 1: the broker counts some, and some we."""
         return 1 + message.attempt + taken.window.tried.get(message.offset, 0)
 
-    def tried(self, taken: Taken, message: Message) -> None:
-        """Count an attempt of which the broker does not hear."""
-        taken.window.tries(taken.delivery, message)
-
     def spent(self, taken: Taken, message: Message) -> bool:
         """Whether this attempt was its last, and dead letters are what comes then."""
         most = self._shell.settings.max_attempts
@@ -107,7 +103,7 @@ class Endings:
         except BrokerError as error:
             _log.warning("%s did not go back to its broker, and is tried again here: %s", message.id, error)
             if isinstance(error, Refused):  # it may never be taken: so the attempt is counted here, and it is told
-                self.tried(taken, message)
+                taken.window.tries(taken.delivery, message)
                 self._refused = taken.window, message.offset
                 self._shell.health.trouble(NOT_TAKEN, _not_taken(message, error))
             self.back(taken, (message,), NOT_TAKEN_PAUSE)

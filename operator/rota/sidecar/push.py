@@ -248,7 +248,7 @@ class Push:
     async def _in_place(self, taken: Taken, messages: tuple[Message, ...]) -> None:
         last = self._endings.spent(taken, messages[0])
         for message in messages:
-            self._endings.tried(taken, message)
+            taken.window.tries(taken.delivery, message)
         if last and len(messages) == 1:
             await self._endings.dead(taken, messages[0])
         else:

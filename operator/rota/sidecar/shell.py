@@ -30,7 +30,6 @@ STOOD_STILL = 5.0  # a loop that was away for so long looks at its document befo
 FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
 LOOK_AGAIN = 2.0  # where what is mounted cannot be read
 
-
 # Why a member drains; it takes its queues up again when no reason is left.
 APP, SETTINGS, END = "the app ends", "its settings are others", "it ends"
 
