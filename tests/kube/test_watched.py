@@ -132,6 +132,7 @@ async def test_a_fleet_is_seen_as_it_is(watched: Watched, chrome: Browser) -> No
     await _commands_print_it(watched)
     await _the_page_shows_a_handover(watched, chrome)
     await _every_panel_has_data(watched)
+    await _what_a_rebalance_costs_is_told(watched)
     await _every_panel_draws_it(watched, chrome)
     assert chrome.errors == []
     await _the_page_outlives_an_operator(watched, chrome)
@@ -252,6 +253,14 @@ async def _every_panel_has_data(watched: Watched) -> None:
                 raise
         if DRAWS:
             await shop.soon(partial(_scraped_for_a_while, watched), 120)
+
+
+async def _what_a_rebalance_costs_is_told(watched: Watched) -> None:
+    """Have the expressions of the page about metrics answered with figures, for the minute of its handovers."""
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    for expression in page.partition("```promql\n")[2].partition("```")[0].splitlines():
+        told = await asyncio.to_thread(watched.prometheus.query, expression)
+        assert [it for it in told if it["metric"].get("group") == GROUP and float(it["value"][1]) > 0], expression
 
 
 async def _scraped_for_a_while(watched: Watched) -> list[dict[str, Any]]:

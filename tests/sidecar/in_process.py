@@ -1,6 +1,7 @@
 """One member in this process, at a cluster in memory: its documents, and what an app in Pull mode asks of it."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import ClientSession
+from aiohttp import ClientResponse, ClientSession
 
 from builders import a_spec
 from ground.instance import Instance
@@ -214,3 +215,11 @@ async def a_member(instance: Instance, folder: Path, *, queues: int = 1, **setti
         finally:
             member.ending.set()
             await running
+
+
+async def event(stream: ClientResponse) -> tuple[str, dict[str, object]]:
+    """Read the next event."""
+    name = (await stream.content.readline()).decode().removeprefix("event: ").strip()
+    data = json.loads((await stream.content.readline()).removeprefix(b"data: "))
+    assert await stream.content.readline() == b"\n"
+    return name, data

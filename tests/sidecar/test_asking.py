@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ground.rocketmq import RocketMQ
+from rota.sidecar import pull
 from sidecar.fleet import Fleet, a_fleet
+from sidecar.in_process import event
 
 ASKING: dict[str, Any] = {"delivery": {"mode": "Pull", "pull": {"visibilityTimeout": "2s"}}}
 
@@ -35,6 +37,17 @@ async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_tw
         assert len(numbers) == len({*numbers})
         await fleet.all_committed()
         await fleet.check()
+
+
+async def test_an_app_hears_which_queues_it_has(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+        pod, _ = await fleet.add("a"), await fleet.add("b")
+        await fleet.give(a=fleet.queues)
+        async with fleet.session.get(f"http://{pod.address}:{pull.PORT}/v1/assignments") as stream:
+            broker = fleet.queues[0].broker
+            assert await event(stream) == ("assigned", {"queues": {fleet.topic: {broker: "0-3"}}, "generation": 1})
+            await fleet.hand_over(b=fleet.queues[2:])
+            assert await event(stream) == ("revoked", {"queues": {fleet.topic: {broker: "2-3"}}, "generation": 2})
 
 
 async def test_what_is_refused_or_not_answered_comes_again_by_the_retry_topic(

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import socket
 from base64 import b64decode
 from collections import ChainMap, Counter
@@ -11,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import ClientResponse, ClientSession
+from aiohttp import ClientSession
 
 from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers import Message
 from rota.brokers.memory import BROKER
 from rota.sidecar import assignments, endings, pull, push, shell
-from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, Member, a_member
+from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, Member, a_member, event
 
 BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
 
@@ -334,14 +333,6 @@ async def test_an_app_that_never_went_is_served_again(
 
 
 # Which queues it has.
-
-
-async def event(stream: ClientResponse) -> tuple[str, dict[str, object]]:
-    """Read the next event."""
-    name = (await stream.content.readline()).decode().removeprefix("event: ").strip()
-    data = json.loads((await stream.content.readline()).removeprefix(b"data: "))
-    assert await stream.content.readline() == b"\n"
-    return name, data
 
 
 async def test_the_app_hears_which_queues_it_has(instance: Instance, tmp_path: Path) -> None:
