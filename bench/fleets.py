@@ -5,12 +5,11 @@ the local node. Both kinds work on one broker, which stands for as long as `stan
 """
 
 import asyncio
-import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +19,6 @@ from ground.controlplane import ControlPlane
 from ground.deliveries import ASIDE, Came, noted
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
-from ground.local.processes import VARIABLE
 from ground.ours import at_rest, define, made
 from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
@@ -226,25 +224,13 @@ class Rota:
 
     def _signal(self, number: signal.Signals) -> None:
         self.struck = self.struck or self._some_pod()
-        _signal(f"{VARIABLE}={self._ground.node.folder}/pods/default_{self.struck}/", number)
+        self._ground.node.signal("default", self.struck, number)
 
     def _notes(self) -> list[Path]:
         return sorted(self._ground.deliveries.glob(f"{self.topic}@*"))
 
     def _run(self, work: Any) -> Any:
         return self._ground.runner.run(work)
-
-
-def _signal(mark: str, number: signal.Signals) -> None:
-    """Signal every process that has this in its environment, as nearly at once as can be."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and f"\0{mark}".encode() in b"\0" + (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    for process in found:
-        with suppress(ProcessLookupError):
-            os.kill(process, number)
 
 
 class Java:

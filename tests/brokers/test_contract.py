@@ -586,7 +586,7 @@ async def test_who_has_left_reaches_nothing_any_more(world: World) -> None:
     await all_fail(
         Unreachable,
         *(member.check(), member.pull(queue, 0), member.committed(queue), member.commit(queue, 1)),
-        *(member.first(queue), member.last(queue), member.at(queue, 1.0)),
+        *(member.first(queue), member.last(queue), member.at(queue, 1.0), member.reach(queue.broker)),
         *(member.lock([queue]), member.unlock([queue]), member.give_back(message)),
     )
 

@@ -148,7 +148,7 @@ function timeline(panel, width) {
     for (const run of runs(values)) {
       for (const [at, value] of run) {
         const fill = NAMED[(states[value] ?? thresholds.steps[0]).color];
-        const end = Math.min(at + 1.05, board.seconds);
+        const end = Math.max(at, Math.min(at + 1.05, board.seconds)); // a last value may lie a hair beyond
         svg.append(shape("rect", { x: x(at), y: number * BAR + 1, width: x(end) - x(at), height: BAR - 2, fill }));
       }
     }

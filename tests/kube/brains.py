@@ -14,7 +14,7 @@ from rota.brokers.memory import Memory
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.kube import handlers, run
-from rota.kube.api import Api, ApiError, Params
+from rota.kube.api import Api, ApiError, Params, Unanswered
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
 from rota.kube.measures import Measures
@@ -44,6 +44,8 @@ class Counting(Api):
         self.writes: list[str] = []
         self.refused: list[tuple[str, int]] = []  # writes that were not taken, and why
         self.late: dict[str, Late] = {}  # by write
+        self.lost: set[str] = set()  # writes that are taken, and whose next answer gets lost
+        self.repeated: set[str] = set()  # writes that are sent twice the next time, as where a connection breaks
         self.fault: Callable[[], None] = lambda: None  # is told before each request, and may raise
         self._moment = moment
 
@@ -64,6 +66,9 @@ class Counting(Api):
         if late := self.late.get(write):
             late.sent.set()
             await late.arrives.wait()
+        if write in self.repeated:
+            self.repeated.remove(write)
+            await super()._ask(method, path, body, params=params, content=content)
         try:
             found = await super()._ask(method, path, body, params=params, content=content)
         except ApiError as error:
@@ -71,6 +76,9 @@ class Counting(Api):
             raise
         self.writes.append(write)
         self._moment()
+        if write in self.lost:
+            self.lost.remove(write)
+            raise Unanswered(f"The answer to {write} got lost")
         return found
 
 

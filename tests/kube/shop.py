@@ -106,6 +106,20 @@ class Shop:
 
         await self.soon(settled, 120)
 
+    async def moved_for(self, *reasons: str) -> None:
+        """Wait until queues were moved for one of these, and the group is at rest again."""
+
+        async def moved() -> bool:
+            last = (await self.api.get(self.path))["status"].get("lastRebalance") or {}
+            return last.get("reason") in reasons and "seconds" in last
+
+        await self.soon(moved, 120)
+
+    async def has_event(self, reason: str) -> bool:
+        """Whether people were told of this."""
+        events = await self.api.list(f"/api/v1/namespaces/{self.namespace}/events")
+        return any(it["reason"] == reason for it in events)
+
     async def follow(self, policy: str, strategy: str = "", **options: Any) -> None:
         """Let the group have another policy; one with a strategy is made first."""
         if strategy:
@@ -115,8 +129,7 @@ class Shop:
 
     async def scale(self, replicas: int) -> None:
         """Change how many pods there are, as `kubectl scale` does."""
-        scale = await self.api.get(f"{self.path}/scale")
-        await self.api.replace(f"{self.path}/scale", scale | {"spec": {"replicas": replicas}})
+        await self.api.patch(f"{self.path}/scale", {"spec": {"replicas": replicas}})
 
 
 def a_template(node: LocalNode, folder: Path) -> Object:

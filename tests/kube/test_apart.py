@@ -8,7 +8,7 @@ import pytest
 from ground.poll import soon
 from kube.world import GROUP, World, a_group, billing, goes_on, is_gone, two_members
 from rota.brokers.memory import BROKER, Memory
-from rota.kube import brain
+from rota.kube import planning
 from rota.model import Roster
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -88,6 +88,10 @@ async def test_a_fleet_that_may_not_be_made_holds_up_no_queue(world: World) -> N
     await two_members(world)
 
 
+def _first_alone(roster: Roster) -> list[int]:
+    return [0] * len(roster.queues)
+
+
 async def has_a_strategy_of_its_own(world: World) -> None:
     policies = world.path.rpartition("/")[0].replace("consumergroups", "rebalancepolicies")
     await world.api.create(policies, {"metadata": {"name": "own"}, "spec": CUSTOM, **_KIND})
@@ -95,10 +99,7 @@ async def has_a_strategy_of_its_own(world: World) -> None:
 
 
 async def test_a_custom_strategy_decides_who_works_what(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_alone(roster: Roster) -> list[int]:
-        return [0] * len(roster.queues)
-
-    monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: [_Point(first_alone)])
+    monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: [_Point(_first_alone)])
     await two_members(world)
     await has_a_strategy_of_its_own(world)
     await world.until(8, 0)
@@ -127,7 +128,7 @@ async def test_a_custom_strategy_that_does_not_answer_stops_its_own_group_alone(
         freed.wait(120)
         raise ValueError("too late")
 
-    monkeypatch.setattr(brain, "STRANGERS_SECONDS", 0.2)
+    monkeypatch.setattr(planning, "STRANGERS_SECONDS", 0.2)
     monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: [_Point(slow)])
     await memory.create_topic("bills", BROKER, 6)
     try:
@@ -137,6 +138,12 @@ async def test_a_custom_strategy_that_does_not_answer_stops_its_own_group_alone(
             assert "has not answered" in (await world.condition("StrategyFailed"))["message"]
             await goes_on(other)
             assert world.fleet.as_value() == before
+            await world.api.patch(world.path, {"spec": {"policyRef": None}})
+            await world.well("StrategyFailed")
+            mended = [_Point(_first_alone)]
+            monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: mended)
+            await world.api.patch(world.path, {"spec": {"policyRef": {"name": "own"}}})
+            await world.until(8, 0)  # though the first one hangs yet
     finally:
         freed.set()
 

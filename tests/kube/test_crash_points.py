@@ -8,7 +8,7 @@ import pytest
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
-from kube.world import World
+from kube.world import GROUP, World, two_members
 from rota.brokers.memory import Memory
 from rota.kube.api import ApiError, Unanswered
 
@@ -68,3 +68,20 @@ async def test_an_api_server_that_fails_now_and_then_holds_nothing_up_for_good(w
     await world.fleet.members.pop("orders-a").end()
     await world.until(4, 4)
     await soon(world.settled, 60)
+
+
+@pytest.mark.parametrize("how", ["lost", "repeated"])
+async def test_a_document_that_was_taken_is_noted_though_its_answer_got_lost(world: World, how: str) -> None:
+    """Else nobody would know from the journal what it changed."""
+    operator = world.operator
+    await world.begun()
+    await two_members(world)
+    unlucky: set[str] = getattr(operator.api, how)
+    unlucky.add(f"PUT /api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota")
+    await world.fleet.add("orders-c")
+    await world.until(2, 3, 3)
+    await world.soon(world.at_rest)
+    assert not unlucky
+    noted = [it.plan.document.generation for it in operator.done if it.plan.document]
+    assert noted == [*range(1, world.fleet.documents[-1]["generation"] + 1)]
+    assert sum(it.writes["configmap"] for it in operator.done) == len(noted)

@@ -8,7 +8,7 @@ import pytest
 from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
 from ground.poll import soon
-from kube.brains import Operator
+from kube.brains import Late, Operator
 from rota.brokers.memory import BROKER, Memory
 
 pytestmark = pytest.mark.usefixtures("crds", "operator")
@@ -61,12 +61,13 @@ class Orders:
 
         await soon(there, 60)
 
-    async def condition(self, kind: str) -> str:
-        async def told() -> str:
-            status = (await self.api.get(f"{self.groups}/orders")).get("status") or {}
-            return next((it["message"] for it in status.get("conditions") or [] if it["type"] == kind), "")
+    async def told(self, kind: str) -> str:
+        """Return what a condition says now, or nothing."""
+        status = (await self.api.get(f"{self.groups}/orders")).get("status") or {}
+        return next((it["message"] for it in status.get("conditions") or [] if it["type"] == kind), "")
 
-        return await soon(told, 60)
+    async def condition(self, kind: str) -> str:
+        return await soon(lambda: self.told(kind), 60)
 
 
 @pytest.fixture
@@ -83,8 +84,7 @@ async def test_a_template_becomes_a_deployment_with_sidecars_that_scales_and_goe
     pod = made["spec"]["template"]
     assert [it["name"] for it in pod["spec"]["initContainers"]] == ["rota-sidecar"]
     assert pod["metadata"]["labels"]["rota.dev/group"] == "orders"
-    scale = await orders.api.get(f"{orders.groups}/orders/scale")
-    await orders.api.replace(f"{orders.groups}/orders/scale", scale | {"spec": {"replicas": 5}})
+    await orders.api.patch(f"{orders.groups}/orders/scale", {"spec": {"replicas": 5}})
     await orders.replicas(5)
     await orders.api.delete(f"{orders.groups}/orders")
 
@@ -131,6 +131,27 @@ async def test_a_deployment_of_that_name_that_is_somebody_elses_is_left_alone(or
 async def test_a_template_that_cannot_be_is_a_condition(orders: Orders, template: Object, sentence: str) -> None:
     await orders.make(template=template)
     assert (await orders.condition("TemplateRefused")).startswith(sentence)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}])
+async def test_a_deployment_that_takes_its_time_holds_up_no_word_and_is_told_as_before(
+    orders: Orders, operator: Operator, template: Object
+) -> None:
+    await orders.make()
+    await orders.replicas(2)
+    group, refused = f"{orders.groups}/orders", template is not TEMPLATE
+    if refused:
+        await orders.api.patch(group, {"spec": {"template": template}})
+        await orders.condition("TemplateRefused")
+    late = operator.api.late[f"PATCH {orders.fleets}/orders"] = Late()
+    await orders.api.patch(group, {"spec": {"replicas": 3}})
+    await late.sent.wait()
+    await orders.api.patch(group, {"spec": {"policyRef": {"name": "none"}}})
+    await orders.condition("MissingPolicy")
+    assert bool(await orders.told("TemplateRefused")) is refused
+    late.arrives.set()
+    if not refused:
+        await orders.replicas(3)
 
 
 async def test_a_group_that_has_no_template_any_more_runs_no_pods(orders: Orders) -> None:

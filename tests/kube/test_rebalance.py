@@ -8,7 +8,7 @@ import pytest
 from ground.api import Object
 from ground.controlplane import Cluster
 from ground.poll import soon
-from kube.brains import Operator
+from kube.brains import Late, Operator
 from kube.members import a_pod
 from kube.world import GROUP, World, a_group, is_gone
 from rota.brokers import Membership
@@ -40,6 +40,19 @@ async def test_a_crashed_members_queues_are_at_work_elsewhere_and_a_leaving_one_
     await world.until(8, 0)
     assert leaving.member.report().drained
     await leaving.end()
+
+
+async def test_an_api_server_that_takes_its_time_with_what_people_read_holds_up_no_queue(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    status = world.operator.api.late[f"PATCH {world.path}/status"] = Late()
+    await world.fleet.add("orders-c")
+    await status.sent.wait()
+    await world.until(3, 3, 2)
+    await world.fleet.members.pop("orders-a").end()
+    await world.until(4, 4)
+    status.arrives.set()
+    await soon(world.settled, 60)
 
 
 async def test_a_hung_members_queues_are_forced_and_said_to_be(world: World) -> None:

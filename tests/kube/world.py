@@ -32,6 +32,14 @@ class World:
         self.api, self.namespace, self.fleet, self.operator = api, namespace, fleet, operator
         self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{fleet.group}"
 
+    async def begun(self) -> None:
+        """Wait for the first document: a group that has none while its pods run may have lost it."""
+
+        async def seen() -> bool:
+            return bool(self.fleet.documents)
+
+        await self.soon(seen)
+
     async def until(self, *shares: int) -> None:
         """Wait until the members work so many queues each, whoever it is."""
 

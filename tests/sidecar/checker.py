@@ -60,9 +60,9 @@ class Fact(NamedTuple):
     """What was decided about the fleet, done to it, or heard of it.
 
     given, released: a member's queues · forced: taken from a member that is not heard · settled: it is heard again ·
-    heard: a report's generation · sidecar, app: killed · left: a sidecar ended that was asked to, and remembers nothing
-    when it begins again · ended: the whole pod · reset: a queue's offset was set · broker: killed, whatever it was told
-    last is forgotten
+    heard: a report's generation · apart, together: it reaches no broker, and does again · sidecar, app: killed · left:
+    a sidecar ended that was asked to, and remembers nothing when it begins again · ended: the whole pod · reset: a
+    queue's offset was set · broker: killed, whatever it was told last is forgotten
     """
 
     at: float
@@ -210,11 +210,13 @@ class _Judge:
         )
 
     def _cut_short(self, earlier: Delivery, later: Delivery) -> bool:
-        """Whether its sidecar was killed or overruled in between, and was not known to have committed it before."""
-        for fact in self._killed(earlier, later, {"sidecar", "ended", "forced"}):
+        """Whether its sidecar was killed, overruled or cut off, and was not known to have committed it before."""
+        for fact in self._killed(earlier, later, {"sidecar", "ended", "forced"}) + self._apart(earlier, later):
             if fact.kind == "forced" and earlier.queue not in fact.queues:
                 continue
-            known = [it.offset for it in self.story.commits if it.queue == earlier.queue and it.at < fact.at]
+            # Who is cut off commits again once it is not, and others do meanwhile.
+            until = later.begin if fact.kind == "apart" else fact.at
+            known = [it.offset for it in self.story.commits if it.queue == earlier.queue and it.at < until]
             if earlier.offset >= max(known, default=0):
                 return True
         return False
@@ -257,6 +259,13 @@ class _Judge:
             for fact in self.facts
             if fact.kind in kinds and fact.member == earlier.member and earlier.begin <= fact.at <= later.begin
         ]
+
+    def _apart(self, earlier: Delivery, later: Delivery) -> list[Fact]:
+        """Return since when its sidecar reached no broker, if it was done with it before it did again."""
+        of_it = [fact for fact in self.facts if fact.member == earlier.member]
+        back = [fact.at for fact in of_it if fact.kind == "together" and fact.at <= earlier.begin]
+        apart = [fact for fact in of_it if fact.kind == "apart" and fact.at <= later.begin]
+        return [fact for fact in apart if not any(fact.at <= at for at in back)]
 
     def _between(self, kind: str, queue: Queue, begin: float, end: float) -> bool:
         return any(it.kind == kind and queue in it.queues and begin <= it.at <= end for it in self.facts)

@@ -5,6 +5,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from aiohttp import ClientConnectorError
+
+from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.sidecar import pull
 from sidecar.fleet import Fleet, a_fleet
@@ -39,11 +42,22 @@ async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_tw
         await fleet.check()
 
 
+async def listens(fleet: Fleet, url: str) -> bool:
+    """Whether the sidecar can be asked for messages yet: a moment after its first report."""
+    try:
+        async with fleet.session.get(url):
+            return True
+    except ClientConnectorError:
+        return False
+
+
 async def test_an_app_hears_which_queues_it_has(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
         pod, _ = await fleet.add("a"), await fleet.add("b")
         await fleet.give(a=fleet.queues)
-        async with fleet.session.get(f"http://{pod.address}:{pull.PORT}/v1/assignments") as stream:
+        url = f"http://{pod.address}:{pull.PORT}/v1/assignments"
+        await soon(lambda: listens(fleet, url), 60)
+        async with fleet.session.get(url) as stream:
             broker = fleet.queues[0].broker
             assert await event(stream) == ("assigned", {"queues": {fleet.topic: {broker: "0-3"}}, "generation": 1})
             await fleet.hand_over(b=fleet.queues[2:])

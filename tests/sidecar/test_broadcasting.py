@@ -17,13 +17,13 @@ async def test_each_member_gets_everything_once_and_goes_on_where_it_was(hurried
         for name in fleet.pods:
             await fleet.obeys(name)
         await fleet.send(40)
-        await fleet.until(lambda: [len(taken(fleet, it)) for it in (one, other)] == [40, 40])
+        await all_taken(fleet, one, other)
         await fleet.until(lambda: kept(fleet, one) == 40)
         fleet.kill("a", "sidecar")
         await fleet.send(20)
-        await fleet.until(lambda: len(taken(fleet, other)) == 60)
+        await all_taken(fleet, other)
         one.start_sidecar()
-        await fleet.until(lambda: len(taken(fleet, one)) == 60)
+        await all_taken(fleet, one)
         assert {*taken(fleet, one).values(), *taken(fleet, other).values()} == {1}
         assert not any((await fleet.sample()).values()), "the broker keeps no offsets of such a group"
         assert [pod.complaints() for pod in (one, other)] == [[], []]
@@ -42,8 +42,7 @@ async def test_a_member_that_ends_well_repeats_nothing_and_one_that_is_new_begin
             await fleet.until(lambda: len(taken(fleet, pod)) > 200)
         fresh = await fleet.add("b")
         fleet.show()
-        sent = {it.number for it in fleet.sent}
-        await fleet.until(lambda: all(taken(fleet, it).keys() == sent for it in (pod, fresh)))
+        await all_taken(fleet, pod, fresh)
         assert {*taken(fleet, pod).values(), *taken(fleet, fresh).values()} == {1}
 
 
@@ -72,6 +71,20 @@ async def test_a_full_disk_keeps_no_message_back_and_what_was_kept_before_stays(
             await fleet.until(lambda: kept(fleet, pod) == 60)
         counts = taken(fleet, pod)
         assert [counts[number] for number in range(60)] == [1] * 40 + [2] * 20
+
+
+async def all_taken(fleet: Fleet, *pods: Pod) -> None:
+    """Wait until each pod's app was done with all that the broker took."""
+
+    def left() -> dict[str, list[int]]:
+        sent = {it.number for it in fleet.sent if it.acked}
+        missing = {pod.name: sorted(sent - taken(fleet, pod).keys()) for pod in pods}
+        return {name: numbers for name, numbers in missing.items() if numbers}
+
+    try:
+        await fleet.until(lambda: not left())
+    except TimeoutError:
+        raise TimeoutError(f"of {len(fleet.sent)} messages these are not done: {left()}") from None
 
 
 def taken(fleet: Fleet, pod: Pod) -> Counter[int]:

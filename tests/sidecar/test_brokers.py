@@ -9,6 +9,7 @@ import pytest
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from rota.sidecar.shell import BEAT_SECONDS
 from sidecar.fleet import Fleet, a_fleet
 
 LOST = "broker-1"
@@ -43,7 +44,14 @@ async def test_a_broker_that_is_gone_stops_its_own_queues_only(two: RocketMQ, tm
         report = await fleet.hear("a")
         assert report
         assert report.state == "serving"
+        given_up = [queue for queue, name in fleet.owners.items() if name == "a" and queue.broker == LOST]
+        await fleet.revoke(given_up)
+        await fleet.released("a", given_up)
+        await asyncio.sleep(2 * BEAT_SECONDS)  # it says so anew
+        assert await misses(fleet, "a"), "so nobody gives it a queue there again"
         await asyncio.to_thread(two.start_broker, 1)
+        await soon(lambda: speaks_of(fleet, "a", {"broker-0"}), 60)
+        await fleet.give(a=given_up)
         await fleet.send(40)
         await fleet.all_done()
         await fleet.all_committed()
@@ -54,3 +62,9 @@ async def misses(fleet: Fleet, name: str) -> bool:
     """Whether a member says that one broker is reached, and the other is not."""
     report = await fleet.hear(name)
     return bool(report and report.brokers == {"broker-0": True, LOST: False})
+
+
+async def speaks_of(fleet: Fleet, name: str, brokers: set[str]) -> bool:
+    """Whether a member tells of just these brokers."""
+    report = await fleet.hear(name)
+    return bool(report and report.brokers.keys() == brokers)

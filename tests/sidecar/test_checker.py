@@ -88,6 +88,12 @@ CLEAN = {
     "the broker forgot it, and so did who had given the queue back, and has it again": a_story(
         d(1, 2), d(8, 9), facts=(*HANDED_OVER, Fact(6, "broker"), *BACK), commits=[Commit(3, Q, 1)]
     ),
+    "done by one who was cut off from the broker, and then by another one": a_story(
+        d(1, 2),
+        d(6, 7, 0, "b"),
+        facts=(*HANDED_OVER, fact(0.5, "apart"), fact(8, "together")),
+        commits=[Commit(0, Q, 0)],
+    ),
     "sent to be tried again by one who died of it": a_story(
         d(1, 2, status=500),
         d(4, 5),
@@ -159,6 +165,26 @@ BROKEN = {
     ),
     "a duplicate of one who was asked to end": (
         a_story(d(1, 2), d(6, 7), facts=(GIVEN, fact(3, "left")), commits=[Commit(2.5, Q, 1)]),
+        "delivered twice",
+    ),
+    "a duplicate of what was committed before its member was cut off": (
+        a_story(d(1, 2), d(6, 7, 0, "b"), facts=(*HANDED_OVER, fact(4, "apart")), commits=[Commit(3, Q, 1)]),
+        "delivered twice",
+    ),
+    "a duplicate of what was done by one who was cut off no more": (
+        a_story(d(1, 2), d(6, 7, 0, "b"), facts=(*HANDED_OVER, fact(0.5, "apart"), fact(0.9, "together"))),
+        "delivered twice",
+    ),
+    "a duplicate of what was committed when its member was cut off no more": (
+        a_story(
+            *(d(1, 2), d(60, 61, 0, "b")),
+            facts=(*HANDED_OVER, fact(0.5, "apart"), fact(2.5, "together")),
+            commits=[Commit(3, Q, 1)],
+        ),
+        "delivered twice",
+    ),
+    "a duplicate while somebody else was cut off": (
+        a_story(d(1, 2), d(6, 7, 0, "b"), facts=(*HANDED_OVER, fact(0.5, "apart", "b"))),
         "delivered twice",
     ),
     "a duplicate of what the broker had kept": (

@@ -192,7 +192,7 @@ async def test_a_member_is_not_ready_while_no_broker_of_its_queues_answers(
         assert await member.ready()
 
 
-async def test_a_broker_that_it_does_not_read_from_any_more_is_not_spoken_of(
+async def test_a_broker_that_it_does_not_read_from_any_more_is_spoken_of_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "UNREACHABLE", 0.2)
@@ -206,6 +206,9 @@ async def test_a_broker_that_it_does_not_read_from_any_more_is_not_spoken_of(
         await member.until(lambda it: it.brokers.get("other") is False)
         member.drain_timeout = 0.5
         member.show([FIRST])
+        report = await member.until(lambda it: it.working == {FIRST})
+        assert report.brokers == {BROKER: True, "other": False}, "or it would be given queues there at once"
+        memory.up("other")
         await member.until(lambda it: it.brokers == {BROKER: True})
 
 

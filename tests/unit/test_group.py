@@ -1,8 +1,10 @@
 """One group as it is known: in whatever order it is told."""
 
+from collections.abc import Mapping
+
 import msgspec
 
-from rota.documents import Assignment, write_assignment
+from rota.documents import Assignment, Report, write_assignment
 from rota.kube.group import AtBroker, Group
 from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod
 from rota.model import Holder
@@ -92,8 +94,28 @@ def test_a_pod_with_another_groups_sidecar_is_a_stranger() -> None:
     assert not group.strangers
 
 
-def a_pod(works_for: str = "orders", label: str | None = "orders") -> Pod:
-    metadata = {"name": "orders-a", "namespace": "shop", "uid": "a"}
+def test_a_member_is_cut_off_since_another_one_reaches_the_broker() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    for name in ("a", "b"):
+        group.see(a_pod(name=name), now=0.0)
+
+    def heard(name: str, at: float, *, reaches: bool) -> dict[str, Mapping[str, float]]:
+        report = Report(member=f"orders-{name}", uid=name, generation=7, brokers={"x": reaches})
+        group.pods[f"orders-{name}"].hear(report, at, at)
+        return {it.uid: it.cut_off for it in group.snapshot(at, AtBroker(), {}).pods}
+
+    heard("a", 1.0, reaches=False)
+    assert heard("b", 2.0, reaches=False) == {"a": {"x": 0.0}, "b": {"x": 0.0}}
+    assert heard("a", 300.0, reaches=True) == {"a": {}, "b": {"x": 0.0}}, "it comes back, and others a moment later"
+    assert heard("a", 304.0, reaches=True) == {"a": {}, "b": {"x": 4.0}}
+    assert heard("b", 305.0, reaches=True) == {"a": {}, "b": {}}
+    heard("a", 400.0, reaches=False)
+    assert heard("b", 410.0, reaches=True) == {"a": {"x": 10.0}, "b": {}}
+
+
+def a_pod(works_for: str = "orders", label: str | None = "orders", name: str = "a") -> Pod:
+    metadata = {"name": f"orders-{name}", "namespace": "shop", "uid": name}
     sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
     volumes = [{"name": "it", "configMap": {"name": f"{works_for}-rota"}}]
     labels = {} if label is None else {"rota.dev/group": label}

@@ -16,7 +16,7 @@ def test_a_condition_that_turns_is_told_at_once_and_figures_once_a_second() -> N
     assert pace.tell(moving, {}, now=10.0)
     more = a_status("True", members=2)
     assert not pace.tell(more, moving, now=10.4)
-    assert pace.untold == more  # what follows goes on from there
+    assert pace.newest(moving) == more  # what follows goes on from there
     assert pace.seconds(moving, 10.4) == pytest.approx(0.6)
     assert pace.tell(a_status("False", members=2), moving, now=10.5)
 
@@ -33,7 +33,9 @@ def test_what_was_held_back_is_told_when_its_time_has_come_or_is_not_so_any_more
 
 def test_a_lag_alone_is_told_once_a_minute() -> None:
     pace, written = Pace(), a_status(lag=10)
-    assert pace.tell(a_status(lag=20), written, now=0.0)
+    told = a_status(lag=20)
+    assert pace.tell(told, written, now=0.0)
+    pace.taken(told)
     assert not pace.tell(a_status(lag=20), written, now=59.9)
     assert pace.tell(a_status(lag=20), written, now=60.0)
 
@@ -56,3 +58,29 @@ def test_that_a_lag_is_not_known_any_more_or_is_again_is_told_soon() -> None:
     assert pace.tell(unknown, a_status(lag=20), now=5.0)
     assert not pace.tell(a_status(lag=20), a_status(), now=9.9), "a field that is null is not written"
     assert pace.tell(a_status(lag=20), a_status(), now=10.0)
+
+
+def test_what_is_on_its_way_is_not_written_twice_and_counts_as_told() -> None:
+    pace, moving, settled = Pace(), a_status("True"), a_status("False")
+    assert pace.tell(moving, settled, now=10.0)
+    assert not pace.tell(moving, settled, now=10.1)
+    assert pace.newest(settled) == moving
+    assert pace.tell(settled, settled, now=10.2), "it is what is written, but not what will be"
+    pace.taken(moving)
+    assert pace.newest(moving) == settled
+    pace.taken(settled)
+    assert pace.newest(settled) == settled
+    assert pace.seconds(settled, 10.3) == math.inf
+
+
+def test_of_what_is_not_taken_only_the_newest_is_tried_again() -> None:
+    pace, written, newer = Pace(), a_status(members=1), a_status("True", members=3)
+    older = a_status("True", members=2)
+    assert pace.tell(older, written, now=10.0)
+    assert pace.tell(newer, written, now=11.0)
+    pace.untaken(older, now=12.0)
+    assert pace.seconds(written, 12.0) == math.inf, "the newer one is on its way"
+    pace.untaken(newer, now=13.0)
+    assert pace.newest(written) == newer
+    assert not pace.tell(newer, written, now=13.9)
+    assert pace.tell(newer, written, now=14.0)

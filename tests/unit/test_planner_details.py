@@ -103,11 +103,12 @@ def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
     [
         ((reaching("m1", reaches=True),), 10.0, "CutOff"),
         ((reaching("m1", reaches=True),), 9.9, "Ready"),
+        ((reaching("m1", reaches=True, cut_off={"c": LONG}), reaching("m3", reaches=True)), 10.0, "CutOff"),
         ((reaching("m1", reaches=False),), LONG, "Ready"),
         ((reaching("m1", reaches=True, terminating=True), a_pod("m4")), LONG, "Ready"),
         ((a_pod("m1"),), LONG, "Ready"),
     ],
-    ids=["others reach it", "not for long", "nobody does", "only one that leaves", "nobody says"],
+    ids=["others reach it", "not for long", "one misses another", "nobody does", "only one that leaves", "nobody says"],
 )
 def test_a_member_is_cut_off_from_what_other_members_reach(
     others: tuple[Pod, ...], seconds: float, expected: str
@@ -117,6 +118,35 @@ def test_a_member_is_cut_off_from_what_other_members_reach(
     assert str(found["m2"]) == expected
     leaving = replace(cut, terminating=True)
     assert standings([*others, leaving], frozenset(), a_policy(), DOCUMENT)["m2"] is Standing.LEAVING
+
+
+def test_who_has_nothing_to_do_is_given_nothing_while_it_is_cut_off() -> None:
+    new = reaching("m4", reaches=False, cut_off={"a": 0.0})
+    assert standings([reaching("m1", reaches=True), new], frozenset(), a_policy(), DOCUMENT)["m4"] is Standing.CUT_OFF
+
+
+def test_where_everybody_is_cut_off_from_something_everybody_counts() -> None:
+    one = a_pod("m1", a_report("m1", 5, brokers={"a": True, "b": False}), cut_off={"b": LONG})
+    other = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": True}), cut_off={"a": LONG})
+    unheard = a_pod("m3", a_report("m3", 5, brokers={"a": True, "b": True}), ready=False, unheard=5.0)
+    silent = a_pod("m4", a_report("m4", 5))
+    for others in ((), (unheard,), (silent,)):
+        found = standings([one, other, *others], frozenset(), a_policy(), DOCUMENT)
+        assert (found["m1"], found["m2"]) == (Standing.READY, Standing.READY)
+    whole = a_pod("m4", a_report("m4", 5, brokers={"a": True, "b": True}))
+    found = standings([one, other, whole], frozenset(), a_policy(), DOCUMENT)
+    assert [*found.values()] == [Standing.CUT_OFF, Standing.CUT_OFF, Standing.READY]
+
+
+@pytest.mark.parametrize(("reaches", "expected"), [(False, Standing.CUT_OFF), (True, Standing.OUT)])
+def test_of_one_that_is_not_ready_for_long_it_is_known_whether_it_reaches_a_broker(
+    reaches: bool,  # noqa: FBT001 - a case
+    expected: Standing,
+) -> None:
+    cut_off = {} if reaches else {"a": 1.0}
+    unready = reaching("m2", reaches=reaches, cut_off=cut_off, ready=False, steady=10.0)
+    found = standings([reaching("m1", reaches=True), unready], frozenset(), a_policy(), DOCUMENT)
+    assert found["m2"] is expected
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,9 @@ class Consumer(Protocol):
     async def leave(self) -> None:
         """Tell the brokers that the member goes, and close all connections; whatever is asked then is `Unreachable`."""
 
+    async def reach(self, broker: str) -> None:
+        """Ask a broker something that changes nothing: whatever it answers, it is reached."""
+
     async def pull(
         self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0, commit: int | None = None
     ) -> Pulled:

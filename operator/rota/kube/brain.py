@@ -7,8 +7,8 @@ it is being looked at makes it be looked at once more. Each group has a task of 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 from time import time
 from typing import Any, NamedTuple
 
@@ -20,16 +20,15 @@ from rota.kube.group import Group
 from rota.kube.listeners import Listeners
 from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, record_of
 from rota.kube.places import Places
+from rota.kube.planning import Planning
 from rota.kube.reports import Reports
 from rota.kube.sums import told
+from rota.kube.telling import AT_ONCE, PAUSES, Deciding, Telling
+from rota.kube.writing import REFUSED, Sent, Writing
 from rota.model import Reason, Verdict, plain
 from rota.planner import Plan, Snapshot, plan
 
 SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
-PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after failures in a row
-STRANGERS, STRANGERS_SECONDS = 4, 10.0  # custom strategies at work at once; what one of them may take
-REFUSED = frozenset({400, 403, 413, 422})  # by a shape, a right, a quota, a webhook: it is people's to mend
-LARGE = 2000  # queues and pods: a plan about more takes longer than ten milliseconds
 
 Key = tuple[str, str]
 
@@ -42,11 +41,12 @@ class _Task:
 
     group: Group
     listeners: Listeners
+    telling: Telling
+    writing: Writing
     again: asyncio.TimerHandle | None = None
     running: bool = False
-    woken: bool = False
+    woken: float = inf  # in how many seconds it is to be looked at once more, if it was woken while it runs
     failures: int = 0
-    stranger: "Future[Plan] | None" = None  # a plan that a custom strategy is still at
 
 
 class Done(NamedTuple):
@@ -55,7 +55,7 @@ class Done(NamedTuple):
     group: Group
     plan: Plan
     seconds: float  # that planning took
-    writes: Mapping[str, int]
+    writes: Mapping[str, int]  # by kind; what was told meanwhile is of the plans before
 
 
 class Brain:
@@ -70,8 +70,9 @@ class Brain:
         self._policies: dict[Key, Custom] = {}
         self._labels: dict[str, str] = {}  # by pods' uids
         self._rounds: set[asyncio.Task[None]] = set()
-        self._strangers = ThreadPoolExecutor(STRANGERS, thread_name_prefix="custom")
+        self._planning = Planning()
         self._gatherer = Gatherer(api, reports, places)
+        self._rooms = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
         self._leads = False
         self._looking = False  # until every group was looked at once
         self.time: Callable[[], float] = time
@@ -95,7 +96,10 @@ class Brain:
     def adopt(self, group: Group) -> None:
         """Take a group whose texts are read by somebody else."""
         key = (group.namespace, group.name)
-        self._tasks[key] = _Task(group, Listeners(group, self._reports, lambda: self.wake(key)))
+        listeners = Listeners(group, self._reports, lambda: self.wake(key))
+        deciding = Deciding(self._background, self._wants, lambda seconds: self.wake(key, seconds), *self._rooms)
+        telling, writing = Telling(self._api, self._fleets, group, deciding), Writing(self._api, group)
+        self._tasks[key] = _Task(group, listeners, telling, writing)
 
     def lead(self, *, leads: bool) -> None:
         """Begin or end to write; who begins looks at everything first."""
@@ -103,6 +107,7 @@ class Brain:
         self._places.lead(leads=leads)
         for key, task in sorted(self._tasks.items(), key=lambda it: it[1].group.at_rest):  # those first that wait
             task.group.begin()
+            task.writing.forget()
             if leads:
                 self.wake(key)
             else:
@@ -111,7 +116,7 @@ class Brain:
     async def close(self) -> None:
         """Stop in the middle of whatever is going on: whoever leads next goes on from what is written."""
         self.lead(leads=False)
-        self._strangers.shutdown(wait=False, cancel_futures=True)
+        self._planning.close()
         for task in self._rounds:
             task.cancel()
         await asyncio.gather(*self._rounds, return_exceptions=True)
@@ -138,6 +143,7 @@ class Brain:
         if task and task.group.body and task.group.body.metadata.uid == body.metadata.uid:
             self._rest(task)
             self._places.forget(body.metadata.key)
+            self._planning.forget(task.group.spelled)
             task.group.body = None
             self._forget_nobodys(body.metadata.key)
 
@@ -245,10 +251,10 @@ class Brain:
     def wake(self, key: Key, seconds: float = SETTLE_SECONDS) -> None:
         """Look at a group soon; to be woken often is to be looked at once."""
         task = self._tasks.get(key)
-        if task is None or not self._leads or task.group.body is None:
+        if task is None or not self._leads or task.group.body is None or seconds == inf:
             return
         if task.running:
-            task.woken = True
+            task.woken = min(task.woken, seconds)
             return
         loop, seconds = asyncio.get_running_loop(), max(seconds, SETTLE_SECONDS)
         if task.again:
@@ -263,10 +269,8 @@ class Brain:
         self._gatherer.hurry(self._tasks[key].group)
 
     def _begin(self, key: Key, task: _Task) -> None:
-        task.again, task.running, task.woken = None, True, False
-        running = asyncio.get_running_loop().create_task(self._round(key, task), name=f"group {task.group.spelled}")
-        self._rounds.add(running)
-        running.add_done_callback(self._rounds.discard)
+        task.again, task.running, task.woken = None, True, inf
+        self._background(self._round(key, task), f"group {task.group.spelled}")
 
     def _rest(self, task: _Task) -> None:
         if task.again:
@@ -274,6 +278,7 @@ class Brain:
             task.again = None
         task.group.awaited = frozenset()
         task.listeners.rest()
+        task.telling.rest()
 
     async def _round(self, key: Key, task: _Task) -> None:
         again, failures = PAUSES[min(task.failures, len(PAUSES) - 1)], task.failures
@@ -282,14 +287,14 @@ class Brain:
             again = await self._decide(task)
             task.failures = 0
         except apply.Stale:
-            again, task.group.outdated = again if failures else 0.0, True
+            again = again if failures else 0.0
         except (ApiError, Unanswered) as error:
             _log.warning("%s is looked at again in %g s: %s", task.group.spelled, again, error)
         except Exception:  # noqa: BLE001 - of one group; the others go on
             _log.exception("%s could not be looked at; again in %g s", task.group.spelled, again)
         finally:
             task.running = False
-        self.wake(key, SETTLE_SECONDS if task.woken else again)
+        self.wake(key, min(again, task.woken))
 
     async def _decide(self, task: _Task) -> float:
         """Look at a group once, and do what is to be done; return the seconds until it is worth looking again."""
@@ -298,8 +303,12 @@ class Brain:
         self._looked()
         for client, queues in group.locks_left():
             self._background(self._places.unlock(group, client, queues))
+        if taken := task.writing.taken():  # before there is a newer plan, which would hide what this one did
+            await self._follow_up(task, taken, written=True)
+            return 0.0
         rests_on = group.record, group.uid
-        found, seconds = await self._plan(task)
+        sent = await self._plan(task)
+        found = sent.plan
         if rests_on != (group.record, group.uid):  # something happened while a large plan was made
             return 0.0
         if found.reread:
@@ -308,35 +317,46 @@ class Brain:
             return 0.0
         if not self._leads or group.body is None:
             return found.again
-        writes = dict.fromkeys(("configmap", "poke", "status", "event", "deployment"), 0)
-        if found.document and group.record.ours:
-            await self._write(group, found)
-            writes["configmap"] = 1
-        self._listen(task, found)
-        before = group.fleet
-        try:
-            await self._tell(group, found, writes)
-            if self._leads:
-                writes["deployment"] = await self._fleets.keep(group)  # last: whatever hangs there holds up no queue
-        finally:
-            self.done(Done(group, found, seconds, writes))
-        return min(found.again, group.pace.seconds(group.written, self._now)) if group.fleet == before else 0.0
+        if written := bool(found.document) and group.record.ours:
+            await self._write(task, sent)
+        if group.uid == rests_on[1]:  # what a group was given that went meanwhile is nobody's to count
+            await self._follow_up(task, sent, written=written)
+        return min(found.again, group.pace.seconds(group.written, self._now))
 
-    async def _write(self, group: Group, found: Plan) -> None:
+    async def _follow_up(self, task: _Task, sent: Sent, *, written: bool) -> None:
+        """Do what follows from a plan whose document stands."""
+        group, uid, found = task.group, task.group.uid, sent.plan
+        self._listen(task, found)
+        counts = task.telling.take_counts()
+        counts["configmap"] += written
+        try:
+            counts["poke"] += await self._poke(group, found)
+        finally:  # what is written is noted, whatever becomes of it
+            self.done(Done(group, *sent, counts))
+        self._tell(task, found, uid, whole=True)
+
+    async def _write(self, task: _Task, sent: Sent) -> None:
         """Write the document; where that is refused, tell it, and nothing that rests on it."""
         try:
-            group.keep(await apply.write_document(self._api, group, found))
+            await task.writing.write(sent)
         except ApiError as error:
             if error.status in REFUSED:
-                told = f"The ConfigMap {record_of(group.name)} is refused: {plain(str(error))}; what was assigned stays"
-                await self._tell_only(group, Verdict(Reason.WRITE_REFUSED, told))
+                name, why = record_of(task.group.name), plain(str(error))
+                told = f"The ConfigMap {name} is refused: {why}; what was assigned stays"
+                await self._tell_only(task, Verdict(Reason.WRITE_REFUSED, told))
             raise
 
-    async def _tell_only(self, group: Group, verdict: Verdict) -> None:
+    async def _tell_only(self, task: _Task, verdict: Verdict) -> None:
         """Tell what keeps us from deciding anything about a group, and nothing else of it."""
-        if self._leads:
-            snapshot = replace(self.snapshot(group), spec=None, problems=(verdict,))
-            await self._tell(group, plan(snapshot, self.time()), {})
+        if self._leads and (uid := task.group.uid):
+            found = plan(replace(self.snapshot(task.group), spec=None, problems=(verdict,)), self.time())
+            await self._poke(task.group, found)
+            self._tell(task, found, uid, whole=False)
+
+    def _tell(self, task: _Task, found: Plan, uid: str, *, whole: bool) -> None:
+        """Have people told, if that is ours still, and the group the same."""
+        if self._leads and task.group.uid == uid:
+            task.telling.take(found, self._now, whole=whole)
 
     def _looked(self) -> None:
         if self._leads and self._looking and all(it.group.looked for it in self._tasks.values() if it.group.body):
@@ -348,26 +368,14 @@ class Brain:
         if self._leads and task.group.body:
             task.listeners.listen()
 
-    async def _plan(self, task: _Task) -> tuple[Plan, float]:
-        """Plan; what takes long, or may, is planned aside, so that it delays no other group."""
+    async def _plan(self, task: _Task) -> Sent:
         snapshot, began = self.snapshot(task.group), self._now
-        if snapshot.policy and snapshot.policy.strategy == "Custom":
-            found = await self._plan_with_a_strangers_code(task, snapshot)
-        elif len(snapshot.pods) + sum(len(view.queues) for view in snapshot.views.values() if view) > LARGE:
-            found = await asyncio.to_thread(plan, snapshot, self.time())
-        else:
-            found = plan(snapshot, self.time())
-        return found, self._now - began
-
-    async def _plan_with_a_strangers_code(self, task: _Task, snapshot: Snapshot) -> Plan:
-        if task.stranger is None or task.stranger.done():
-            task.stranger = self._strangers.submit(plan, snapshot, self.time())
-            await asyncio.wait({asyncio.wrap_future(task.stranger)}, timeout=STRANGERS_SECONDS)
-            if task.stranger.done():
-                return task.stranger.result()
-        told = f"The custom strategy has not answered for {STRANGERS_SECONDS:g} s; what was assigned stays"
-        await self._tell_only(task.group, Verdict(Reason.STRATEGY_FAILED, told))
-        raise Unanswered(told)
+        try:
+            found = await self._planning.plan(snapshot, self.time())
+        except Unanswered as error:
+            await self._tell_only(task, Verdict(Reason.STRATEGY_FAILED, str(error)))
+            raise
+        return Sent(found, self._now - began)
 
     def snapshot(self, group: Group) -> Snapshot:
         """Return a group's world as it is known now."""
@@ -375,25 +383,16 @@ class Brain:
         lag = self._places.lag((group.namespace, group.name))
         return group.snapshot(self._now, broker, rooms, told(group, broker, lag), weights.of_group(group, broker, lag))
 
-    async def _tell(self, group: Group, found: Plan, writes: dict[str, int]) -> None:
-        """Tell those whom the plan concerns, and then people."""
-        writes["poke"] = await apply.mark(self._api, group, found.pokes, settled=not found.awaited)
+    async def _poke(self, group: Group, found: Plan) -> int:
+        """Tell those whom the plan concerns; return how many writes that took."""
         for holder in found.drains:
             known = group.pods.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:
                 self._background(self._reports.drain(known.pod.status.pod_ip, holder.uid))
-        if self._leads and group.pace.tell(found.status, group.written, self._now):
-            written = await apply.write_status(self._api, group, found.status)
-            writes["status"] = 1
-            if written is None:
-                group.pace.untaken(found.status, self._now)
-            elif group.is_before(written.metadata):
-                self._wants(group, written)
-        for event in found.events:
-            await apply.tell(self._api, group, event)
-            writes["event"] = writes.get("event", 0) + 1
+        return await apply.mark(self._api, group, found.pokes, settled=not found.awaited)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _background(self, work: Coroutine[Any, Any, None], name: str = "") -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work, name=name or None)
         self._rounds.add(task)
         task.add_done_callback(self._rounds.discard)
+        return task

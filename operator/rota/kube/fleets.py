@@ -45,27 +45,28 @@ class Fleets:
         spec, key = group.wish.spec, (group.namespace, group.name)
         if spec is None or group.body is None:
             return 0
-        group.fleet = ()
+        group.fleet, writes = await self._kept(group, spec, key)  # at once: rounds look at it meanwhile
+        return writes
+
+    async def _kept(self, group: Group, spec: GroupSpec, key: Key) -> tuple[tuple[Verdict, ...], int]:
         standing = self._standing.get(key)
-        ours = standing is not None and standing.metadata.owned_by(group.body.metadata.uid)
+        ours = standing is not None and standing.metadata.owned_by(group.uid)
         if spec.template is None:
-            return await self._end(standing) if standing and ours else 0
+            return (), await self._end(standing) if standing and ours else 0
         if standing is None and key not in self._stated:  # one without our label is not watched
             standing = await self._there(key)
         if standing and not standing.metadata.owned_by(group.uid):
             told = f"The Deployment {group.name} is somebody else's; delete it or rename the group"
-            group.fleet = (Verdict(Reason.NAME_TAKEN, told),)
-            return 0
+            return (Verdict(Reason.NAME_TAKEN, told),), 0
         try:
-            return await self._state(group, spec, standing)
+            return (), await self._state(group, spec, standing)
         except Mistake as mistake:
             told = str(mistake)
         except Unanswered as error:
             told = f"The Deployment {group.name} could not be written: {error}"
         except ApiError as error:
             told = f"spec.template is refused: {_why(error)}"
-        group.fleet = (Verdict(Reason.TEMPLATE_REFUSED, told),)
-        return 0
+        return (Verdict(Reason.TEMPLATE_REFUSED, told),), 0
 
     async def _there(self, key: Key) -> Deployment | None:
         try:

@@ -84,6 +84,7 @@ class Group:
         self._clients: dict[str, str] = {}  # and by which ids brokers know them
         self._met: dict[str, float] = {}  # when each name was last one of ours
         self._unlocked: set[str] = set()  # those whose locks were given back
+        self._reached: dict[str, float] = {}  # which brokers somebody reaches, and since when
         self.unsure: tuple[Holder, ...] = ()
         self.awaited: frozenset[str] = frozenset()
         self.outdated = False  # the record is not the one that we know
@@ -313,7 +314,9 @@ class Group:
     ) -> Snapshot:
         """Put together what is seen; `weights`: what queues weigh, None where that is not known and should be."""
         wish, record = self.wish, self.record
-        pods = (known.shown(now, rooms.get(name)) for name, known in sorted(self.pods.items()))
+        reached = {broker for known in self.pods.values() for broker in known.reaches}
+        self._reached = {broker: self._reached.get(broker, now) for broker in reached}
+        pods = (known.shown(now, rooms.get(name), self._reached) for name, known in sorted(self.pods.items()))
         return Snapshot(
             group=self.spelled,
             spec=wish.spec if record.ours else None,  # nothing can be written, so nothing is decided
@@ -337,7 +340,7 @@ class Group:
     @property
     def status(self) -> Mapping[str, Any]:
         """What the last plan said of the group, told to people or not yet."""
-        return self.written if self.pace.untold is None else self.pace.untold
+        return self.pace.newest(self.written)
 
     @property
     def written(self) -> Mapping[str, Any]:

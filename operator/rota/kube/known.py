@@ -54,8 +54,15 @@ class Known:
         """Whether it is one of those of whom some may be ended when the fleet shrinks."""
         return not (self.strayed or self.pod.terminating or self.pod.ended)
 
-    def shown(self, now: float, room: str | None) -> Seen:
-        """Return it as the planner sees it."""
+    @property
+    def reaches(self) -> frozenset[str]:
+        """The brokers that it says it can reach; nothing is known of who is not ready, or not heard."""
+        sure = self.counts and self.pod.ready and self.heard and self.unheard_since is None
+        brokers = self.heard.report.brokers if sure and self.heard else {}
+        return frozenset(broker for broker, reachable in brokers.items() if reachable)
+
+    def shown(self, now: float, room: str | None, reached: Mapping[str, float]) -> Seen:
+        """Return it as the planner sees it; `reached`: since when others reach which brokers."""
         pod = self.pod
         return Seen(
             name=pod.metadata.name,
@@ -71,7 +78,7 @@ class Known:
             client_id=client_id(pod),
             heard=self.heard,
             unheard=0.0 if self.unheard_since is None else now - self.unheard_since,
-            cut_off={broker: now - since for broker, since in self.cut_off_since.items()},
+            cut_off={it: now - max(since, reached.get(it, now)) for it, since in self.cut_off_since.items()},
             poke=pod.poke,
             poked=now - self.poke_changed,
         )

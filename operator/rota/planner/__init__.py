@@ -206,12 +206,15 @@ def _written(document: Assignment | None) -> tuple[Mapping[str, str | bytes], Ve
 def _awaited(it: Situation, standing: Assignment, behind: Sequence[Pod]) -> frozenset[str]:
     """Return whose report could change the next plan."""
     holders = {release.holder for release in standing.releasing.values()}
+    contested = {broker for pod in it.snapshot.pods for broker in pod.cut_off}
+    contested &= frozenset().union(*(pod.reaches for pod in it.snapshot.pods))  # their word may be a minute old
     watched = [
         pod
         for pod in it.snapshot.pods
         if pod.holder in holders
         or pod.unheard  # asked again until it answers: a silence that nobody ends would count as one for ever
         or it.standings[pod.name] is not Standing.READY
+        or (contested and pod.report and not contested.isdisjoint(pod.report.brokers))
         or (standing.barrier and pod.report and pod.report.releasing)
     ]
     return frozenset(pod.name for pod in (*behind, *watched) if pod.started and not pod.ended)

@@ -1,6 +1,6 @@
 """Who counts: which pods share the queues, and in what state each one is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from rota.documents import Assignment
@@ -38,16 +38,8 @@ def standings(
         else _standing(pod, gone, policy, works(document, pod))
         for pod in pods
     }
-    reached = {
-        broker
-        for pod in pods
-        if found[pod.name].counts and pod.report
-        for broker, reachable in pod.report.brokers.items()
-        if reachable
-    }
-    for pod in pods:
-        if found[pod.name].counts and _cut_off(pod, reached, policy.triggers.unready_grace):
-            found[pod.name] = Standing.CUT_OFF
+    for name in _cut_off(pods, found, policy, document):
+        found[name] = Standing.CUT_OFF
     return found
 
 
@@ -96,5 +88,22 @@ def _standing(pod: Pod, gone: frozenset[str], policy: PolicySpec, working: bool)
     return Standing.UNREADY if pod.steady < policy.triggers.unready_grace else Standing.OUT
 
 
-def _cut_off(pod: Pod, reached: set[str], grace: float) -> bool:
-    return any(broker in reached and seconds >= grace for broker, seconds in pod.cut_off.items())
+def _cut_off(
+    pods: Sequence[Pod], found: Mapping[str, Standing], policy: PolicySpec, document: Assignment
+) -> Collection[str]:
+    """Return who does not reach what another one does, for longer than its grace, if that one reaches all they miss.
+
+    Who has nothing to do has no grace, nor has who is out already: that it reaches no broker is why it is not ready.
+    """
+    witnesses = {pod.name: pod.reaches for pod in pods if found[pod.name] is Standing.READY and pod.reaches}
+    reached = frozenset().union(*witnesses.values())
+    missed: dict[str, set[str]] = {}
+    for pod in pods:
+        stands = found[pod.name]
+        if stands.counts or stands is Standing.OUT:
+            grace = policy.triggers.unready_grace if stands.counts and works(document, pod) else 0.0
+            missed[pod.name] = {it for it, seconds in pod.cut_off.items() if it in reached and seconds >= grace}
+    cut_off = {name for name, brokers in missed.items() if brokers}
+    theirs = set().union(*missed.values())
+    sound = any(theirs <= brokers for name, brokers in witnesses.items() if name not in cut_off)
+    return cut_off if sound else ()

@@ -59,7 +59,8 @@ class Pod:
     client_id: str = ""
     heard: Heard | None = None  # its last report, if it speaks of this very pod
     unheard: float = 0.0  # seconds since that was read, or since one was first asked for
-    cut_off: Mapping[str, float] = field(default_factory=dict)  # brokers it cannot reach, and for how many seconds
+    # Brokers that it cannot reach, and for how many seconds: since it, or another one that can, said so last.
+    cut_off: Mapping[str, float] = field(default_factory=dict)
     poke: Poke = NEVER
     poked: float = 0.0  # seconds since the poke last changed
 
@@ -72,6 +73,12 @@ class Pod:
     def report(self) -> Report | None:
         """Its last report."""
         return self.heard.report if self.heard else None
+
+    @property
+    def reaches(self) -> frozenset[str]:
+        """The brokers that it says it reaches; of who is not heard nothing is known."""
+        said = self.report.brokers if self.report and not self.unheard else {}
+        return frozenset(broker for broker, reached in said.items() if reached)
 
     @property
     def generation(self) -> int:

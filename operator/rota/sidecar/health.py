@@ -33,6 +33,10 @@ class Health:
         """Note that it did not."""
         self._failing.setdefault(broker, now)
 
+    def fails(self, broker: str) -> bool:
+        """Whether it did not answer when it was asked the last time."""
+        return broker in self._failing
+
     def refuses(self, queue: Queue, told: str) -> None:
         """Note that a queue's broker answers, and says no; of several queues one speaks for all."""
         self._refused.setdefault(queue, told)

@@ -137,15 +137,26 @@ class Reading:
             try:
                 if self._doubts and await self._is_passed(commit):
                     return True
-                await self.source.store.commit(self.queue, commit.offset)
+                await self._commit(commit.offset)
             except (BrokerError, OSError) as error:
-                self._say("Committing", error)  # whether the broker can be reached, pulls tell at once
+                self._say("Committing", error)
                 self._shell.measures.commits.add("failed")
                 return False
             self._shell.measures.commits.add("done")
             self.window.answered(commit)
             self._doubts = False
             return True
+
+    async def _commit(self, offset: int) -> None:
+        """Commit; while nothing is pulled, this tells whether the broker can be reached."""
+        try:
+            await self.source.store.commit(self.queue, offset)
+        except Unreachable:
+            if self._stopped == self._life:
+                self._shell.health.missed(self.queue.broker, self._shell.now())
+            raise
+        if self.source.store is self.source.consumer:
+            self._answered()
 
     async def _is_passed(self, commit: Commit) -> bool:
         """Whether others have worked the queue meanwhile, and are further; else what they did would come again."""

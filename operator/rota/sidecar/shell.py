@@ -17,6 +17,7 @@ from rota.sidecar.machine import Command, Event
 from rota.sidecar.measures import Measures
 from rota.sidecar.member import Member, Step
 from rota.sidecar.notes import Notes
+from rota.sidecar.probes import Probes
 from rota.sidecar.reading import Reading
 from rota.sidecar.sources import Connect, Sources
 from rota.sidecar.steps import NOT_WRITTEN, Steps
@@ -69,7 +70,7 @@ class Sidecar:
         self._notes, self._volume = Notes(Path(who.state)), Volume(Path(who.documents))
         remembered = self._notes.load(who.uid)
         self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
-        self._sources = Sources(who, connect, self)
+        self._sources, self._probes = Sources(who, connect, self), Probes(self)
         self._steps = Steps(self._notes, self.health, self.member.report, self._obey, self._tell_soon)
         self._said = self._steps.told  # as news
         self._telling = False
@@ -87,7 +88,8 @@ class Sidecar:
 
     async def run(self, ending: asyncio.Event) -> None:
         """Work until told to end, then drain and leave."""
-        parts = [asyncio.create_task(it) for it in (self._follow(), self._beat(), self._commit())]
+        kept = (self._follow(), self._beat(), self._commit(), self._probes.run())
+        parts = [asyncio.create_task(it) for it in kept]
         told = asyncio.create_task(ending.wait())
         await asyncio.wait([told, *parts], return_when=asyncio.FIRST_COMPLETED)
         self._steps.end()
@@ -118,9 +120,7 @@ class Sidecar:
     async def _beat(self) -> None:
         while True:
             self._awake()
-            read = {queue.broker for queue in self.readings}
-            found = self.health.brokers(self.now()).items()
-            self.member.reaches({broker: reached for broker, reached in found if broker in read})
+            self.member.reaches(self._probes.reached(self.now()))
             self.health.stuck(self.member.stuck)
             self._tell()
             await asyncio.sleep(BEAT_SECONDS)
@@ -141,6 +141,7 @@ class Sidecar:
 
     async def _leave(self) -> None:
         await asyncio.gather(*(reading.close() for reading in self.readings.values()))
+        self._probes.forget()
         await self._sources.leave()
 
     # Documents and settings.
@@ -254,7 +255,7 @@ class Sidecar:
             return
         report = self._steps.told
         for queue in self.readings.keys() - self.member.lives.keys():
-            del self.readings[queue]
+            self._probes.given_up(self.readings.pop(queue))
         if self._said is not report:
             self._said = report
             self._limit()

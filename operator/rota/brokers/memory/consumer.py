@@ -122,6 +122,10 @@ class MemoryConsumer:
         memory.pulled[group][queue] = at
         return Pulled(tuple(found), at, first, len(log))
 
+    async def reach(self, broker: str) -> None:
+        """Ask a broker something."""
+        await self._reach(broker)
+
     async def give_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
         """Have a message tried again later, or never."""
         memory, group, broker = self._memory, self._group, message.queue.broker

@@ -64,6 +64,10 @@ class RocketMQConsumer:
     def _opened(self, address: str, request: Frame) -> None:
         self._presence.opened(address, request)
 
+    async def reach(self, broker: str) -> None:
+        """Ask a broker who is in the group."""
+        await self._client.ask(broker, requests.client_ids(self._member.group))
+
     # Messages.
 
     async def pull(
