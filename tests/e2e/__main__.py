@@ -64,6 +64,8 @@ EVENTS: tuple[tuple[Event, tuple[Choice, ...]], ...] = (
     (events.pod_deleted_by_force, (any_pod,)),
     (events.sidecar_out_of_memory, (fresh_pod,)),
     (events.app_crashing, (fresh_pod,)),
+    (events.cut_off_from_broker, (any_pod,)),
+    (events.cut_off_from_operators, ()),
     (events.leader_deleted, ()),
     (events.operators_deleted_by_force, ()),
     (events.no_operator, (a_while,)),

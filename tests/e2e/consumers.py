@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from shutil import copy
@@ -139,6 +139,25 @@ class Consumers:
         yield
         self.note("ended", pod)
 
+    @contextmanager
+    def without_broker(self, pod: str) -> Iterator[None]:
+        """Let a pod reach no broker; what it did last, others do not know."""
+        self.note("apart", pod)
+        with self._cut(pod, self.broker.address):
+            yield
+        self.note("together", pod)
+
+    @contextmanager
+    def unheard(self, pod: str) -> Iterator[None]:
+        """Let no operator that is there now hear a pod."""
+        with ExitStack() as cuts:
+            for operator in self.installed.addresses():
+                cuts.enter_context(self._cut(pod, operator))
+            yield
+
+    def _cut(self, pod: str, address: str) -> AbstractContextManager[None]:
+        return self.installed.node.cut(self.status(pod)["podIP"], address)
+
     def kill_broker(self) -> None:
         """Kill the broker, which forgets what it was told last."""
         self.broker.kill_broker(0)
@@ -172,6 +191,10 @@ class Consumers:
         """Return the latest document."""
         *_, latest = documents(self._records.seen())
         return latest
+
+    def last_cause(self) -> str:
+        """Return why queues moved the last time."""
+        return str(self._groups.now()[NAME]["status"]["lastRebalance"]["reason"])
 
     def works(self) -> None:
         """Wait until all members work all there is, and nothing goes on."""

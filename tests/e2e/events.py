@@ -10,6 +10,8 @@ from ground.poll import eventually
 from rota.kube.objects import SIDECAR
 
 RECORD = f"configmap/{NAME}-rota"
+CUT_OFF = 10.0  # seconds
+UNHEARD = 15.0  # seconds: longer than handover.lostAfter
 # Of a container that is full the kernel ends the largest process: that is the sidecar, and none of those that fill it.
 FILL = "for it in `seq 40`; do python -c 'import time; it = b\"x\" * 6_000_000; time.sleep(60)' & done; wait"
 
@@ -75,6 +77,41 @@ def app_crashing(consumers: Consumers, pod: str) -> None:
         finally:
             consumers.no_rules(pod)
         consumers.works()
+
+
+# Its network.
+
+
+def cut_off_from_broker(consumers: Consumers, pod: str) -> None:
+    """Have a member that reaches no broker, though others do: they have its queues, until it does again."""
+    with consumers.under_load("a member cut off from the broker", twice=3 * IN_FLIGHT):  # what was not committed
+        with consumers.without_broker(pod):
+            eventually(lambda: _owed_by(consumers) == {pod}, SECONDS)
+            eventually(lambda: not consumers.document().releasing, SECONDS)
+            assert consumers.document().members[pod].queues == ()
+            eventually(lambda: consumers.last_cause() == "BrokerUnreachable", SECONDS)
+            consumers.goes_on()
+            time.sleep(CUT_OFF)  # nobody gives it anything meanwhile
+            assert consumers.document().members[pod].queues == ()
+        consumers.works()
+
+
+def cut_off_from_operators(consumers: Consumers) -> None:
+    """Have a member that nobody hears while it shall give queues up: who is Ready is waited for."""
+    shares = consumers.document().members
+    pod = max(shares, key=lambda name: len(shares[name].queues))  # which gives some up to a newcomer
+    with consumers.under_load("a member cut off from the operators"):
+        with consumers.unheard(pod):
+            consumers.scale(consumers.members + 1)
+            eventually(lambda: _owed_by(consumers) == {pod}, SECONDS)
+            time.sleep(UNHEARD)  # this is what happens
+            assert _owed_by(consumers) == {pod}
+        consumers.works()
+
+
+def _owed_by(consumers: Consumers) -> set[str]:
+    """Return who has not given up yet what it shall."""
+    return {release.holder.name for release in consumers.document().releasing.values()}
 
 
 # Its operators.

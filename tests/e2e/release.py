@@ -84,6 +84,10 @@ class Installed:
         """Return the operator's pods."""
         return {*self.home("get", "pods", "-l", "app.kubernetes.io/component=operator", "-o", "name").split()}
 
+    def addresses(self) -> list[str]:
+        """Return where the operator's pods are."""
+        return [self.home("get", pod, "-o", "jsonpath={.status.podIP}") for pod in sorted(self.pods())]
+
     def whole(self) -> None:
         """Wait until both operators are there, and one of them leads."""
         self.home("rollout", "status", "deploy/rota", f"--timeout={SECONDS}s")

@@ -28,3 +28,11 @@ def test_a_sidecar_takes_more_memory_than_it_has(consumers: Consumers) -> None:
 
 def test_an_app_crashes_again_and_again(consumers: Consumers) -> None:
     events.app_crashing(consumers, consumers.pods()[0])
+
+
+def test_a_pod_is_cut_off_from_the_broker(consumers: Consumers) -> None:
+    events.cut_off_from_broker(consumers, consumers.pods()[0])
+
+
+def test_a_pod_is_cut_off_from_the_operators(consumers: Consumers) -> None:
+    events.cut_off_from_operators(consumers)

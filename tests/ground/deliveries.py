@@ -60,11 +60,14 @@ def moves(came: Iterable[Came]) -> list[Move]:
 
 
 def again(came: Iterable[Came]) -> list[Came]:
-    """Return every delivery of a message that had come before."""
-    seen: set[int] = set()
+    """Return every delivery of a message that had come before.
+
+    What a producer sent anew, since nobody had answered it, has the same number and is another message: born later.
+    """
+    seen: set[tuple[int, float]] = set()
     repeated = []
     for it in sorted(came):
-        if it.number in seen:
+        if (it.number, it.born) in seen:
             repeated.append(it)
-        seen.add(it.number)
+        seen.add((it.number, it.born))
     return repeated

@@ -1,6 +1,7 @@
 """The journal into a lake: every line once, whatever comes again, late, or is killed."""
 
 import os
+import shutil
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -161,6 +162,19 @@ def test_a_lake_is_partitioned_by_kind_and_day(spark: SparkSession, tmp_path: Pa
     assert folder.name == "date=2026-11-21"
     assert facts(spark, str(lake)).offsets.count() == 0
     assert facts(spark, str(lake)).verdict.select(F.count("at")).first() == (1,)
+
+
+def test_a_day_that_is_removed_from_a_lake_does_not_come_back(spark: SparkSession, tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    wrote(journal, "08-a.jsonl", verdict(1), "{torn\n")
+    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    for day in lake.glob("*/date=2026-11-21"):
+        shutil.rmtree(day)
+    assert not any(stream(spark, str(journal), str(lake), settle=NOBODY_WRITES).values())
+    wrote(journal, "09-a.jsonl", verdict(1), verdict(3, 9))  # a copy of what was removed, too
+    assert stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)["verdict"] == 1
+    assert reasons(spark, lake) == ["R3"]
+    assert facts(spark, str(lake)).quarantine.count() == 0
 
 
 def test_delta_that_is_not_there_and_another_at_work_are_told(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from rota.pipeline.chronicle import Chronicle, Line
 from rota.pipeline.invent import invented
 from rota.pipeline.layout import HOUR_LETTERS
 
-LONGEST = 120  # seconds: until Java has begun, on a machine that has much else to do
+LONGEST = 300  # seconds: until Java has begun, on a machine that has much else to do
 SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}
 
 
@@ -39,26 +40,31 @@ def wrote(journal: Path, hour: str, lines: list[bytes]) -> None:
     path.write_bytes(b"".join(lines))
 
 
-def begun(journal: Path, lake: Path) -> subprocess.Popen[bytes]:
+@contextmanager
+def begun(journal: Path, lake: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run it; what is left of it in the end is killed."""
     words = ["pipeline", "ingest", str(journal), "--to", str(lake), "--all", "-o", "json"]
     with (lake.parent / "said").open("wb") as said, (lake.parent / "complained").open("wb") as complained:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "rota.cli", *words],
             stdout=said,
             stderr=complained,
             env=os.environ | SMALL,
             start_new_session=True,  # its Java is in its group, and nothing else
         )
-
-
-def killed(process: subprocess.Popen[bytes], there: Callable[[], bool]) -> None:
-    """Kill a process and its Java as soon as something is there."""
     try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def killed(journal: Path, lake: Path, there: Callable[[], bool]) -> None:
+    """Begin, and kill it and its Java as soon as something is there."""
+    with begun(journal, lake) as process:
         eventually(lambda: there() or process.poll() is not None, LONGEST)
         assert process.poll() is None, "it was done before"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def rows(lake: Path) -> Counter[str]:
@@ -74,12 +80,12 @@ def test_killed_wherever_it_is_the_lake_has_each_line_once(tmp_path: Path) -> No
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     first, *others = hours().items()
     wrote(journal, *first)
-    killed(begun(journal, lake), lambda: any(lake.glob("_checkpoint/offsets/0")))
+    killed(journal, lake, lambda: any(lake.glob("_checkpoint/offsets/0")))
     for hour in others:
         wrote(journal, *hour)
-    killed(begun(journal, lake), lambda: any(lake.glob("[!_]*/date=*/batch=*/*.parquet")))
-    last = begun(journal, lake)
-    assert last.wait(LONGEST) == 0, (tmp_path / "complained").read_text()
+    killed(journal, lake, lambda: any(lake.glob("[!_]*/date=*/batch=*/*.parquet")))
+    with begun(journal, lake) as last:
+        assert last.wait(LONGEST) == 0, (tmp_path / "complained").read_text()
     assert not json.loads((tmp_path / "said").read_text())["quarantine"]
     lines = {line for path in journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()}
     kinds = Counter(json.loads(line)["kind"] for line in lines)

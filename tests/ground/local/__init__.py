@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from ground import programs
@@ -18,6 +19,7 @@ from ground.api import Access
 from ground.controlplane import Cluster, ControlPlane
 from ground.instance import Instance
 from ground.local.agent import LABEL, boot
+from ground.local.processes import kill
 
 __all__ = ["LABEL", "LocalNode"]
 
@@ -75,6 +77,10 @@ class LocalNode:
     def log(self, namespace: str, pod: str, container: str) -> Path:
         """Return where a container's output goes."""
         return self.folder / "pods" / f"{namespace}_{pod}" / f"{container}.log"
+
+    def signal(self, namespace: str, pod: str, number: Signals) -> None:
+        """Signal every process of a pod, as nearly at once as can be."""
+        kill(f"{self.folder}/pods/{namespace}_{pod}/", number)
 
     def _ready(self) -> bool:
         try:

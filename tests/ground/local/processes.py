@@ -59,10 +59,10 @@ async def first(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
         await asyncio.gather(*own, return_exceptions=True)
 
 
-def kill(mark: str) -> int:
-    """Kill every process whose mark begins so; return how many there were."""
+def kill(mark: str, number: signal.Signals = signal.SIGKILL) -> int:
+    """Kill every process whose mark begins so, or send another signal; return how many there were."""
     wanted = b"\0" + f"{VARIABLE}={mark}".encode()
-    return sum(_kill(int(entry.name), wanted) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return sum(_kill(int(entry.name), wanted, number) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 async def clear(mark: str) -> None:
@@ -71,7 +71,7 @@ async def clear(mark: str) -> None:
         await asyncio.sleep(0.01)
 
 
-def _kill(pid: int, wanted: bytes) -> bool:
+def _kill(pid: int, wanted: bytes, number: signal.Signals) -> bool:
     if pid == os.getpid():
         return False
     try:
@@ -81,7 +81,7 @@ def _kill(pid: int, wanted: bytes) -> bool:
     try:
         found = wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
         if found:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            signal.pidfd_send_signal(handle, number)
     except OSError:
         return False
     else:

@@ -6,8 +6,9 @@ is started with `prefix` before it, or listens on the machine's address in the s
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ground import packages, programs
@@ -85,6 +86,18 @@ class RealNode(Cluster):
     def down(self) -> None:
         """End the node and its control plane and take away all that they made."""
         self.instance.down(grace=0)  # nothing is kept, so nothing needs to end in order
+
+    @contextmanager
+    def cut(self, one: str, other: str) -> Iterator[None]:
+        """Lose whatever two addresses send each other, be they pods' or the node's."""
+        ways = [("-s", one, "-d", other), ("-s", other, "-d", one)]
+        rules = [(chain, *way, "-j", "DROP") for chain in ("INPUT", "OUTPUT", "FORWARD") for way in ways]
+        with ExitStack() as cuts:
+            for rule in rules:
+                self.sandbox.run("Cutting the node's network", "iptables", "--wait", "--insert", *rule)
+                mend = ("iptables", "--wait", "--delete", *rule)
+                cuts.callback(self.sandbox.run, "Mending the node's network", *mend)
+            yield
 
     def load(self, archive: Path) -> None:
         """Make an image known to the node."""

@@ -15,7 +15,7 @@ from ground.deliveries import again, moves, noted
 from ground.instance import Instance
 from ground.poll import eventually
 
-BORN = "2026-11-21T08:00:00.000Z"
+BORN, LATER = "2026-11-21T08:00:00.000Z", "2026-11-21T08:00:03.000Z"
 GRACEFUL = ("3 members start", "3 become 6", "6 become 2", "the fleet is rolled")
 UNPLANNED = ("a member is killed", "a node dies")
 
@@ -98,7 +98,7 @@ def test_a_time_that_is_none_is_one_sentence(home: Path, seconds: str) -> None:
 
 def test_pauses_and_what_came_again_are_read_from_notes(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(f"1000000 1 0 {BORN}\n1500000 2 1 {BORN}\n1700000 9 -1 {BORN}\n9")
-    (tmp_path / "b").write_text(f"3000000 3 0 {BORN}\n3100000 2 -1 {BORN}\n3200000 1 0 {BORN}\n")
+    (tmp_path / "b").write_text(f"3000000 3 0 {BORN}\n3100000 2 -1 {BORN}\n3200000 1 0 {BORN}\n3300000 3 0 {LATER}\n")
     came = [it for member in "ab" for it in noted(member, tmp_path / member)]
     assert [(it.seconds, it.queue, it.member) for it in moves(came)] == [(2.0, 0, "a")]
     assert [(it.number, it.at) for it in again(came)] == [(2, 3.1), (1, 3.2)]
