@@ -7,6 +7,7 @@ import pytest
 
 from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
+from ground.ours import made
 from ground.poll import soon
 from kube.brains import Late, Operator
 from rota.brokers.memory import BROKER, Memory
@@ -131,6 +132,20 @@ async def test_a_deployment_of_that_name_that_is_somebody_elses_is_left_alone(or
 async def test_a_template_that_cannot_be_is_a_condition(orders: Orders, template: Object, sentence: str) -> None:
     await orders.make(template=template)
     assert (await orders.condition("TemplateRefused")).startswith(sentence)
+
+
+async def test_a_template_that_is_refused_for_something_else_now_is_told_so(orders: Orders) -> None:
+    calm = made("RebalancePolicy", "calm", triggers={"resync": "1h"})  # nothing else has it looked at
+    await orders.api.create(orders.groups.replace("consumergroups", "rebalancepolicies"), calm)
+    await orders.make(policyRef={"name": "calm"}, template={"spec": {"containers": []}})
+    await orders.condition("TemplateRefused")
+    other = {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}
+    await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": other}})
+
+    async def told() -> bool:
+        return (await orders.condition("TemplateRefused")).startswith("spec.template is refused: ")
+
+    await soon(told, 60)
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}])

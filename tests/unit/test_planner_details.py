@@ -138,6 +138,18 @@ def test_where_everybody_is_cut_off_from_something_everybody_counts() -> None:
     assert [*found.values()] == [Standing.CUT_OFF, Standing.CUT_OFF, Standing.READY]
 
 
+def test_several_who_reach_a_broker_each_can_take_over_what_one_misses() -> None:
+    """Members speak only of the brokers whose queues they work: no single one may know all that are missed."""
+    cut = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": False, "c": True}), cut_off={"a": LONG, "b": LONG})
+    knows_a, knows_b = (a_pod(name, a_report(name, 5, brokers={it: True})) for name, it in (("m1", "a"), ("m3", "b")))
+    found = standings([knows_a, cut, knows_b], frozenset(), a_policy(), DOCUMENT)
+    assert found == {"m1": Standing.READY, "m2": Standing.CUT_OFF, "m3": Standing.READY}
+    elsewhere = a_pod("m4", a_report("m4", 5, brokers={"d": False}), cut_off={"d": LONG})
+    witness = a_pod("m5", a_report("m5", 5, brokers={"d": True}))
+    found = standings([knows_a, cut, knows_b, elsewhere, witness], frozenset(), a_policy(), DOCUMENT)
+    assert [name for name, it in found.items() if it is Standing.CUT_OFF] == ["m2", "m4"]
+
+
 @pytest.mark.parametrize(("reaches", "expected"), [(False, Standing.CUT_OFF), (True, Standing.OUT)])
 def test_of_one_that_is_not_ready_for_long_it_is_known_whether_it_reaches_a_broker(
     reaches: bool,  # noqa: FBT001 - a case
@@ -963,6 +975,10 @@ def test_from_owners_to_everyone_and_back_in_full() -> None:
 # Who is listened to, asked, and confirmed.
 
 DRAINING = a_report("m2", 5, Q[3:6], draining=[Q[8]])
+DISPUTED = (  # one reaches a broker that another one missed when it was heard last
+    *obeying(DOCUMENT, m1={"report": a_report("m1", 5, Q[:2], brokers={"a": True})}),
+    a_pod("m3", a_report("m3", 5, brokers={"a": False}), cut_off={"a": 1.0}),
+)
 
 
 @pytest.mark.parametrize(
@@ -976,6 +992,8 @@ DRAINING = a_report("m2", 5, Q[3:6], draining=[Q[8]])
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False))}, "m3"),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, started=False))}, ""),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, ended=True))}, ""),
+        ({"pods": DISPUTED}, "m1 m3"),
+        ({"pods": (*DISPUTED[:-1], replace(DISPUTED[-1], ready=False, ended=True))}, ""),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unheard=3.0, ended=True, started=False))}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING})}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),

@@ -111,11 +111,11 @@ class Telling:
             self._failures["told of"] = 0
 
     async def _tell_next(self) -> None:
-        """Tell the newest status, or else the oldest Event."""
+        """Tell the newest status, and the oldest Event: neither waits for all of the others."""
         status, self._status = self._status, None
         if status is not None:
             await self._write(status)
-        else:
+        if self._events:
             await apply.tell(self._api, self._group, self._events.popleft())
             self._counts["event"] += 1
 
@@ -129,14 +129,15 @@ class Telling:
         self._counts["status"] += 1
         if written is None:
             pace.untaken(status, now())
-            self._deciding.again(pace.seconds(group.written, now()))
+            self._deciding.again(max(self._pause("taken"), pace.seconds(group.written, now())))
             return
+        self._failures["taken"] = 0
         pace.taken(status)
         if group.is_before(written.metadata):
             self._deciding.wants(group, written)
 
     async def _keep(self) -> None:
-        before = [it.reason for it in self._group.fleet]
+        before = self._group.fleet
         try:
             async with self._deciding.fleets:
                 writes = await self._fleets.keep(self._group)
@@ -145,19 +146,25 @@ class Telling:
             return
         self._counts["deployment"] += writes
         self._failures["seen to"] = 0
-        if before != [it.reason for it in self._group.fleet]:  # which is to be told
-            self._deciding.again(0.0)
+        if before != self._group.fleet:  # which is to be told; in other words of the same, no sooner than others fail
+            reasons = [[it.reason for it in told] for told in (before, self._group.fleet)]
+            self._deciding.again(0.0 if reasons[0] != reasons[1] else PAUSES[0])
 
     def _again(self, what: str, error: Exception) -> None:
         """Have it done again later; that somebody else has written meanwhile is no failure, the first time."""
-        failures, self._failures[what] = self._failures[what], self._failures[what] + 1
-        stale = isinstance(error, apply.Stale)
-        seconds = 0.0 if stale and not failures else PAUSES[min(failures, len(PAUSES) - 1)]
+        stale, first = isinstance(error, apply.Stale), not self._failures[what]
+        pause = self._pause(what)
+        seconds = 0.0 if stale and first else pause
         if not stale:
             expected = isinstance(error, ApiError | Unanswered)
             told = "%s is %s again in %g s: %s"
             _log.warning(told, self._group.spelled, what, seconds, error, exc_info=None if expected else error)
         self._deciding.again(seconds)
+
+    def _pause(self, what: str) -> float:
+        """Count one more failure in a row; return the seconds to wait after it."""
+        self._failures[what] += 1
+        return PAUSES[min(self._failures[what], len(PAUSES)) - 1]
 
 
 def _none() -> Counter[str]:

@@ -206,7 +206,7 @@ def _written(document: Assignment | None) -> tuple[Mapping[str, str | bytes], Ve
 def _awaited(it: Situation, standing: Assignment, behind: Sequence[Pod]) -> frozenset[str]:
     """Return whose report could change the next plan."""
     holders = {release.holder for release in standing.releasing.values()}
-    contested = {broker for pod in it.snapshot.pods for broker in pod.cut_off}
+    contested = {broker for pod in it.snapshot.pods if not pod.ended for broker in pod.cut_off}
     contested &= frozenset().union(*(pod.reaches for pod in it.snapshot.pods))  # their word may be a minute old
     watched = [
         pod

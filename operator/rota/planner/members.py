@@ -91,7 +91,7 @@ def _standing(pod: Pod, gone: frozenset[str], policy: PolicySpec, working: bool)
 def _cut_off(
     pods: Sequence[Pod], found: Mapping[str, Standing], policy: PolicySpec, document: Assignment
 ) -> Collection[str]:
-    """Return who does not reach what another one does, for longer than its grace, if that one reaches all they miss.
+    """Return who does not reach what others do, for longer than its grace, if the others reach all that is missed.
 
     Who has nothing to do has no grace, nor has who is out already: that it reaches no broker is why it is not ready.
     """
@@ -105,5 +105,5 @@ def _cut_off(
             missed[pod.name] = {it for it, seconds in pod.cut_off.items() if it in reached and seconds >= grace}
     cut_off = {name for name, brokers in missed.items() if brokers}
     theirs = set().union(*missed.values())
-    sound = any(theirs <= brokers for name, brokers in witnesses.items() if name not in cut_off)
-    return cut_off if sound else ()
+    left = frozenset().union(*(brokers for name, brokers in witnesses.items() if name not in cut_off))
+    return cut_off if theirs <= left else ()
