@@ -1,7 +1,8 @@
 """The same events with Rota and with a fleet of Java push consumers, on one broker, one after the other.
 
 `python -m bench.compare [EVENT...] [--write FILE]` runs all of them or those named, prints a table, and puts it into
-the file between the lines `<!-- compare -->` and `<!-- /compare -->`.
+the file between the lines `<!-- compare -->` and `<!-- /compare -->`. With `--node` Rota's fleet is on a real node, as
+users have it, and what happens to both is what happens in good order; Java's consumers are processes there as well.
 """
 
 import argparse
@@ -13,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.fleets import Fleet, Ground, Java, Rota, standing
+from bench.fleets import Fleet, Ground, Java, LocalGround, Rota, standing
+from bench.node import NodeGround
 from bench.reckoning import Line, Run, Unmarked, outcome, replaced, spelled, table
 from ground import peers
 from ground.poll import eventually
@@ -76,6 +78,9 @@ EVENTS = {
 }
 
 
+GRACEFUL = ("join", "leave", "roll", "grow", "queues")
+
+
 def run(event: Event, fleet: Fleet, ground: Ground) -> Run:
     """Make the fleet, send to it, let it happen, and see what came."""
     fleet.make(event.members)
@@ -107,9 +112,9 @@ def _quiet(fleet: Fleet) -> None:
             noted, since = now, time.monotonic()
 
 
-def compare(names: list[str], keep: Path | None = None) -> list[Line]:
+def compare(names: list[str], keep: Path | None = None, *, node: bool = False) -> list[Line]:
     """Let each event happen to either system."""
-    with standing("compare") as ground:
+    with standing("compare", NodeGround if node else LocalGround) as ground:
         return [_line(ground, name, keep) for name in names]
 
 
@@ -137,13 +142,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("events", nargs="*", metavar="EVENT", help=f"of {', '.join(EVENTS)}; none: all of them")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file, too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what came there, for a closer look")
+    parser.add_argument("--node", action="store_true", help=f"on a real node, of {', '.join(GRACEFUL)}; needs root")
     given = parser.parse_args(arguments)
     if given.write and given.events:
         print("compare: --write puts the whole table there; leave out the events.", file=sys.stderr)
         return 2
-    unknown = [name for name in given.events if name not in EVENTS]
+    offered = [*GRACEFUL] if given.node else [*EVENTS]
+    unknown = [name for name in given.events if name not in offered]
     if unknown:
-        print(f"compare: there is no event {unknown[0]}; choose among {', '.join(EVENTS)}.", file=sys.stderr)
+        where = " on a node" if given.node else ""
+        print(f"compare: there is no event {unknown[0]}{where}; choose among {', '.join(offered)}.", file=sys.stderr)
         return 2
     for path, prepare in ((given.keep, _folder), (given.write, _marked)):  # before a quarter of an hour is spent
         try:
@@ -153,7 +161,7 @@ def main(arguments: list[str]) -> int:
             why = trouble.strerror if isinstance(trouble, OSError) else trouble
             print(f"compare: {path} cannot be written: {why}.", file=sys.stderr)
             return 2
-    return plainly("compare", lambda: _work(given.events or [*EVENTS], given.write, given.keep))
+    return plainly("compare", lambda: _work(given.events or offered, given.write, given.keep, node=given.node))
 
 
 def _folder(path: Path) -> None:
@@ -164,8 +172,8 @@ def _marked(path: Path) -> None:
     replaced(path.read_text(), "")
 
 
-def _work(names: list[str], into: Path | None, keep: Path | None) -> None:
-    lines = compare(names, keep)
+def _work(names: list[str], into: Path | None, keep: Path | None, *, node: bool) -> None:
+    lines = compare(names, keep, node=node)
     found = table(lines)
     print(found, flush=True)
     if into:

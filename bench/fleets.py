@@ -1,14 +1,15 @@
 """Two fleets that do the same things under the same load: Rota's, and one of Java push consumers.
 
 Rota is all that there is of it: an API server, the operator, pods of a sidecar and a small app each, as processes of
-the local node. Both kinds work on one broker, which stands for as long as `standing` does.
+the local node (on a real one: `bench.node`). Both kinds work on one broker, which stands as long as `standing` does.
 """
 
 import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,46 +73,99 @@ class Fleet(Protocol):
         """End all members."""
 
 
-class Ground:
-    """What both stand on."""
+class Ground(ABC):
+    """What both stand on: a broker, and a cluster with an operator."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, rocketmq: RocketMQ) -> None:
         """Describe it."""
-        self.instance = instance
-        self.rocketmq = RocketMQ(instance)
-        self.plane = ControlPlane(instance)
-        self.node = LocalNode(instance, self.plane)
+        self.instance, self.rocketmq = instance, rocketmq
         self.deliveries = instance.folder / "deliveries"
         self.runner = asyncio.Runner()
         self.api: Api
+
+    @abstractmethod
+    def up(self) -> None:
+        """Start all of it."""
+
+    @abstractmethod
+    def down(self) -> None:
+        """End what is not ended with the instance."""
+
+    @abstractmethod
+    def pods(self, log: str) -> Object:
+        """Return the spec of pods whose app notes what comes in that file; `$(POD_NAME)` is the pod's."""
+
+    @abstractmethod
+    def signal(self, pod: str, number: signal.Signals) -> None:
+        """Signal all of a pod."""
+
+    def connect(self, kubeconfig: Path) -> None:
+        """Reach the API server, and have the policy that the groups go by."""
+        self.runner.run(self._connect(kubeconfig))
+
+    def disconnect(self) -> None:
+        """Reach it no more."""
+        self.runner.run(self.api.__aexit__(None, None, None))
+        self.runner.close()
+
+    async def _connect(self, kubeconfig: Path) -> None:
+        self.api = await Api.connect(kubeconfig).__aenter__()
+        await define(self.api)
+        await self.api.create(f"{WHERE}/rebalancepolicies", made("RebalancePolicy", "sticky", strategy="Sticky"))
+
+
+class LocalGround(Ground):
+    """A control plane, with pods that are processes of this machine."""
+
+    def __init__(self, instance: Instance) -> None:
+        """Describe it."""
+        super().__init__(instance, RocketMQ(instance))
+        self._plane = ControlPlane(instance)
+        self._node = LocalNode(instance, self._plane)
 
     def up(self) -> None:
         """Start broker, API server, node and operator."""
         self.deliveries.mkdir()
         self.rocketmq.up()
-        self.plane.up()
-        self.node.up()
-        self.runner.run(self._operate())
-
-    async def _operate(self) -> None:
-        self.api = await Api.connect(self.plane.kubeconfig).__aenter__()
-        await define(self.api)
+        self._plane.up()
+        self._node.up()
+        self.connect(self._plane.kubeconfig)
         argv = [sys.executable, "-m", "rota.cli", "operator", "--address", self.instance.address(200)]
-        self.instance.start("operator", argv, env={"KUBECONFIG": str(self.plane.kubeconfig)})
-        await self.api.create(f"{WHERE}/rebalancepolicies", made("RebalancePolicy", "sticky", strategy="Sticky"))
+        self.instance.start("operator", argv, env={"KUBECONFIG": str(self._plane.kubeconfig)})
 
     def down(self) -> None:
         """End the operator, while it can still say goodbye."""
         self.instance.stop("operator")
-        self.runner.run(self.api.__aexit__(None, None, None))
-        self.runner.close()
+        self.disconnect()
+
+    def pods(self, log: str) -> Object:
+        """Have the app as a process."""
+        argv = [sys.executable, "-m", "bench.app", "$(ROTA_LOCAL)", "8080", f"{self.deliveries}/{log}"]
+        app = an_app("python", argv) | {"workingDir": str(ROOT)}
+        return {"nodeSelector": self._node.selector, "tolerations": self._node.tolerations, "containers": [app]}
+
+    def signal(self, pod: str, number: signal.Signals) -> None:
+        """Signal its processes."""
+        self._node.signal("default", pod, number)
+
+
+def an_app(image: str, argv: list[str]) -> Object:
+    """Return the container of an app that is ready when it listens."""
+    env = {"ROTA_LOCAL": "status.podIP", "POD_NAME": "metadata.name"}
+    return {
+        "name": "app",
+        "image": image,
+        "command": argv,
+        "env": [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in env.items()],
+        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
+    }
 
 
 @contextmanager
-def standing(name: str) -> Iterator[Ground]:
+def standing(name: str, kind: Callable[[Instance], Ground] = LocalGround) -> Iterator[Ground]:
     """Stand it all up, and take it down."""
     with temporary(name) as instance:
-        ground = Ground(instance)
+        ground = kind(instance)
         ground.up()
         try:
             yield ground
@@ -141,7 +195,7 @@ class Rota:
             policyRef={"name": "sticky"},
             ordering=self._ordering,
             replicas=members,
-            template=self._template(),
+            template={"spec": self._ground.pods(f"{self.topic}@$(POD_NAME)")},
         )
         self._run(self._ground.api.create(f"{WHERE}/consumergroups", body))
         self._run(soon(lambda: self._works(members), PATIENCE))
@@ -192,20 +246,6 @@ class Rota:
         self._run(self._ground.api.delete(self._path))
         self._run(soon(self._gone, PATIENCE))
 
-    def _template(self) -> Object:
-        log = f"{self._ground.deliveries}/{self.topic}@$(POD_NAME)"
-        env = {"ROTA_LOCAL": "status.podIP", "POD_NAME": "metadata.name"}
-        app = {
-            "name": "app",
-            "image": "python",
-            "workingDir": str(ROOT),
-            "command": [sys.executable, "-m", "bench.app", "$(ROTA_LOCAL)", "8080", log],
-            "env": [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in env.items()],
-            "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
-        }
-        node = self._ground.node
-        return {"spec": {"nodeSelector": node.selector, "tolerations": node.tolerations, "containers": [app]}}
-
     async def _works(self, members: int) -> bool:
         found = await self._ground.api.get(self._path)
         return at_rest(found, members) and len(await self._pods()) == members
@@ -224,7 +264,7 @@ class Rota:
 
     def _signal(self, number: signal.Signals) -> None:
         self.struck = self.struck or self._some_pod()
-        self._ground.node.signal("default", self.struck, number)
+        self._ground.signal(self.struck, number)
 
     def _notes(self) -> list[Path]:
         return sorted(self._ground.deliveries.glob(f"{self.topic}@*"))

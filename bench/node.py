@@ -1,0 +1,50 @@
+"""What fleets stand on where the node is a real one: kubelet, containers of our images, the operator by its chart."""
+
+import signal
+from shutil import copy
+
+from bench import app
+from bench.fleets import Ground, an_app
+from chart.charts import Helm
+from e2e.consumers import broker_of
+from e2e.release import Installed
+from ground.api import Object
+from ground.instance import Instance
+from ground.node import RealNode
+
+APPS = "/deliveries"  # where an app and its notes are, in its container
+
+
+class NodeGround(Ground):
+    """A node, and a broker that its pods can reach."""
+
+    def __init__(self, instance: Instance) -> None:
+        """Describe it."""
+        self._node = RealNode(instance)
+        super().__init__(instance, broker_of(self._node))
+
+    def up(self) -> None:
+        """Start node and broker, and install the chart."""
+        self.deliveries.mkdir()
+        self.deliveries.chmod(0o777)  # apps are not root
+        copy(str(app.__file__), self.deliveries / "app.py")
+        self._node.up()
+        self.rocketmq.up()
+        Installed.on(self._node, Helm(self.instance.folder)).ensure()
+        self.connect(self._node.kubeconfig)
+
+    def down(self) -> None:
+        """End what is ours; all else ends with the node."""
+        self.disconnect()
+
+    def pods(self, log: str) -> Object:
+        """Have the app in a container; it listens at the pod's address, where the kubelet asks whether it does."""
+        argv = ["python", f"{APPS}/app.py", "0.0.0.0", "8080", f"{APPS}/{log}"]  # noqa: S104 - the pod's own
+        container = an_app("rota.local/sidecar:test", argv)
+        container["volumeMounts"] = [{"name": "deliveries", "mountPath": APPS}]
+        volume = {"name": "deliveries", "hostPath": {"path": str(self.deliveries)}}
+        return {"containers": [container], "volumes": [volume]}
+
+    def signal(self, pod: str, number: signal.Signals) -> None:
+        """Nothing that is to happen in good order is done by a signal."""
+        raise NotImplementedError
