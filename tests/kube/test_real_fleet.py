@@ -1,16 +1,24 @@
 """The whole of it: a real API server, operator, broker, sidecars and apps; only containers are processes."""
 
+import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from ground import peers
 from ground.api import Api
 from ground.controlplane import Cluster
+from ground.instance import Instance, temporary
 from ground.local import LocalNode
+from ground.ours import conditions
+from ground.relay import Relay
 from ground.rocketmq import RocketMQ
-from kube.shop import GROUP, Shop, a_shop
+from kube.scraped import series
+from kube.shop import GROUP, Shop, a_shop, a_template
 from kube.test_operator import an_operator
 
 IN_FLIGHT = 16  # messages that are at an app at most, as long as its group does not say otherwise
@@ -19,10 +27,14 @@ pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(6
 
 
 @pytest.fixture
-async def operator(
-    control_plane: Cluster, namespace: str, addresses: Callable[[], str], tmp_path: Path
-) -> AsyncIterator[None]:
-    async with an_operator(control_plane.kubeconfig, namespace, addresses(), tmp_path / "operator.log"):
+def address(addresses: Callable[[], str]) -> str:
+    """Return where the operator answers."""
+    return addresses()
+
+
+@pytest.fixture
+async def operator(control_plane: Cluster, namespace: str, address: str, tmp_path: Path) -> AsyncIterator[None]:
+    async with an_operator(control_plane.kubeconfig, namespace, address, tmp_path / "operator.log"):
         yield
 
 
@@ -30,8 +42,75 @@ async def operator(
 async def shop(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> AsyncIterator[Shop]:
-    async with a_shop(api, namespace, rocketmq, local_node, tmp_path) as made:
+    """Run a group whose app is Ready as long as no file says that it is not."""
+    template = a_template(local_node, tmp_path)
+    well = ["sh", "-c", f'test ! -e "{tmp_path}/unready-$ROTA_LOCAL"']
+    template["spec"]["containers"][0]["readinessProbe"] = {
+        "exec": {"command": well},
+        "periodSeconds": 1,
+        "failureThreshold": 1,
+    }
+    async with a_shop(api, namespace, rocketmq, local_node, tmp_path, template=template) as made:
         yield made
+
+
+class Places:
+    """Where people look for what was, or is, the matter."""
+
+    def __init__(self, shop: Shop, address: str, folder: Path) -> None:
+        self._shop, self._address, self._folder = shop, address, folder
+
+    async def tell_of_cause(self, reason: str) -> None:
+        """Wait until queues were moved for it, and each place says so."""
+        await self._shop.moved_for(reason)
+        await self._shop.soon(lambda: self._shop.has_event(reason))
+        await self._shop.soon(partial(self._counted, "rota_rebalances_total", reason))
+        await self._shop.soon(partial(self._written, "plan", reason))
+
+    async def tell_of_problem(self, reason: str) -> str:
+        """Wait until each place says that this is wrong; return the sentence."""
+        await self._shop.soon(partial(self._is_so, reason))
+        await self._shop.soon(lambda: self._shop.has_event(reason))
+        await self._shop.soon(partial(self._counted, "rota_group_problem", reason))
+        await self._shop.soon(partial(self._written, "verdict", reason))
+        found = conditions(await self._shop.api.get(self._shop.path))
+        return str(found[reason]["message"])
+
+    async def no_problem(self, reason: str) -> None:
+        """Wait until nobody says any more that this is wrong."""
+
+        async def mended() -> bool:
+            return not (await self._is_so(reason) or await self._counted("rota_group_problem", reason))
+
+        await self._shop.soon(mended)
+
+    async def _is_so(self, reason: str) -> bool:
+        found = conditions(await self._shop.api.get(self._shop.path))
+        return found.get(reason, {}).get("status") == "True"
+
+    async def _counted(self, name: str, reason: str) -> bool:
+        """Whether a metric of the operator's counts it."""
+        wanted = {"namespace": self._shop.namespace, "group": GROUP, "reason": reason}
+        where = f"http://{self._address}:8080/metrics"
+        async with aiohttp.ClientSession() as session, session.get(where) as answer:
+            told = series(await answer.text())
+        return sum(it.value for it in told if it.name == name and wanted.items() <= it.labels.items()) > 0
+
+    async def _written(self, kind: str, reason: str) -> bool:
+        """Whether the journal has such a line; its last one may not be whole yet."""
+        text = "".join(path.read_text().rpartition("\n")[0] + "\n" for path in self._folder.glob("date=*/*.jsonl"))
+        lines = [json.loads(line) for line in text.splitlines() if line]
+        return any((it["kind"], it.get("reason")) == (kind, reason) for it in lines)
+
+
+@pytest.fixture
+def places(shop: Shop, address: str, tmp_path: Path) -> Places:
+    return Places(shop, address, tmp_path / "operator")
+
+
+async def named(shop: Shop) -> dict[str, str]:
+    """Return the pods' addresses by name."""
+    return {it["metadata"]["name"]: it["status"]["podIP"] for it in await shop.pods()}
 
 
 async def test_nothing_is_lost_and_nothing_comes_twice_while_a_fleet_grows_is_replaced_and_shrinks(shop: Shop) -> None:
@@ -53,25 +132,92 @@ async def test_nothing_is_lost_and_nothing_comes_twice_while_a_fleet_grows_is_re
     assert {number for number, times in shop.deliveries().items() if times > 1} == set()
 
 
-async def test_what_befalls_brokers_and_members_is_told_as_the_cause(
-    shop: Shop, rocketmq: RocketMQ, local_node: LocalNode
+async def test_what_befalls_queues_and_members_is_told_as_the_cause_in_status_event_metric_and_journal(
+    shop: Shop, places: Places, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
+    policy = f"{shop.where}/rebalancepolicies/sticky"
+    await shop.api.patch(policy, {"spec": {"triggers": {"unreadyGrace": "1s"}}})
     await shop.works(2)
     async with shop.sending():
         rocketmq.create_topic("refunds", 4)
         await shop.api.patch(shop.path, {"spec": {"subscriptions": [{"topic": GROUP}, {"topic": "refunds"}]}})
-        await shop.moved_for("SubscriptionChanged")
+        await places.tell_of_cause("SubscriptionChanged")
         rocketmq.create_topic("refunds", 8)
-        await shop.moved_for("QueuesAdded")
+        await places.tell_of_cause("QueuesAdded")
         rocketmq.create_topic("refunds", 2)
-        await shop.moved_for("QueuesRemoved")
-        hung = min(it["metadata"]["name"] for it in await shop.pods())
+        await places.tell_of_cause("QueuesRemoved")
+        hung, where = min((await named(shop)).items())
+        (tmp_path / f"unready-{where}").touch()  # its sidecar is heard, and gives its queues up
+        await places.tell_of_cause("MemberUnready")
+        (tmp_path / f"unready-{where}").unlink()
+        await places.tell_of_cause("MemberJoined")
+        assert {number for number, times in shop.deliveries().items() if times > 1} == set()
+        # Who hangs is neither ready nor heard; it is lost long before it is out for not being ready.
+        await shop.api.patch(policy, {"spec": {"handover": {"lostAfter": "2s"}, "triggers": {"unreadyGrace": "2m"}}})
         local_node.signal(shop.namespace, hung, signal.SIGSTOP)
         try:
-            await shop.moved_for("MemberUnready", "MemberLost")  # for it is neither ready nor heard: either is so first
+            await places.tell_of_cause("MemberLost")
             await shop.soon(lambda: shop.has_event("QueuesForced"))
         finally:
             local_node.signal(shop.namespace, hung, signal.SIGCONT)
         await shop.moved_for("MemberJoined")
         await shop.works(2)
     assert sum(times > 1 for times in shop.deliveries().values()) <= IN_FLIGHT
+
+
+async def test_two_java_consumers_that_call_themselves_the_same_are_told_of_until_one_leaves(
+    shop: Shop, places: Places, rocketmq: RocketMQ
+) -> None:
+    await shop.works(2)
+    one, other = (peers.push_consumer(rocketmq, GROUP, GROUP, instance="twin") for _ in range(2))
+    try:
+        assert "@twin; " in await places.tell_of_problem("DuplicateClientIds")
+        one.stop()
+        await places.no_problem("DuplicateClientIds")
+        await places.tell_of_problem("ForeignMembers")  # for one of them is still there
+    finally:
+        one.stop()
+        other.stop()
+    await places.no_problem("ForeignMembers")
+    await shop.works(2)
+
+
+class TestBehindARelay:
+    """A broker that clients reach by a way which can be cut for one of them."""
+
+    @pytest.fixture
+    def apart(self) -> Iterator[Instance]:
+        with temporary("relay") as made:
+            yield made
+
+    @pytest.fixture
+    def rocketmq(self, apart: Instance) -> Iterator[RocketMQ]:
+        """Start a broker that listens elsewhere than where it says; the name server is reached as ever."""
+        found = RocketMQ(apart, settings={"bindAddress": apart.address(2)})
+        found.up()
+        yield found
+        found.down()
+
+    @pytest.fixture
+    def relay(self, apart: Instance, rocketmq: RocketMQ) -> Iterator[Relay]:
+        (broker,) = rocketmq.brokers
+        with Relay((broker.address, broker.port), (apart.address(2), broker.port)).running() as running:
+            yield running
+
+    async def test_a_member_that_cannot_reach_its_broker_loses_its_queues_and_is_given_some_when_it_can_again(
+        self, relay: Relay, shop: Shop, places: Places, local_node: LocalNode
+    ) -> None:
+        await shop.works(2)
+        async with shop.sending():
+            lonely = min(await named(shop))
+            with relay.cut(f"{local_node.folder}/pods/{shop.namespace}_{lonely}/"):
+                await places.tell_of_cause("BrokerUnreachable")
+                sent = shop.sent
+                await shop.soon(lambda: worked(shop, sent + 100))
+            await places.tell_of_cause("MemberJoined")
+            await shop.works(2)
+
+
+async def worked(shop: Shop, number: int) -> bool:
+    """Whether all was delivered up to this message."""
+    return shop.deliveries().keys() >= {*range(1, number + 1)}
