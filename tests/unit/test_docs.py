@@ -17,8 +17,12 @@ from rota.model import Queue, Reason, Roster
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for place in ("", "docs", "bench", "charts/rota") for page in sorted((ROOT / place).glob("*.md"))]
-# These pages are typed line by line on a real ground.
-TYPED = {"tutorial.md": "tests/kube/test_tutorial.py", "migration.md": "tests/kube/test_migration.py"}
+# These pages are typed line by line, the first two on a real ground.
+TYPED = {
+    "tutorial.md": "tests/kube/test_tutorial.py",
+    "migration.md": "tests/kube/test_migration.py",
+    "policies.md": "tests/unit/test_policies_page.py",
+}
 # What begins so is done by other tests, in other words; None: by no test, for it would change the machine itself.
 ELSEWHERE = {
     "make demo": "tests/ground/tests/test_demo.py",
@@ -111,6 +115,51 @@ def test_rota_commands_in_the_pages_have_options_that_there_are(page: str, comma
             assert known, f"{page}: {command}"
             found = known
         found.make_context(name, words, parent=context)
+
+
+# What `bash` blocks tell to type besides `rota`, and no test types in these words. Nothing is to be added here: a
+# `console` block is typed, by its page's test.
+UNTYPED = (
+    # A group of somebody's is needed; the tutorial's and the migration's tests type most of these in other words.
+    ("command-line.md", "kubectl port-forward"),
+    ("command-line.md", "leader="),
+    ("conditions.md", "kubectl "),
+    ("fleets.md", "kubectl "),
+    ("fleets.md", "helm template shop ./chart"),
+    ("lag.md", "kubectl get cg"),
+    ("operator.md", "kubectl apply -f crds/"),
+    ("page.md", "kubectl port-forward"),
+    ("page.md", "leader="),
+    ("pipeline.md", "kubectl "),
+    ("runbook.md", "kubectl "),
+    ("runbook.md", "{ printf "),
+    # An app by Pull is needed.
+    ("pull.md", "curl "),
+    # What was published, or a cluster that runs Spark, is needed.
+    ("pipeline.md", "pip install "),
+    ("pipeline.md", "spark-submit "),
+    ("releasing.md", ""),
+)
+
+
+def in_bash(page: Path) -> list[str]:
+    """Return the commands in a page's blocks of the languages of shells, each with all of its lines."""
+    text = "".join(it for language in ("bash", "sh", "shell") for it in blocks(page, language))
+    text = re.sub(r"<<'EOF'\n.*?^EOF$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [
+        line.removeprefix(".venv/bin/") for line in re.findall(r"^[^\s#}].*", re.sub(r"\\\n", "", text), re.MULTILINE)
+    ]
+
+
+def test_no_command_is_new_in_a_block_that_is_not_typed() -> None:
+    found = [(page.name, command) for page in PAGES for command in in_bash(page) if not command.startswith("rota ")]
+    assert [
+        (page, command)
+        for page, command in found
+        if not any(page == it and command.startswith(so) for it, so in UNTYPED)
+    ] == []
+    over = [(it, so) for it, so in UNTYPED if not any(page == it and command.startswith(so) for page, command in found)]
+    assert over == [], "it is typed now, or gone"
 
 
 def test_the_strategy_of_the_contributors_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
