@@ -4,7 +4,7 @@ import json
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def a_definition(kind: str) -> Object:
     }
 
 
-@pytest.fixture
-async def prometheus_operator(api: Api, control_plane: Cluster) -> AsyncIterator[None]:
+@asynccontextmanager
+async def prometheus_kinds(api: Api, control_plane: Cluster) -> AsyncIterator[None]:
     """Let the API server take the Prometheus operator's kinds, unless it does already."""
     made = []
     for kind in ("ServiceMonitor", "PrometheusRule"):
@@ -59,6 +59,13 @@ async def prometheus_operator(api: Api, control_plane: Cluster) -> AsyncIterator
     yield
     for name in made:
         await api.delete(f"{DEFINITIONS}/{name}")
+
+
+@pytest.fixture
+async def prometheus_operator(api: Api, control_plane: Cluster) -> AsyncIterator[None]:
+    """Have the Prometheus operator's kinds for a test."""
+    async with prometheus_kinds(api, control_plane):
+        yield
 
 
 def everything(namespace: str) -> Object:

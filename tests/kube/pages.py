@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shlex
 import signal
 import textwrap
 from asyncio.subprocess import PIPE, STDOUT
@@ -14,6 +15,8 @@ from typing import NamedTuple
 from ground.poll import soon
 
 ROOT = Path(__file__).parents[2]
+# Local pods have no kubelet that would answer these: tests/e2e types them, or the like, on a real node.
+ON_A_NODE = ("kubectl logs ", "kubectl port-forward ")
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 OTHERWISE = {  # what is another one each time: names of pods, addresses, decimals, how long ago something was
     r"\b[a-z]+(-[a-z0-9]{5,10})?-[a-z0-9]{5}\b": "POD",
@@ -51,6 +54,17 @@ def typed(page: Path) -> list[Typed]:
     return found
 
 
+def put(page: Path, here: Mapping[str, str]) -> list[Typed]:
+    """Return what a page tells people to type, with what there is here in the place of what it names."""
+    found = []
+    for it in typed(page):
+        command = it.command
+        for there, ours in here.items():
+            command = command.replace(there, ours)
+        found.append(it._replace(command=command))
+    return found
+
+
 def likeness(text: str) -> set[str]:
     """Return an answer's lines without what is another one each time; an ellipsis stands for lines not shown."""
     for pattern, word in OTHERWISE.items():
@@ -77,6 +91,12 @@ class Shell:
                 printed.append(line)
         assert printed[-1] == "ended:0\n", f"{command}: {''.join(printed)}"
         return "".join(printed[:-1])
+
+    async def begin(self, command: str, until: str = ".") -> str:
+        """Type what goes on until Ctrl-C; end it as soon as it has printed such a line, and return that."""
+        begun = f"exec {{said}}< <(exec {command.rstrip()}\n)"  # a comment ends with its line
+        seen = f"grep --max-count=1 {shlex.quote(until)} <&$said; saw=$?; kill $!; exec {{said}}<&-; test $saw = 0"
+        return await self.run(f"{begun}\n{seen}")
 
     async def follow(self, it: Typed) -> None:
         """Type a command of a page; where it shows an answer look again, as people do, until that has come."""

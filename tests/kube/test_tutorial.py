@@ -9,7 +9,7 @@ import pytest
 
 from ground.clusters import CLUSTER, KUBECONFIG
 from ground.instance import Instance
-from kube.pages import ROOT, a_shell, typed
+from kube.pages import ROOT, a_shell, put
 
 PAGE = ROOT / "docs/tutorial.md"
 
@@ -46,9 +46,6 @@ async def test_the_tutorial_is_answered_as_it_shows(own_home: Path, tmp_path: Pa
         "/tmp/rota-ground-$(id -u)": str(own_home),
     }
     async with a_shell(ROOT, os.environ) as shell:
-        for it in typed(PAGE):
-            command = it.command
-            for there, ours in here.items():
-                command = command.replace(there, ours)
-            await shell.follow(it._replace(command=command))
+        for it in put(PAGE, here):
+            await shell.follow(it)
     assert left(own_home) == []

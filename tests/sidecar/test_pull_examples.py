@@ -1,6 +1,7 @@
-"""The apps that the page about Pull shows: each is run, and does what it says."""
+"""The apps and the commands that the page about Pull shows: each is run, and does what it says."""
 
 import asyncio
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ground.instance import Instance
+from kube.pages import a_shell, put
 from rota.sidecar import pull, shell
 from sidecar.in_process import a_member
 
@@ -55,3 +57,17 @@ async def test_an_app_works_every_message_and_acknowledges_it(
 def test_the_page_shows_the_app_as_it_is_run() -> None:
     assert (APPS / "python" / "app.py").read_text() in (DOCS / "pull.md").read_text()
     assert sorted(it.name for it in APPS.iterdir()) == sorted(COMMANDS)
+
+
+async def test_what_the_page_tells_to_type_in_the_pod_can_be_typed(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.05)
+    async with a_member(instance, tmp_path) as member, a_shell(tmp_path, {}) as terminal:
+        ask, acknowledge, listen = put(DOCS / "pull.md", {"127.0.0.1:9912": f"{member.address}:{pull.PORT}"})
+        await member.send("a")
+        [message] = json.loads(await terminal.run(ask.command))["messages"]
+        told = await terminal.run(acknowledge.command.replace("5f0c2a91be07-1", message["id"]))
+        assert json.loads(told) == {"unknown": []}
+        await member.committed(0, 1)
+        assert "event: assigned" in await terminal.begin(listen.command)

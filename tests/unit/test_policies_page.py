@@ -1,7 +1,9 @@
 """What docs/policies.md shows is so: its YAML is understood, its pictures and its table come out of `rota plan`."""
 
 import json
+import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from kube.pages import a_shell, typed
 from rota.cli import main
 from rota.documents import from_ranges
 from rota.spec import policy_spec
@@ -112,3 +115,12 @@ def test_the_custom_strategy_of_the_page_works(tmp_path: Path, monkeypatch: pyte
     queues = [("orders", "broker-a", number) for number in range(5)]
     shares = allocate("Custom", queues, ["m0", "m1", "m2"], options=shown["options"]["custom"])
     assert [len(share) for share in shares.values()] == [3, 2, 0]
+
+
+async def test_what_the_page_tells_to_type_can_be_typed(tmp_path: Path) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")  # what is written there goes elsewhere
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    async with a_shell(tmp_path, {"PATH": path}) as shell:
+        for it in typed(ROOT / "docs" / "policies.md"):
+            await shell.follow(it)
+    assert json.loads((tmp_path / "before.json").read_text())["members"]
