@@ -87,7 +87,7 @@ async def test_an_app_that_drains_before_it_restarts_finds_its_queues_again(rock
         pod = await fleet.add("a")
         pod.rules({"seconds": 0.1})
         await fleet.give(a=[*fleet.queues, fleet.retry])
-        async with fleet.traffic():
+        async with fleet.traffic(pause=0.1):  # less than the app can do, however long this takes
             await fleet.until(lambda: len(fleet.done()) > 20)
             before = await fleet.obeys("a")
             assert await pod.get(fleet.session, "/v1/drain") == "drained\n"
