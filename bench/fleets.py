@@ -76,12 +76,14 @@ class Fleet(Protocol):
 class Ground(ABC):
     """What both stand on: a broker, and a cluster with an operator."""
 
-    def __init__(self, instance: Instance, rocketmq: RocketMQ) -> None:
-        """Describe it."""
-        self.instance, self.rocketmq = instance, rocketmq
+    rocketmq: RocketMQ
+    api: Api
+
+    def __init__(self, instance: Instance) -> None:
+        """Describe it; broker and API server are there once it is up."""
+        self.instance = instance
         self.deliveries = instance.folder / "deliveries"
         self.runner = asyncio.Runner()
-        self.api: Api
 
     @abstractmethod
     def up(self) -> None:
@@ -119,7 +121,8 @@ class LocalGround(Ground):
 
     def __init__(self, instance: Instance) -> None:
         """Describe it."""
-        super().__init__(instance, RocketMQ(instance))
+        super().__init__(instance)
+        self.rocketmq = RocketMQ(instance)
         self._plane = ControlPlane(instance)
         self._node = LocalNode(instance, self._plane)
 

@@ -20,8 +20,8 @@ class NodeGround(Ground):
 
     def __init__(self, instance: Instance) -> None:
         """Describe it."""
+        super().__init__(instance)
         self._node = RealNode(instance)
-        super().__init__(instance, broker_of(self._node))
 
     def up(self) -> None:
         """Start node and broker, and install the chart."""
@@ -29,6 +29,7 @@ class NodeGround(Ground):
         self.deliveries.chmod(0o777)  # apps are not root
         copy(str(app.__file__), self.deliveries / "app.py")
         self._node.up()
+        self.rocketmq = broker_of(self._node)  # which has an address by now
         self.rocketmq.up()
         Installed.on(self._node, Helm(self.instance.folder)).ensure()
         self.connect(self._node.kubeconfig)

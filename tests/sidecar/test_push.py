@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from rota.sidecar.push import LOOK_AGAIN
 from sidecar.fleet import a_fleet
 
 
@@ -96,6 +97,7 @@ async def test_an_app_that_drains_before_it_restarts_finds_its_queues_again(rock
             assert await pod.get(fleet.session, "/v1/drain") == "drained\n", "it can be asked again"
             fleet.kill("a", "app")
             delivered = len(fleet.delivered())
+            await asyncio.sleep(3 * LOOK_AGAIN)  # as a kubelet takes: who is back sooner was not seen to go
             pod.start_app()
             report = await fleet.obeys("a", "serving")
             await fleet.until(lambda: len(fleet.delivered()) > delivered)
