@@ -90,10 +90,6 @@ class Ground(ABC):
         """Start all of it."""
 
     @abstractmethod
-    def down(self) -> None:
-        """End what is not ended with the instance."""
-
-    @abstractmethod
     def pods(self, log: str) -> Object:
         """Return the spec of pods whose app notes what comes in that file; `$(POD_NAME)` is the pod's."""
 
@@ -105,8 +101,8 @@ class Ground(ABC):
         """Reach the API server, and have the policy that the groups go by."""
         self.runner.run(self._connect(kubeconfig))
 
-    def disconnect(self) -> None:
-        """Reach it no more."""
+    def down(self) -> None:
+        """End what does not end with the instance."""
         self.runner.run(self.api.__aexit__(None, None, None))
         self.runner.close()
 
@@ -139,7 +135,7 @@ class LocalGround(Ground):
     def down(self) -> None:
         """End the operator, while it can still say goodbye."""
         self.instance.stop("operator")
-        self.disconnect()
+        super().down()
 
     def pods(self, log: str) -> Object:
         """Have the app as a process."""

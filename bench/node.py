@@ -34,10 +34,6 @@ class NodeGround(Ground):
         Installed.on(self._node, Helm(self.instance.folder)).ensure()
         self.connect(self._node.kubeconfig)
 
-    def down(self) -> None:
-        """End what is ours; all else ends with the node."""
-        self.disconnect()
-
     def pods(self, log: str) -> Object:
         """Have the app in a container; it listens at the pod's address, where the kubelet asks whether it does."""
         argv = ["python", f"{APPS}/app.py", "0.0.0.0", "8080", f"{APPS}/{log}"]  # noqa: S104 - the pod's own

@@ -5,7 +5,7 @@ import secrets
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
@@ -46,13 +46,20 @@ async def api(control_plane: Cluster) -> AsyncIterator[Api]:
         yield connected
 
 
-@pytest.fixture
-async def namespace(api: Api) -> AsyncIterator[str]:
-    """Make a namespace that ends with the test."""
+@asynccontextmanager
+async def a_namespace(api: Api) -> AsyncIterator[str]:
+    """Make a namespace, and have it ended; return its name."""
     name = f"rota-{secrets.token_hex(8)}"
     await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
     await api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def namespace(api: Api) -> AsyncIterator[str]:
+    """Make a namespace that ends with the test."""
+    async with a_namespace(api) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

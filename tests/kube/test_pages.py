@@ -1,7 +1,6 @@
 """What pages tell somebody who has a fleet to type is typed, at a real operator, real sidecars and a real broker."""
 
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,6 +14,7 @@ from aiohttp import ClientError, ClientSession
 from chart.test_installing import prometheus_kinds
 from ground.api import Api
 from ground.controlplane import Cluster
+from ground.fixtures import a_namespace
 from ground.local import LocalNode
 from ground.poll import soon
 from ground.programs import program
@@ -53,10 +53,8 @@ def a_fleet(rocketmq: RocketMQ, node: LocalNode, **changed: object) -> str:
 @pytest.fixture(scope="module")
 async def namespace(api: Api) -> AsyncIterator[str]:
     """Make a namespace for all pages."""
-    name = f"rota-{secrets.token_hex(8)}"
-    await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    await api.delete(f"/api/v1/namespaces/{name}")
+    async with a_namespace(api) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")

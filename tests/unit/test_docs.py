@@ -134,7 +134,7 @@ UNTYPED = (
     ("releasing.md", "git clone --branch v0.2.0 https://github.com/rota-dev/rota && cd rota"),
     ("releasing.md", "make release-check"),
     ("releasing.md", "diff dist/SHA256SUMS ../SHA256SUMS"),
-    # Spark takes minutes for a day of a fleet; tests/pipeline/test_command.py runs each of these on a few hours.
+    # Spark takes minutes for a day of a fleet; tests/pipeline/test_command.py runs all commands, in other words.
     ("pipeline.md", "rota pipeline "),
     # A cluster is needed that runs Spark's executors; tests/pipeline/test_session.py submits to this machine.
     (

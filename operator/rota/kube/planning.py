@@ -25,7 +25,7 @@ class Planning:
     def __init__(self) -> None:
         """Plan nothing yet."""
         self._strangers = ThreadPoolExecutor(STRANGERS, thread_name_prefix="custom")
-        self._at_it: dict[str, _Asked] = {}  # by group: plans that a custom strategy has not come to the end of
+        self._at_it: dict[str, _Asked] = {}  # by group: what a custom strategy was asked last
 
     def close(self) -> None:
         """Plan no more; a custom strategy that hangs is left behind."""
