@@ -16,6 +16,7 @@ from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
+from rota.documents import from_ranges
 from rota.model import Queue
 
 APP = Path(__file__).parents[1] / "sidecar/app.py"
@@ -105,6 +106,13 @@ class Shop:
             return whole and len(await self.pods()) == members
 
         await self.soon(settled, 120)
+
+    async def owns(self, many: int) -> bool:
+        """Whether so many queues are given to our members."""
+        found = await self.api.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{GROUP}-rota")
+        shares = json.loads(found["data"]["assignment.json"])["members"].values()
+        queues = [queue for share in shares for queue in from_ranges(share.get("queues", {})) if queue.topic == GROUP]
+        return len(queues) == many
 
     async def moved_for(self, *reasons: str) -> None:
         """Wait until queues were moved for one of these, and the group is at rest again."""

@@ -172,6 +172,8 @@ async def test_two_java_consumers_that_call_themselves_the_same_are_told_of_unti
     one, other = (peers.push_consumer(rocketmq, GROUP, GROUP, instance="twin") for _ in range(2))
     try:
         assert "@twin; " in await places.tell_of_problem("DuplicateClientIds")
+        # Each of them counts four consumers, so there are but two queues for each of ours that neither reads.
+        await shop.soon(lambda: shop.owns(4))
         one.stop()
         await places.no_problem("DuplicateClientIds")
         await places.tell_of_problem("ForeignMembers")  # for one of them is still there

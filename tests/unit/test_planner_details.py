@@ -541,6 +541,11 @@ def test_beside_foreigners_each_gets_what_averagely_gives_its_client_id() -> Non
     assert beside_foreigners(ROSTER, ["m11"], {}).tolist() == [0, 0, -1, 1]
 
 
+def test_foreigners_that_share_an_id_are_counted_each_as_they_count_themselves() -> None:
+    assert beside_foreigners(ROSTER, ["m0", "m0"], {}).tolist() == [-1, -1, 0, 1], "of four: the second has none"
+    assert beside_foreigners(ROSTER, ["m11", "m11"], {}).tolist() == [0, -1, -1, 1]
+
+
 # Who gives what to whom.
 
 CHANGED_SETTINGS = {"settings": "{}", "wanted_settings": '{"model":"Clustering"}'}  # a new document, whatever else

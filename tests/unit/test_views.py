@@ -141,3 +141,4 @@ async def test_two_at_two_addresses_or_of_others_are_told_of_at_once() -> None:
     assert duplicates(views) == [Reason.DUPLICATE_CLIENT_IDS]
     _, views = await worn((FOREIGN, "10.0.0.9:4711"), (FOREIGN, "10.0.0.9:4712"))
     assert duplicates(views) == [Reason.DUPLICATE_CLIENT_IDS]
+    assert views.of(KEY, 0.0, ()).foreigners == (FOREIGN, FOREIGN), "as they count themselves"

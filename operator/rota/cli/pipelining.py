@@ -4,6 +4,7 @@
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -148,6 +149,7 @@ def ingest(
     def told(counts: dict[str, int]) -> bool:
         if counts:
             wrote(counts, output)
+            sys.stdout.flush()  # into a pipe, too, it is told now
         time.sleep(WATCH_SECONDS)
         return True
 

@@ -122,7 +122,7 @@ def _members(it: Fact, clients: Mapping[str, Client]) -> list[shown.Member]:
 
 def _foreigners(it: Fact, clients: Mapping[str, Client]) -> list[shown.Member]:
     found = []
-    for name in it.broker.foreigners or ():
+    for name in dict.fromkeys(it.broker.foreigners or ()):  # ids that several wear are told of by a verdict
         client = clients.get(name) or Client(name, "")
         found.append(shown.Member(name, name, "Foreign", "Foreign", client.address, client.version, client.language))
     return found

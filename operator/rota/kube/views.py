@@ -54,7 +54,7 @@ class _Topic:
 class _Online:
     """Who was last seen in a group, and what is wrong with it."""
 
-    ids: tuple[str, ...] | None = None
+    ids: tuple[str, ...] | None = None  # as often as one broker has them
     clients: Mapping[str, Client] = field(default_factory=dict)  # by id
     settings: Mapping[str, Settings] = field(default_factory=dict)  # by broker
     problems: tuple[Verdict, ...] = ()
@@ -240,13 +240,16 @@ def _online(told: Collection[_OneBroker], twice: Mapping[str, _Twice], now: floa
         told_so = f"The group is switched off at {', '.join(off)}; consumeEnable switches it on"
         problems.append(Verdict(Reason.SWITCHED_OFF, told_so))
     worn: dict[str, _Twice] = {}
+    times = Counter[str]()
     for _, there, _ in told:
-        for name in (name for name, times in Counter(it.id for it in there).items() if times > 1):
+        here = Counter(it.id for it in there)
+        times |= here  # each consumer is online at every broker
+        for name in (name for name, many in here.items() if many > 1):
             since, alike = worn.get(name) or _Twice(twice[name].since if name in twice else now, alike=True)
             hosts = {it.address.rpartition(":")[0] for it in there if it.id == name}
             worn[name] = _Twice(since, alike and len(hosts) == 1)
     clients = {it.id: it for _, there, _ in told for it in there}
-    return _Online(tuple(sorted(clients)), clients, settings, tuple(problems), worn)
+    return _Online(tuple(sorted(times.elements())), clients, settings, tuple(problems), worn)
 
 
 def _worn_twice(online: _Online, now: float, ours: Collection[str]) -> list[Verdict]:

@@ -8,7 +8,7 @@ import numpy as np
 from rota.model import NOBODY, Holder, Queue, Roster
 from rota.planner.moves import aim_of, measured
 from rota.planner.situation import Situation
-from rota.planner.target import options
+from rota.planner.target import options, told_apart
 from rota.planner.telling import foreign
 from rota.spec import PolicySpec
 from rota.strategies import explain_all
@@ -104,7 +104,7 @@ def _reasons(it: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
         ids = {name: it.pods[name].client_id or name for name in it.counted}
         known = {client: name for name, client in ids.items()}
         current = {queue: ids[holder.name] for queue, holder in it.owned.items() if holder.name in ids}
-        roster, policy = Roster.of(it.queues, [*known, *foreigners], current), PolicySpec()
+        roster, policy = Roster.of(it.queues, [*known, *told_apart(foreigners)], current), PolicySpec()
         names = [known.get(client, client) for client in roster.members]
     places = {name: place for place, name in enumerate(names)}
     owned = [it.owned.get(queue) for queue in roster.queues]

@@ -1,6 +1,7 @@
 """What the policy wants: who shall own what."""
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,9 +34,21 @@ def beside_foreigners(roster: Roster, foreigners: Collection[str], client_ids: M
     which our members are known at the broker, is no queue read twice.
     """
     ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
-    everybody = Roster.of(roster.queues, [*ours, *foreigners])
+    everybody = Roster.of(roster.queues, [*ours, *told_apart(foreigners)])
     back = [ours.get(client, NOBODY) for client in everybody.members]
     return np.array(back, dtype=np.int32)[prepared("Averagely")(everybody)]
+
+
+def told_apart(ids: Collection[str]) -> Iterator[str]:
+    """Yield ids as a roster can have them: those that brokers tell of twice are counted twice by the reference.
+
+    There a share goes to the first of an id's places, and what would be a later one's is nobody's; so here a later one
+    gets a name right behind the first, that nobody has.
+    """
+    times = Counter[str]()
+    for client in ids:
+        yield client + "\0" * times[client]
+        times[client] += 1
 
 
 def options(policy: PolicySpec, roster: Roster, measured: Measured) -> dict[str, Any]:

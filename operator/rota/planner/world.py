@@ -121,7 +121,7 @@ class Snapshot:
     pods: tuple[Pod, ...] = ()  # all: whoever begins to lead lists them and asks each for its report, then watches
     gone: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
     views: Mapping[str, View | None] = field(default_factory=dict)  # by topic, retry topics too; None: no answer
-    foreigners: tuple[str, ...] | None = ()  # client ids that are not Rota's; None: no answer
+    foreigners: tuple[str, ...] | None = ()  # client ids that are not Rota's, each as often as worn; None: no answer
     queue_weights: Mapping[Queue, float] | None = field(default_factory=dict)  # None: could not be measured
     member_weights: Mapping[str, float] = field(default_factory=dict)
     lag: int | None = None
