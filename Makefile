@@ -84,12 +84,17 @@ compare: $(READY) ## Do the same to fleets of Rota's and of Java consumers, prin
 	@$(BIN)/python -m bench.compare $(EVENTS) $(if $(WRITE),--write $(WRITE))
 
 .PHONY: soak
-soak: $(READY) ## Nonsense for the decoders, an hour of real fleets with troubles, simulated ones until Ctrl-C
+soak: $(READY) ## What chance finds, for an hour and a half: nonsense for decoders, real fleets with troubles, simulated ones
 	@cd tests
-	../$(BIN)/python -m fuzz --first $(or $(FIRST),2000) --seconds $(or $(FUZZ),60)
-	../$(BIN)/python -m sidecar --first $(or $(FIRST),0) --seconds $(or $(FLEETS),1800)
-	../$(BIN)/python -m e2e --first $(or $(FIRST),0) --seconds $(or $(NODE),1200)
-	../$(BIN)/python -m simulation --first $(or $(FIRST),1000) $(if $(RUNS),--runs $(RUNS))
+	told=
+	run() { # all of them are run, and told of in the end
+	  if ../$(BIN)/python -m "$$@"; then told+="$$1: well"$$'\n'; else told+="$$1: failed (above)"$$'\n'; fi
+	}
+	run fuzz --first $(or $(FIRST),2000) --seconds $(or $(FUZZ),60)
+	run sidecar --first $(or $(FIRST),0) --seconds $(or $(FLEETS),1800)
+	run e2e --first $(or $(FIRST),0) --seconds $(or $(NODE),1200)
+	run simulation --first $(or $(FIRST),1000) --seconds $(or $(SIMULATED),1800)
+	printf '\n%s' "$$told"; ! grep -q failed <<< "$$told"
 
 .PHONY: mutants
 mutants: $(READY) ## Plant small bugs in the core, and see which tests notice; or in FILES="..."

@@ -12,18 +12,24 @@ from typing import Any
 
 from chart.charts import Helm, Refused
 from e2e import events
-from e2e.consumers import NAME, VERDICTS, Consumers, broker_of
-from e2e.release import SECONDS, Installed
+from e2e.consumers import VERDICTS, Consumers, broker_of
+from e2e.release import Installed
 from ground.instance import temporary
 from ground.node import RealNode, prepare
-from ground.poll import eventually
 from ground.report import Missing, plainly
 from rota.kube.objects import SIDECAR
 from soaking import soak
 
 MOST = 10  # members; a handover that something happens in the middle of is one to a further member
 LONG, DOWN = 1200, 600  # seconds: a run as long as that begins with no operator for so long
-WRONG = (AssertionError, TimeoutError, RuntimeError, Refused, Missing)  # what an event that fails ends with
+WRONG = (
+    AssertionError,
+    LookupError,
+    TimeoutError,
+    RuntimeError,
+    Refused,
+    Missing,
+)  # what an event that fails ends with
 
 
 def other_size(consumers: Consumers, random: Random) -> int:
@@ -118,8 +124,7 @@ def afresh(consumers: Consumers) -> None:
     installed.ensure()
     installed.home("scale", "deploy/rota", "--replicas=2")
     installed.whole()
-    installed.shop("delete", "cg", NAME, "--ignore-not-found", "--cascade=foreground", f"--timeout={SECONDS}s")
-    eventually(lambda: not installed.shop("get", "pods", f"--selector=rota.dev/group={NAME}", "-o", "name"), SECONDS)
+    consumers.gone()
     consumers.up()
 
 

@@ -25,6 +25,8 @@ NAME = "shipping"  # of the group and its topic
 QUEUES, MEMBERS = 16, 3
 IN_FLIGHT = 16  # messages that are at one app at a time, as the group has it by default
 PATIENCE = 60.0  # seconds that apps and members have to be done with a message
+IN_ORDER = 30.0  # the same of an Orderly group, which may have no more
+PAUSE = 20.0  # seconds that a queue may wait for its next member in good order: ten times what the benchmark asks for
 WORK = {"seconds": 0.03}  # what an app does with a message: so some are in flight when something happens
 SOON = {"messageDelayLevel": " ".join(["1s"] * 18)}  # when messages are tried again
 POLICY = {
@@ -82,20 +84,34 @@ class Consumers:
         ]
         self._noted: list[Fact] = []
         self._lingering: set[str] = set()
+        self._ordering = "Concurrent"
         copy(APP, folder / "app.py")
 
-    def up(self) -> None:
+    def up(self, ordering: str = "Concurrent") -> None:
         """Make the group, or make it what it was in the beginning, and wait until it is at rest."""
+        if ordering != self._ordering:  # nobody delivers as before when the first message is looked at
+            self.gone()
+        self._ordering, self._notes.in_place = ordering, ordering == "Orderly"
         self.members = MEMBERS
         self.rules(WORK)
         self.installed.apply(POLICY, self._group())
         self.works()
 
+    def gone(self) -> None:
+        """Have no group, nor any of its pods."""
+        shop = self.installed.shop
+        shop("delete", "cg", NAME, "--ignore-not-found", "--cascade=foreground", f"--timeout={SECONDS}s")
+        eventually(lambda: not shop("get", "pods", f"--selector=rota.dev/group={NAME}", "-o", "name"), SECONDS)
+
     def look_on(self) -> None:
         """Look by other watches, as the API server ends each after half an hour or more."""
+        self.renew()
+        self.works()
+
+    def renew(self) -> None:
+        """Look by other watches."""
         for it in self._watches:
             it.renew()
-        self.works()
 
     def end(self) -> None:
         """Look no more."""
@@ -220,8 +236,11 @@ class Consumers:
     # What becomes of messages.
 
     @contextmanager
-    def under_load(self, what: str, twice: int = 0) -> Iterator[None]:
-        """Have something happen while messages flow; nothing may be lost, and no more come twice than that."""
+    def under_load(self, what: str, twice: int = 0, pause: float = PATIENCE) -> Iterator[None]:
+        """Have something happen while messages flow; nothing may be lost, and no more come twice than that.
+
+        Nor may a queue be without a member for longer.
+        """
         begun = time.monotonic()
         with self._traffic.flowing():
             self.goes_on()
@@ -229,7 +248,8 @@ class Consumers:
             self.goes_on()
         with suppress(TimeoutError):  # what is not done by then is lost, and the checker says so
             eventually(lambda: not self._undone(begun), PATIENCE)
-        self._judge(what, begun, twice)
+        self._judge(what, begun, twice, pause)
+        assert "is forbidden: User" not in self.installed.log(), "an operator has tried what it has no right to"
 
     def goes_on(self) -> None:
         """Wait until each queue's next messages are done."""
@@ -245,7 +265,7 @@ class Consumers:
     def _undone(self, begun: float) -> set[int]:
         return {it.number for it in self._traffic.sent if it.acked and it.at >= begun} - self._notes.done()
 
-    def _judge(self, what: str, begun: float, twice: int) -> None:
+    def _judge(self, what: str, begun: float, twice: int, pause: float) -> None:
         """Ask the checker about all since then, and all that came again since then."""
         every = self._notes.delivered()
         numbers = {it.number for it in every if it.begin >= begun}
@@ -264,14 +284,21 @@ class Consumers:
                 *self._noted,
             ],
             commits=[it for it in self._traffic.commits if it.at >= begun],
-            timeout=PATIENCE,
+            orderly=self._notes.in_place,
+            timeout=self._patience,
         )
         found = violations(story)
         sent, done = {it.number for it in story.sent if it.acked}, {it.number for it in delivered if it.done}
-        VERDICTS.append(Verdict(what, len(sent), len(sent - done), len(again), moves(delivered)))
+        verdict = Verdict(what, len(sent), len(sent - done), len(again), moves(delivered))
+        VERDICTS.append(verdict)
         assert not found, "\n".join([f"{what}: {len(found)} promises were broken", *found[:20]])
         most = twice + beside
         assert len(again) <= most, f"{what}: {len(again)} messages came twice, of at most {most}: {again[:20]}"
+        assert verdict.moves.longest <= pause, f"{verdict}: of at most {pause:.0f} s"
+
+    @property
+    def _patience(self) -> float:
+        return IN_ORDER if self._notes.in_place else PATIENCE
 
     def _group(self) -> dict[str, Any]:
         name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
@@ -288,7 +315,8 @@ class Consumers:
             "broker": {"rocketmq": {"nameServers": [self.broker.name_server]}},
             "subscriptions": [{"topic": NAME}],
             "startFrom": {"position": "Earliest"},
-            "delivery": {"push": {"timeout": f"{PATIENCE:.0f}s"}},
+            "ordering": self._ordering,
+            "delivery": {"push": {"timeout": f"{self._patience:.0f}s"}},
             "policyRef": {"name": "steady"},
             "replicas": self.members,
             "rollout": {"maxSurge": 2},

@@ -4,7 +4,7 @@ import json
 import time
 
 from chart.charts import CHART
-from e2e.consumers import IN_FLIGHT, NAME, Consumers
+from e2e.consumers import IN_FLIGHT, NAME, PAUSE, Consumers
 from e2e.release import SECONDS, WAIT
 from ground.poll import eventually
 from rota.kube.objects import SIDECAR
@@ -29,7 +29,7 @@ def restarts(consumers: Consumers, pod: str, container: str) -> tuple[int, str, 
 
 def scaled(consumers: Consumers, members: int) -> None:
     """Have other members."""
-    with consumers.under_load(f"scaled from {consumers.members} to {members} by kubectl"):
+    with consumers.under_load(f"scaled from {consumers.members} to {members} by kubectl", pause=PAUSE):
         consumers.scale(members)
         consumers.works()
 
@@ -37,7 +37,7 @@ def scaled(consumers: Consumers, members: int) -> None:
 def rolled(consumers: Consumers) -> None:
     """Have all pods replaced."""
     before = {*consumers.pods()}
-    with consumers.under_load(f"rolling update of {consumers.members} pods"):
+    with consumers.under_load(f"rolling update of {consumers.members} pods", pause=PAUSE):
         consumers.roll()
         eventually(lambda: before.isdisjoint(consumers.pods()), SECONDS)
         consumers.works()
@@ -45,7 +45,7 @@ def rolled(consumers: Consumers) -> None:
 
 def pod_deleted(consumers: Consumers, pod: str) -> None:
     """Have a pod end in order."""
-    with consumers.under_load("a pod deleted"):
+    with consumers.under_load("a pod deleted", pause=PAUSE):
         consumers.installed.shop("delete", "pod", pod)
         consumers.works()
     assert pod not in consumers.pods()

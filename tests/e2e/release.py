@@ -28,7 +28,7 @@ class Installed:
 
     @classmethod
     def on(cls, node: RealNode, helm: Helm) -> "Installed":
-        """Build the images and make the operator's namespace; nothing is installed yet."""
+        """Build the images; nothing is installed yet."""
         image, _, tag = node.build("operator").partition(":")
         sidecar, _, of_sidecar = node.build("sidecar").partition(":")
         values = {
@@ -36,11 +36,7 @@ class Installed:
             "sidecar": {"image": {"repository": sidecar, "tag": of_sidecar}},
             "networkPolicy": {"enabled": True, "memberNamespaces": [SHOP]},  # taken; this node's network enforces none
         }
-        it = cls(node, helm, values)
-        it.namespace(HOME)
-        it.namespace(SHOP)
-        node.kubectl("label", "namespace", HOME, *(f"{label}={value}" for label, value in STRICT.items()))
-        return it
+        return cls(node, helm, values)
 
     def namespace(self, name: str) -> None:
         """Make a namespace, unless it is there."""
@@ -49,7 +45,10 @@ class Installed:
 
     def ensure(self) -> None:
         """Install what is not installed, as the chart's README says."""
-        self.namespace(SHOP)
+        for name in (HOME, SHOP):
+            self.namespace(name)
+        strict = (f"{label}={value}" for label, value in STRICT.items())
+        self.node.kubectl("label", "--overwrite", "namespace", HOME, *strict)
         if "rota" not in self.release("list", "--short").split():
             self.release("install", str(CHART), *WAIT, values=self.values)
 

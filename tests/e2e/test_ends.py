@@ -1,10 +1,17 @@
-"""Ends: of an installation whose groups go on, and of a namespace with a group in it."""
+"""Ends: of an installation whose groups go on, of a namespace with a group in it, and of all that there is of Rota."""
+
+import os
+import subprocess
+from math import inf
 
 import pytest
 
+from chart.charts import CHART
 from e2e.consumers import NAME, Consumers
-from e2e.release import SECONDS, SHOP, WAIT, Installed
+from e2e.release import HOME, SECONDS, SHOP, WAIT, Installed
 from ground.poll import eventually
+from ground.programs import program
+from kube.pages import ROOT, typed
 
 pytestmark = pytest.mark.node
 
@@ -36,7 +43,38 @@ def test_groups_go_on_without_the_release_and_are_taken_up_by_the_next(
 
 
 def test_a_namespace_ends_with_the_group_in_it(installed: Installed, consumers: Consumers) -> None:
-    with consumers.under_load("the namespace deleted, and all of it made again"):
+    with consumers.under_load("the namespace deleted, and all of it made again", pause=inf):
         installed.node.kubectl("delete", "namespace", SHOP, f"--timeout={SECONDS}s")
         installed.ensure()
         consumers.up()
+
+
+def type_all(installed: Installed, *starts: str) -> None:
+    """Type those commands of the chart's page that begin so, in its order."""
+    found = [it.command for it in typed(CHART / "README.md") if it.command.startswith(starts)]
+    assert len(found) == len(starts), found
+    programs = [str(program(name).parent) for name in ("kubectl", "helm")]
+    env = {
+        **os.environ,
+        "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
+        "KUBECONFIG": str(installed.node.kubeconfig),
+    }
+    for command in found:
+        ended = subprocess.run(["bash", "-c", command], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"{command}: {ended.stderr}"
+
+
+def test_everything_is_removed_and_definitions_that_kubectl_brings_are_made_the_next_releases(
+    installed: Installed, consumers: Consumers
+) -> None:
+    of_all, names = "kubectl delete consumergroups,rebalancepolicies", LASTING[:2]
+    type_all(installed, of_all, "helm uninstall", "kubectl delete -f crds/", f"kubectl delete namespace {HOME}")
+    of_ours = "customresourcedefinitions,clusterroles,clusterrolebindings,namespaces"
+    assert "rota" not in installed.node.kubectl("get", of_ours, "-o", "name")
+    installed.node.kubectl("apply", "-f", str(ROOT / "crds"))
+    type_all(installed, "kubectl label -f crds/", "kubectl annotate --overwrite -f crds/")
+    installed.ensure()
+    managed = "jsonpath={.items[*].metadata.labels.app\\.kubernetes\\.io/managed-by}"
+    assert installed.shop("get", *names, "-o", managed).split() == ["Helm"] * len(names)
+    consumers.renew()
+    consumers.up()

@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pipeline.md"
 FEWER = {"--groups": "1", "--hours": "2"}
 FLEETS = ("/var/lib/rota/journal", "JOURNAL")  # journals that the page's reader has
+CTRL_C = 130  # what a command ends with then
 LONGEST = 300  # seconds: until Java has begun, on a machine that has much else to do
 SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}
 
@@ -34,7 +36,7 @@ def lines() -> list[Words]:
 def here(words: Words, at: Path) -> Words:
     """Return a line for a small fleet, with all folders under one."""
     _, command, *_ = words
-    known = {fleet: fleet.strip("/") for fleet in FLEETS} | {"SOURCE": "lake", "FOLDER": f"{command}ed"}
+    known = {"SOURCE": "lake", "FOLDER": f"{command}ed"}
     found = list(words)
     for place, (before, word) in enumerate(pairwise(words), 1):
         if before in FEWER:
@@ -42,7 +44,7 @@ def here(words: Words, at: Path) -> Words:
         elif before == "--policies":
             found[place] = str(ROOT / word)
         elif before in (command, "--to") and not word.startswith("-"):
-            found[place] = str(at / known.get(word, word))
+            found[place] = str(at / known.get(word, word).lstrip("/"))
     return found
 
 
@@ -56,7 +58,7 @@ def watched(words: Words) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "rota.cli", *words],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env=os.environ | SMALL,
         start_new_session=True,  # its Java is in its group, and nothing else
     ) as process:
@@ -65,18 +67,17 @@ def watched(words: Words) -> None:
             assert b"TABLE" in process.stdout.readline()
             assert process.poll() is None, "it goes on"
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all of them
-            process.wait(LONGEST)
-            assert process.stderr
-            assert b"Traceback" not in process.stderr.read()
+            assert process.wait(LONGEST) == CTRL_C
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.timeout(900)
 def test_each_line_does_what_the_page_says(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version  # whose session the commands take
     for fleet in FLEETS:
-        journal = tmp_path / fleet.strip("/")
+        journal = tmp_path / fleet.lstrip("/")
         run(["pipeline", "generate", *(word for it in FEWER.items() for word in it), "--to", str(journal)])
         for path in journal.rglob("*.jsonl"):
             os.utime(path, (0, 0))  # nobody writes it any more

@@ -16,6 +16,7 @@ def main() -> int:
     parser.add_argument("--bugs", action="store_true", help="find a seed for each planted bug")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--runs", type=int, help="how many (default: until interrupted)")
+    parser.add_argument("--seconds", type=float, help="how long (default: until interrupted)")
     asked = parser.parse_args()
     if asked.seed is not None:
         kept = None if asked.only is None else [int(it) for it in asked.only.split(",") if it.isdigit()]
@@ -24,7 +25,7 @@ def main() -> int:
         return 0
     if asked.bugs:
         return hunt(asked.runs or 1000)
-    return soak(failure, asked.first, asked.runs, what="runs", every=1000)
+    return soak(failure, asked.first, asked.runs, seconds=asked.seconds, what="runs", every=1000)
 
 
 def hunt(runs: int) -> int:

@@ -254,6 +254,7 @@ def test_explain_is_readable_by_programs(output: str, before: str) -> None:
         (["-f", GROUP, "--name-server", "rmq"], "--name-server 'rmq' cannot be read: write it as host:9876"),
         (["-f", GROUP, "--name-server", "127.0.0.1:1"], "(--name-server 127.0.0.1:1)"),
         (["-f", GROUP, *EIGHT, "--members", "a,a"], "Member a is listed twice"),
+        (["-f", GROUP, *EIGHT, "--members", "a", "--foreign", "c,b,c"], "--foreign lists c twice; list each"),
         (["-f", GROUP, *EIGHT, "--members", "0"], "--members 0 cannot be meant: give a whole number from 1"),
         (["-f", GROUP, *EIGHT, "--rooms", "east"], "--rooms 'east' cannot be read"),
         (["-f", GROUP, *EIGHT, "--current", GROUP], "is no assignment"),

@@ -217,3 +217,25 @@ def test_mistakes_are_told_before_anything_is_started(tmp_path: Path, capsys: py
     told = capsys.readouterr().err.splitlines()
     assert [line.startswith("compare: ") and line.endswith(".") for line in told] == [True] * 4
     assert page.read_text() == "no place for it\n"
+
+
+WELL = Outcome([], [], twice=0, lost=0, disorder=0, overlap=0.0, right=0.0)
+BROKEN = Outcome([], [], twice=2, lost=1, disorder=4, overlap=3.0, right=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "leave",
+            ["Rota lost 1 ", "Rota delivered 2 messages twice", "Two of Rota's members worked one queue for 3.0"],
+        ),
+        ("crash", ["Rota lost 1 "]),
+        ("orderly", ["Rota lost 1 ", "Two of Rota's members", "Rota delivered 4 messages out of order"]),
+    ],
+)
+def test_what_rota_may_never_do_fails_the_command_and_what_java_does_never(name: str, told: list[str]) -> None:
+    ordered = compare.EVENTS[name].orderly
+    assert [*compare.promises_broken([(name, Line("it", WELL, BROKEN, ordered))])] == []
+    found = [*compare.promises_broken([(name, Line("it", BROKEN, WELL, ordered))])]
+    assert [so for so, one in zip(told, found, strict=True) if not one.startswith(so)] == []

@@ -10,7 +10,7 @@ from rota.cli.given import World
 from rota.cli.show import move
 from rota.model import Queue, Roster, queue_of
 from rota.planner import Measured
-from rota.planner.target import options, told_apart
+from rota.planner.target import options
 from rota.spec import PolicySpec
 from rota.strategies import explain_all, prepared
 
@@ -20,7 +20,7 @@ def reasons(world: World, queue: str | None) -> dict[str, Any]:
     policy, roster = world.policy, world.roster
     if world.foreigners:  # each of them computes one assignment over all of them: that is what there is to explain
         policy = PolicySpec()
-        roster = Roster.of(roster.queues, [*roster.members, *told_apart(world.foreigners)], world.present)
+        roster = Roster.of(roster.queues, [*roster.members, *world.foreigners], world.present)
     told = {"strategy": policy.strategy, "foreigners": world.foreigners}
     return told | _explained(policy, roster, world, queue)
 

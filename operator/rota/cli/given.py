@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -42,6 +43,8 @@ def world(given: Mapping[str, Any]) -> World:
     queues, online = _there(given["queues"], given["name_server"], group.group or name, topics)
     roster = Roster.of(queues, members, present)
     foreigners = [name.strip() for name in given["foreign"].split(",") if name.strip()]
+    if twice := [name for name, times in Counter(foreigners).items() if times > 1]:
+        raise ValueError(f"--foreign lists {twice[0]} twice; list each consumer once")
     return World(group, policy, roster, foreigners, _rooms(given["rooms"], roster), present, online)
 
 
