@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from kube.pages import blocks
+from pipeline.test_killed import LONGEST, SMALL
 from rota.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -21,8 +22,6 @@ PAGE = ROOT / "docs" / "pipeline.md"
 FEWER = {"--groups": "1", "--hours": "2"}
 FLEETS = ("/var/lib/rota/journal", "JOURNAL")  # journals that the page's reader has
 CTRL_C = 130  # what a command ends with then
-LONGEST = 300  # seconds: until Java has begun, on a machine that has much else to do
-SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}
 
 Words = list[str]
 

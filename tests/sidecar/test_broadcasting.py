@@ -67,6 +67,7 @@ async def test_a_full_disk_keeps_no_message_back_and_what_was_kept_before_stays(
             await fleet.logged("a", "No space left")
             assert kept(fleet, pod) == before
             twice = taken(fleet, pod) - once
+            assert {*once.values(), *twice.values()} == {1}
             fleet.kill("a", "sidecar")
             pod.start_sidecar()
             (pod.state / "filler").unlink()
