@@ -84,14 +84,13 @@ class Consumers:
         ]
         self._noted: list[Fact] = []
         self._lingering: set[str] = set()
-        self._ordering = "Concurrent"
         copy(APP, folder / "app.py")
 
-    def up(self, ordering: str = "Concurrent") -> None:
+    def up(self, *, orderly: bool = False) -> None:
         """Make the group, or make it what it was in the beginning, and wait until it is at rest."""
-        if ordering != self._ordering:  # nobody delivers as before when the first message is looked at
+        if orderly != self._notes.orderly:  # nobody delivers as before when the first message is looked at
             self.gone()
-        self._ordering, self._notes.in_place = ordering, ordering == "Orderly"
+        self._notes.orderly = orderly
         self.members = MEMBERS
         self.rules(WORK)
         self.installed.apply(POLICY, self._group())
@@ -284,7 +283,7 @@ class Consumers:
                 *self._noted,
             ],
             commits=[it for it in self._traffic.commits if it.at >= begun],
-            orderly=self._notes.in_place,
+            orderly=self._notes.orderly,
             timeout=self._patience,
         )
         found = violations(story)
@@ -298,7 +297,7 @@ class Consumers:
 
     @property
     def _patience(self) -> float:
-        return IN_ORDER if self._notes.in_place else PATIENCE
+        return IN_ORDER if self._notes.orderly else PATIENCE
 
     def _group(self) -> dict[str, Any]:
         name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
@@ -315,7 +314,7 @@ class Consumers:
             "broker": {"rocketmq": {"nameServers": [self.broker.name_server]}},
             "subscriptions": [{"topic": NAME}],
             "startFrom": {"position": "Earliest"},
-            "ordering": self._ordering,
+            "ordering": "Orderly" if self._notes.orderly else "Concurrent",
             "delivery": {"push": {"timeout": f"{self._patience:.0f}s"}},
             "policyRef": {"name": "steady"},
             "replicas": self.members,

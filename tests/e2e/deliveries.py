@@ -83,7 +83,7 @@ class Notes:
         self._read: dict[Path, int] = {}  # how far
         self._found: dict[Path, dict[str, list[Delivery]]] = defaultdict(dict)
         self._done: set[int] = set()
-        self.in_place = False  # whether a message is tried again where it lies, as in Orderly groups
+        self.orderly = False  # whether the group is: then a message is tried again where it lies
 
     def done(self) -> set[int]:
         """Return the numbers of all messages that an app was done with."""
@@ -120,7 +120,7 @@ class Notes:
 
     def _delivery(self, member: str, begin: float, message: dict[str, Any]) -> Delivery:
         attempt = message["attempt"]
-        topic = message["topic"] if attempt == 1 or self.in_place else RETRY + self._group  # there it lies then
+        topic = message["topic"] if attempt == 1 or self.orderly else RETRY + self._group  # there it lies then
         return Delivery(
             begin=begin,
             end=None,

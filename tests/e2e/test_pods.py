@@ -15,7 +15,7 @@ def test_ten_pods_come_are_replaced_and_go_and_nothing_is_lost_or_comes_twice(co
 
 
 def test_an_orderly_group_is_scaled_and_replaced_and_each_queue_stays_in_order(consumers: Consumers) -> None:
-    consumers.up("Orderly")
+    consumers.up(orderly=True)
     events.scaled(consumers, 5)
     events.rolled(consumers)
     events.pod_deleted(consumers, consumers.pods()[0])
