@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("crds", "node")
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than usual."""
     monkeypatch.setattr(lags, "LAG_SECONDS", 0.1)
-    monkeypatch.setattr(hearing, "EVERY_SECONDS", 1.0)
+    monkeypatch.setattr(hearing, "STEP_SECONDS", 0.1)
 
 
 def shown(world: World) -> Detail:

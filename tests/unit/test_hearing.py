@@ -10,7 +10,7 @@ from builders import a_document
 from rota.documents import Report
 from rota.kube import hearing
 from rota.kube.group import Group, Record
-from rota.kube.hearing import STEPS, hear_all
+from rota.kube.hearing import a_round, hear_all
 from rota.kube.objects import Pod
 from rota.kube.reports import Answer, Reports
 from rota.model import Queue
@@ -66,18 +66,19 @@ def a_report(name: str, generation: int = 1) -> Report:
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(hearing, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(hearing, "STEP_SECONDS", 0.0)
     return Members()
 
 
 async def hear(members: Members, *groups: Group, rounds: int = 1) -> list[tuple[str, str]]:
     """Hear everybody for some rounds; return of whom there was news."""
     steps, told = 0, list[tuple[str, str]]()
+    most = rounds * a_round(sum(len(it.pods) for it in groups))
 
     def known() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
         steps += 1
-        if steps > rounds * STEPS:
+        if steps > most:
             raise OverError
         return {(it.namespace, it.name): it for it in groups}
 
@@ -87,6 +88,11 @@ async def hear(members: Members, *groups: Group, rounds: int = 1) -> list[tuple[
 
 
 NAMES = [f"m{number}" for number in range(200)]
+
+
+@pytest.mark.parametrize(("members", "seconds"), [(0, 5), (3, 5), (50, 5), (51, 6), (200, 20), (600, 60), (10_000, 60)])
+def test_a_small_fleet_is_heard_every_few_seconds_and_a_large_one_once_a_minute(members: int, seconds: int) -> None:
+    assert a_round(members) * hearing.STEP_SECONDS == seconds
 
 
 async def test_everybody_is_asked_once_a_round(members: Members) -> None:

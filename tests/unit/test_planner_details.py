@@ -1116,6 +1116,11 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         ({"views": {"orders": a_view(9)}}, "QueuesAdded", "3 queues more: orders/a/6, orders/a/7, orders/a/8"),
         ({"views": {"orders": a_view(5)}}, "QueuesRemoved", "1 queue less: orders/a/5"),
         (
+            {"views": {"orders": a_view(), "%RETRY%orders": a_view(1, topic="%RETRY%orders")}},
+            "QueuesAdded",
+            "1 queue more: %RETRY%orders/a/0",
+        ),
+        (
             two_topics("payments", "orders", orders=a_view(), payments=PAYMENTS),
             "SubscriptionChanged",
             "The subscription is now orders, payments",

@@ -275,7 +275,8 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
 def sidecar(*, verbose: bool, **given: Any) -> None:
     """Run one member without a cluster, until Ctrl-C.
 
-    It works every queue of its group's topics.
+    It works every queue of its group's topics. At a real broker nobody shares them with it: give it a group in which
+    nobody else is, or it reads what others read.
     """
     from rota import logs
     from rota.cli import sidecaring

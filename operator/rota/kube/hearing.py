@@ -1,14 +1,20 @@
-"""Hearing everybody once a minute: of a member that nothing is awaited of, only this tells that something is wrong."""
+"""Hearing everybody in turn: of a member that nothing is awaited of, only this tells that something is wrong.
+
+A small fleet is heard every five seconds: that a member is silent is known, then, when its node is given up, and
+`lostAfter` has run by that time. A large one is heard once a minute, for each report is a connection.
+"""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 
 from rota.kube.group import Group
 from rota.kube.reports import Reports
 from rota.model import Queue
 
-EVERY_SECONDS = 60.0
-STEPS = 60  # of which each asks some
+STEP_SECONDS = 1.0  # in each of which some are asked
+AT_A_STEP = 10  # about so many, as long as a round is neither too short nor too long
+SHORTEST, LONGEST = 5, 60  # rounds, in steps
 
 Key = tuple[str, str]
 
@@ -17,18 +23,25 @@ async def hear_all(groups: Callable[[], Mapping[Key, Group]], reports: Reports, 
     """Read the reports of all members for ever, some at a time; `news` is told of groups where one says otherwise."""
     step = 0
     while True:
-        await asyncio.sleep(EVERY_SECONDS / STEPS)
-        step = (step + 1) % STEPS
+        await asyncio.sleep(STEP_SECONDS)
+        step += 1
+        there = groups()
+        steps = a_round(sum(len(group.pods) for group in there.values()))
         asked = [
             (key, group, name)
-            for key, group in groups().items()
+            for key, group in there.items()
             for name, known in group.pods.items()
-            if hash(known.pod.metadata.uid) % STEPS == step
+            if hash(known.pod.metadata.uid) % steps == step % steps
             and known.pod.started
             and not known.pod.ended
             and (name not in group.awaited or group.everyones)
         ]
         await asyncio.gather(*(_hear(key, group, name, reports, news) for key, group, name in asked))
+
+
+def a_round(members: int) -> int:
+    """Return in how many steps so many members are asked once."""
+    return min(max(SHORTEST, math.ceil(members / AT_A_STEP)), LONGEST)
 
 
 async def _hear(key: Key, group: Group, name: str, reports: Reports, news: Callable[[Key], None]) -> None:

@@ -62,7 +62,7 @@ class Situation:
     def unseen(self) -> list[str]:
         """What there is no view of, so that nothing may move; a retry topic may not exist yet."""
         seen = {topic for topic, view in self.snapshot.views.items() if view and view.queues}
-        topics = [f"topic {topic}" for topic in self._topics if topic not in seen and topic != self._retries]
+        topics = [f"topic {topic}" for topic in self._topics if topic not in seen and topic != self.retries]
         return topics + ["the group's members"] * (self.snapshot.foreigners is None)
 
     @cached_property
@@ -84,10 +84,10 @@ class Situation:
         if spec is None or spec.paused:
             return []
         subscribed = [subscription.topic for subscription in spec.subscriptions]  # others' retries may be among them
-        return subscribed + [it for it in self.snapshot.views if it == self._retries and it not in subscribed]
+        return subscribed + [it for it in self.snapshot.views if it == self.retries and it not in subscribed]
 
     @property
-    def _retries(self) -> str:
+    def retries(self) -> str:
         """The group's own retry topic: others' may be subscribed to as any topic may."""
         spec = self.snapshot.spec
         return RETRY + ((spec and spec.group) or self.snapshot.group.partition("/")[2])

@@ -86,7 +86,7 @@ def _of_foreigners(it: Situation) -> Verdict | None:
 def _of_queues(it: Situation) -> Verdict | None:
     known, wanted = {queue for topic in it.on_record.values() for queue in topic}, set(it.queues)
     added, removed = set() if it.snapshot.foreigners else wanted - known, known - wanted
-    if added and {queue.topic for queue in added} <= set(it.on_record):
+    if added and {queue.topic for queue in added} <= {*it.on_record, it.retries}:
         return Verdict(Reason.QUEUES_ADDED, f"{_count(len(added))} more: {_some(added)}")
     topics = {queue.topic for queue in wanted}
     if removed and {queue.topic for queue in removed} <= topics:
@@ -283,7 +283,7 @@ def events(it: Situation, draft: Draft, status_now: Mapping[str, Any], found: Se
     if draft.of(*MOVING) and last and (not before or last["at"] != before["at"]):
         why = cause(it, draft)
         moving = len(draft.of(Act.REVOKE, Act.GRANT, Act.FORCE))
-        told.append(Event(why.reason, f"{why.message}; {_count(moving)} change hands"))
+        told.append(Event(why.reason, f"{why.message}; {_count(moving)} change{'s' * (moving == 1)} hands"))
     if last and before and "seconds" in last and "seconds" not in before and last["seconds"] >= SWIFT:
         told.append(Event(Reason.SETTLED, f"{last['reason']}: {_count(last['moved'])} moved in {last['seconds']:g} s"))
     forced = draft.of(Act.FORCE)

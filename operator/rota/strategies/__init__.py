@@ -32,7 +32,7 @@ def nearby(
     queueRooms: Mapping[str, str],
     memberRooms: Mapping[str, str],
 ) -> Owners:
-    """Answer as MachineRoomNearby does, with the strategy inside by its name."""
+    """Apply the strategy `inner`, named or given, to each machine room by itself."""
     if callable(inner) and innerOptions is not None:
         raise ValueError("Option innerOptions is for a strategy inside that is named")
     within = inner if callable(inner) else prepared(inner, innerOptions)

@@ -18,8 +18,9 @@ Names = Collection[str]
 NOTE = f"""
 How to read on: a queue that moves is let go by one member and then taken up by another one. Meanwhile it pauses.
 Why a queue moved, the operator tells. The rest is counted from what the apps noted of each numbered message:
-pauses of queues that moved, messages that came twice, messages that never came (lost). A pause is longer than
-what the operator tells, which ends when members say that they obey: it goes on until the next message is there.
+pauses of queues that moved, messages that came twice, messages that never came (lost). A pause is often longer
+than what the operator tells, which ends when members say that they obey: it goes on until the next message is there.
+Who leaves in good order finishes and commits first, which takes a moment; who is killed cannot.
 Lag is looked at every 15 s, so it may be of a while ago.
 The operator counts one queue more than the topic's {QUEUES}: the group's retry queue."""
 
