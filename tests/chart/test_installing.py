@@ -75,6 +75,7 @@ def everything(namespace: str) -> Object:
         "verbose": True,
         "imagePullSecrets": [{"name": "pull"}],
         "journal": {"kind": "volume", "claim": {"storageClass": "shared"}},
+        "tracing": {"endpoint": "https://collector:4318", "headersSecret": "otlp"},
         "serviceAccount": {"annotations": {"a": "b"}},
         "podAnnotations": {"a": "b"},
         "podLabels": {"a": "b"},

@@ -161,6 +161,14 @@ def test_traces_go_where_they_are_sent(default: Rendered, helm: Helm) -> None:
     assert helm.template(tracing={"endpoint": endpoint}).env[name] == endpoint
 
 
+def test_what_receivers_want_as_headers_stays_in_a_secret(default: Rendered, helm: Helm) -> None:
+    name = "OTEL_EXPORTER_OTLP_HEADERS"
+    assert name not in {it["name"] for it in default.container["env"]}
+    told = helm.template(tracing={"endpoint": "https://collector:4318", "headersSecret": "otlp"})
+    (found,) = (it["valueFrom"] for it in told.container["env"] if it["name"] == name)
+    assert found == {"secretKeyRef": {"name": "otlp", "key": "headers"}}
+
+
 def test_it_is_asked_whether_it_lives_and_is_ready(default: Rendered) -> None:
     assert default.container["ports"] == [{"name": "http", "containerPort": 8080}]
     asked = {it: default.container[f"{it}Probe"]["httpGet"] for it in ("startup", "liveness", "readiness")}

@@ -18,7 +18,9 @@ class Measures:
         self.redelivered = Counter("rota_sidecar_redelivered_total", "Messages that had been handed over before.")
         self.commits = Counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
         self.pulls = Counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
-        self.paused = Counter("rota_sidecar_paused_seconds_total", "Time for which nothing could be delivered at all.")
+        self.paused = Counter(
+            "rota_sidecar_paused_seconds_total", "Time for which the app was away or answered 404 to what is pushed."
+        )
         self._inflight = self._buffered = self._generation = 0  # as they are while all of it is rendered
         self._gauges = (
             Gauge("rota_sidecar_inflight", "Messages that are at the app.", look=lambda: {(): self._inflight}),
