@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,9 +77,16 @@ class Shop:
 
     def deliveries(self) -> Counter[int]:
         """Return how often each message came to an app that was done with it."""
-        lines = self.lines()
+        return Counter(number for by_app in self.deliveries_by_app().values() for number in by_app.elements())
+
+    def deliveries_by_app(self) -> dict[str, Counter[int]]:
+        """Return the same for each app that was done with something."""
+        lines, found = self.lines(), defaultdict[str, Counter[int]](Counter)
         done = {it["name"] for it in lines if it.get("status") == 204}
-        return Counter(message["number"] for it in lines if it["name"] in done for message in it.get("messages", ()))
+        for it in lines:
+            if it["name"] in done:
+                found[it["name"].partition("/")[0]].update(message["number"] for message in it.get("messages", ()))
+        return found
 
     async def delivered_all(self) -> bool:
         return self.deliveries().keys() == {*range(1, self.sent + 1)}
@@ -140,11 +147,11 @@ class Shop:
         await self.api.patch(f"{self.path}/scale", {"spec": {"replicas": replicas}})
 
 
-def a_template(node: LocalNode, folder: Path) -> Object:
-    """Return pods of an app that notes what it gets in a file that all of them share."""
+def a_template(node: LocalNode, folder: Path, *, asks: bool = False) -> Object:
+    """Return pods of an app that notes what it gets, or asks for, in a file that all of them share."""
     local = {"name": "ROTA_LOCAL", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     files = [str(folder / "deliveries.jsonl"), str(folder / "rules.json")]
-    command = [sys.executable, str(APP), "$(ROTA_LOCAL)", "8080", *files]
+    command = [sys.executable, str(APP), "$(ROTA_LOCAL)", *(["9912", *files, "asks"] if asks else ["8080", *files])]
     app = {"name": "app", "image": "python", "env": [local], "command": command}
     where = {"nodeSelector": node.selector, "tolerations": node.tolerations}
     return {"spec": {**where, "containers": [app]}}

@@ -2,7 +2,9 @@
 
 import json
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +132,41 @@ async def test_nothing_is_lost_and_nothing_comes_twice_while_a_fleet_grows_is_re
         await shop.scale(1)
         await shop.works(1)
     assert {number for number, times in shop.deliveries().items() if times > 1} == set()
+
+
+async def test_apps_that_ask_get_each_message_once_while_their_fleet_grows_and_shrinks(
+    api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
+) -> None:
+    template = a_template(local_node, tmp_path, asks=True)
+    async with a_shop(
+        api, namespace, rocketmq, local_node, tmp_path, template=template, delivery={"mode": "Pull"}
+    ) as shop:
+        await shop.works(2)
+        async with shop.sending():
+            await shop.scale(3)
+            await shop.works(3)
+            await shop.scale(1)
+            await shop.works(1)
+        assert {*shop.deliveries().values()} == {1}
+        assert len(shop.deliveries_by_app()) == 3
+
+
+async def test_each_member_of_a_broadcasting_group_gets_everything_once_while_its_fleet_grows(
+    api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")  # nobody has read what came before
+    everybody = {"messageModel": "Broadcasting", "startFrom": {"position": "Timestamp", "timestamp": now}}
+    async with a_shop(api, namespace, rocketmq, local_node, tmp_path, **everybody) as shop:
+        await shop.works(2)
+        async with shop.sending():
+            await shop.scale(3)
+            await shop.works(3)
+        everything = Counter(range(1, shop.sent + 1))
+
+        async def everybody_has_it() -> bool:
+            return [*shop.deliveries_by_app().values()] == [everything] * 3
+
+        await shop.soon(everybody_has_it)
 
 
 async def test_what_befalls_queues_and_members_is_told_as_the_cause_in_status_event_metric_and_journal(
