@@ -1,5 +1,6 @@
 """What the documents say is true: what they name is there, and commands they show on files run."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from kube.pages import ON_A_NODE, blocks, typed
 from rota import strategies
 from rota.cli import main
+from rota.documents import read_assignment, write_assignment
 from rota.model import Queue, Reason, Roster
 
 ROOT = Path(__file__).parents[2]
@@ -188,3 +190,11 @@ def test_the_strategy_of_the_contributors_page_works(monkeypatch: pytest.MonkeyP
 def test_every_reason_stands_once_in_the_page_of_conditions_and_nothing_else_does() -> None:
     page = (ROOT / "docs" / "conditions.md").read_text()
     assert sorted(re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)) == sorted(Reason)
+
+
+def test_the_document_on_its_page_is_one() -> None:
+    shown = re.findall(r"^```json\n(.*?)^```", (ROOT / "docs/handover.md").read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = (it for it in shown if '"releasing"' in it)
+    document = read_assignment(found)
+    assert json.loads(write_assignment(document)["assignment.json"]) == json.loads(found)
+    assert {release.holder.name for release in document.releasing.values()} == {"m1"}
