@@ -45,8 +45,8 @@ async def again_and_again(send: Callable[[], Awaitable[None]]) -> AsyncIterator[
 class Shop:
     """A group whose pods Rota runs, and what it is sent."""
 
-    def __init__(self, api: Api, namespace: str, brokers: Cluster, log: Path) -> None:
-        self.api, self.namespace, self.brokers, self._log = api, namespace, brokers, log
+    def __init__(self, api: Api, namespace: str, brokers: Cluster, topic: str, log: Path) -> None:
+        self.api, self.namespace, self.brokers, self._topic, self._log = api, namespace, brokers, topic, log
         self.where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}"
         self.path = f"{self.where}/consumergroups/{GROUP}"
         self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
@@ -58,7 +58,7 @@ class Shop:
         """Send numbered messages meanwhile, and wait until they have been delivered."""
 
         async def send() -> None:
-            await self.brokers.send(GROUP, b"%d" % (self.sent + 1))
+            await self.brokers.send(self._topic, b"%d" % (self.sent + 1))
             self.sent += 1
 
         async with again_and_again(send):
@@ -68,7 +68,7 @@ class Shop:
     async def send(self, queue: Queue) -> int:
         """Send a message to this queue, and return its number."""
         self.sent += 1
-        await self.brokers.send(GROUP, b"%d" % self.sent, queue=queue)
+        await self.brokers.send(self._topic, b"%d" % self.sent, queue=queue)
         return self.sent
 
     def lines(self) -> list[dict[str, Any]]:
@@ -118,8 +118,8 @@ class Shop:
         """Whether so many queues are given to our members."""
         found = await self.api.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{GROUP}-rota")
         shares = json.loads(found["data"]["assignment.json"])["members"].values()
-        queues = [queue for share in shares for queue in from_ranges(share.get("queues", {})) if queue.topic == GROUP]
-        return len(queues) == many
+        queues = [queue for share in shares for queue in from_ranges(share.get("queues", {}))]
+        return sum(queue.topic == self._topic for queue in queues) == many
 
     async def moved_for(self, *reasons: str) -> None:
         """Wait until queues were moved for one of these, and the group is at rest again."""
@@ -159,16 +159,16 @@ def a_template(node: LocalNode, folder: Path, *, asks: bool = False) -> Object:
 
 @asynccontextmanager
 async def a_shop(
-    api: Api, namespace: str, rocketmq: RocketMQ, node: LocalNode, folder: Path, **spec: Any
+    api: Api, namespace: str, rocketmq: RocketMQ, node: LocalNode, folder: Path, *, topic: str = GROUP, **spec: Any
 ) -> AsyncIterator[Shop]:
     """Make the topic, the policy and the group; take the group away in the end, and its pods with it."""
-    rocketmq.create_topic(GROUP, QUEUES)
+    rocketmq.create_topic(topic, QUEUES)
     brokers = Cluster(Site([rocketmq.name_server]))
-    shop = Shop(api, namespace, brokers, folder / "deliveries.jsonl")
+    shop = Shop(api, namespace, brokers, topic, folder / "deliveries.jsonl")
     await api.create(f"{shop.where}/rebalancepolicies", _made("RebalancePolicy", "sticky", strategy="Sticky"))
     group = {
         "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
-        "subscriptions": [{"topic": GROUP}],
+        "subscriptions": [{"topic": topic}],
         "startFrom": {"position": "Earliest"},
         "policyRef": {"name": "sticky"},
         "replicas": 2,
