@@ -72,8 +72,9 @@ class Shop:
         return self.sent
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return what apps have noted."""
-        return [json.loads(line) for line in self._log.read_bytes().splitlines()] if self._log.exists() else []
+        """Return what apps have noted; the last line may not be whole yet."""
+        noted = self._log.read_bytes() if self._log.exists() else b""
+        return [json.loads(line) for line in noted.rpartition(b"\n")[0].splitlines()]
 
     def deliveries(self) -> Counter[int]:
         """Return how often each message came to an app that was done with it."""
