@@ -33,10 +33,14 @@ class Move(NamedTuple):
     member: str  # the one before
 
 
+def whole_lines(notes: Path) -> list[bytes]:
+    """Read what was noted so far; a line without its end is still being written."""
+    return notes.read_bytes().rpartition(b"\n")[0].splitlines()
+
+
 def noted(member: str, notes: Path) -> Iterator[Came]:
-    """Read what a member's app has noted so far; a line without its end is still being written."""
-    whole, _, _ = notes.read_text().rpartition("\n")
-    for at, number, queue, born in map(str.split, whole.splitlines()):
+    """Read what a member's app has noted so far."""
+    for at, number, queue, born in (line.decode().split() for line in whole_lines(notes)):
         yield Came(int(at) / 1e6, int(number), int(queue), member, datetime.fromisoformat(born).timestamp())
 
 

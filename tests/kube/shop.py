@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.api import Api, Object
+from ground.deliveries import whole_lines
 from ground.local import LocalNode
 from ground.ours import at_rest
 from ground.poll import soon
@@ -72,9 +73,8 @@ class Shop:
         return self.sent
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return what apps have noted; the last line may not be whole yet."""
-        noted = self._log.read_bytes() if self._log.exists() else b""
-        return [json.loads(line) for line in noted.rpartition(b"\n")[0].splitlines()]
+        """Return what apps have noted."""
+        return [json.loads(line) for line in whole_lines(self._log)] if self._log.exists() else []
 
     def deliveries(self) -> Counter[int]:
         """Return how often each message came to an app that was done with it."""

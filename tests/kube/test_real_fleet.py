@@ -13,6 +13,7 @@ import pytest
 from ground import peers
 from ground.api import Api
 from ground.controlplane import Cluster
+from ground.deliveries import whole_lines
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
 from ground.ours import conditions
@@ -98,9 +99,8 @@ class Places:
         return sum(it.value for it in told if it.name == name and wanted.items() <= it.labels.items()) > 0
 
     async def _written(self, kind: str, reason: str) -> bool:
-        """Whether the journal has such a line; its last one may not be whole yet."""
-        text = "".join(path.read_text().rpartition("\n")[0] + "\n" for path in self._folder.glob("date=*/*.jsonl"))
-        lines = [json.loads(line) for line in text.splitlines() if line]
+        """Whether the journal has such a line."""
+        lines = [json.loads(line) for path in self._folder.glob("date=*/*.jsonl") for line in whole_lines(path)]
         return any((it["kind"], it.get("reason")) == (kind, reason) for it in lines)
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -251,11 +251,7 @@ async def _every_panel_has_data(watched: Watched) -> None:
                 told = await asyncio.to_thread(watched.prometheus.graph, expression, 600)
                 return any(value != "NaN" for one in told for _, value in one["values"])
 
-            try:
-                await soon(answered, 60)
-            except TimeoutError as error:
-                error.add_note(f"{name}: {title} has no data: {expression}")
-                raise
+            await _data(answered, 60, f"{name}: {title} has no data: {expression}")
         if DRAWS:
             await shop.soon(partial(_scraped_for_a_while, watched), 120)
 
@@ -270,7 +266,16 @@ async def _what_a_rebalance_costs_is_told(watched: Watched) -> None:
             return [it for it in found if it["metric"].get("group") == GROUP and float(it["value"][1]) > 0]
 
         # Its steps are at multiples of 15 s: what has just been is in none of them yet.
-        await watched.shop.soon(told, 30)
+        await _data(told, 30, f"This has no figure of {GROUP}'s: {expression}")
+
+
+async def _data(ask: Callable[[], Awaitable[object]], seconds: float, missing: str) -> None:
+    """Wait until something is answered; if it never is, tell what is missing."""
+    try:
+        await soon(ask, seconds)
+    except TimeoutError as error:
+        error.add_note(missing)
+        raise
 
 
 async def _scraped_for_a_while(watched: Watched) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from ground.deliveries import whole_lines
 from ground.instance import TAG, Instance
 from ground.poll import soon
 from rota.documents import FullReport
@@ -166,8 +167,7 @@ class Pod:
         if not self._deliveries.exists():
             return []
         begun: dict[str, list[Delivery]] = {}
-        whole, _, _ = self._deliveries.read_bytes().rpartition(b"\n")  # the last line may just be written
-        for line in whole.splitlines():
+        for line in whole_lines(self._deliveries):
             told = json.loads(line)
             if "begin" in told:
                 begun[told["name"]] = [self._delivery(told, it, group, orderly) for it in told["messages"]]
