@@ -190,7 +190,6 @@ class Rota:
             self.topic,
             broker=broker,
             subscriptions=[{"topic": self.topic}],
-            startFrom={"position": "Earliest"},
             policyRef={"name": "sticky"},
             ordering=self._ordering,
             replicas=members,

@@ -38,6 +38,7 @@ def rosters(draw: DrawFn, *, topics: tuple[str, ...] = TOPICS, largest: int = 6)
 NOW = 1_763_712_000.0  # the time of day in cases where it does not matter
 GROUP = "shop/orders"
 LONG = 1000.0  # seconds after which nothing is new any more
+BEGUN = {"orders": written(NOW - 100 * LONG)}  # since when what is on record is worked
 
 
 def a_spec(**changed: Any) -> GroupSpec:
@@ -95,6 +96,7 @@ def a_document(generation: int = 5, age: float = LONG, **changed: Any) -> Assign
         "strategy": "Sticky",
         "members": members,
         "releasing": releasing,
+        "begun": BEGUN,
     } | changed
     return Assignment(generation=generation, issued_at=at, **fields)
 

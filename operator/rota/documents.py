@@ -111,7 +111,13 @@ class Assignment:
     forced: Mapping[Queue, int] = field(default_factory=dict)
     spent: tuple[tuple[str, int], ...] = ()
     barrier: int = 0
+    begun: Mapping[str, str] = field(default_factory=dict)  # by topic: when somebody was first given a queue of it
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of later versions, kept as they came
+
+    @property
+    def begun_at(self) -> dict[str, float]:
+        """Since when each topic is worked, in seconds since 1970."""
+        return {topic: msgspec.convert(at, datetime).timestamp() for topic, at in self.begun.items()}
 
 
 def write_assignment(assignment: Assignment, room: int = MOST_BYTES) -> dict[str, str | bytes]:
@@ -165,9 +171,11 @@ def _unpacked(text: bytes) -> bytes:
 def _body(it: Assignment) -> dict[str, Any]:
     shares = {name: {"uid": share.uid, "queues": to_ranges(share.queues)} for name, share in it.members.items()}
     everyone = {} if it.everyone is None else {"everyone": to_ranges(it.everyone)}
+    begun = {"begun": dict(it.begun)} if it.begun else {}
     return {
         **it.extra,
         **everyone,
+        **begun,
         "schema": SCHEMA,
         "group": it.group,
         "generation": it.generation,
@@ -216,6 +224,7 @@ class _Document(Struct, rename="camel"):
     forced: Nested[Whole]
     spent: list[tuple[datetime, Whole]]
     barrier: Whole
+    begun: dict[str, Annotated[datetime, Meta(tz=True)]] = {}
     everyone: Ranged | None = None
 
 
@@ -236,6 +245,7 @@ def _assignment(body: dict[str, Any]) -> Assignment:
         forced=dict(unnested(shape.forced)),
         spent=tuple((at, count) for at, count in body["spent"]),
         barrier=shape.barrier,
+        begun=body.get("begun", {}),
         extra=_shallow({name: value for name, value in body.items() if name not in _KNOWN}, DEEPEST),
     )
 
@@ -265,7 +275,7 @@ def _shallow(value: Any, deepest: int) -> Any:
 
 
 _KNOWN = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
-_KNOWN |= {"everyone", "releasing", "forced", "spent", "barrier"}
+_KNOWN |= {"everyone", "releasing", "forced", "spent", "barrier", "begun"}
 
 
 def _by_queue(entries: Mapping[Queue, T], body: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -438,9 +438,10 @@ async def test_an_offset_is_found_by_time(world: World) -> None:
     one = (await member.pull(queue, 0, wait=0)).messages[0]
     await true(lambda: time.time() * 1000 > one.stored + 1)
     await world.send(queue, "two")
-    assert await member.at(queue, one.stored / 1000 - 60) == 0
-    assert await member.at(queue, one.stored / 1000 + 0.001) == 1
-    assert await member.at(queue, one.stored / 1000 + 60) == 2
+    for ask in (member.at, world.cluster.at):
+        assert await ask(queue, one.stored / 1000 - 60) == 0
+        assert await ask(queue, one.stored / 1000 + 0.001) == 1
+        assert await ask(queue, one.stored / 1000 + 60) == 2
 
 
 async def test_progress_tells_how_far_a_group_is(world: World) -> None:

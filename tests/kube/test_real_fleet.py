@@ -3,7 +3,7 @@
 import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from ground.ours import conditions
 from ground.relay import Relay
 from ground.rocketmq import RocketMQ
 from kube.scraped import series
-from kube.shop import GROUP, Shop, a_shop, a_template
+from kube.shop import GROUP, QUEUES, Shop, a_shop, a_template
 from kube.test_operator import an_operator
+from rota.model import Queue
 
 IN_FLIGHT = 16  # messages that are at an app at most, as long as its group does not say otherwise
 
@@ -148,6 +149,46 @@ async def test_apps_that_ask_get_each_message_once_while_their_fleet_grows_and_s
             await shop.works(1)
         assert {*shop.deliveries().values()} == {1}
         assert len(shop.deliveries_by_app()) == 3
+
+
+async def test_a_group_that_begins_at_the_end_misses_nothing_of_queues_that_its_topic_gets_later(
+    api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
+) -> None:
+    """What is sent to them before a member is given them is the group's, and counts as lag while nobody is there."""
+    topic = "returns"
+    async with a_shop(
+        api, namespace, rocketmq, local_node, tmp_path, topic=topic, startFrom={"position": "Latest"}
+    ) as shop:
+        await shop.works(2)
+        await grown(shop, rocketmq, topic, QUEUES + 4)
+        await shop.soon(shop.delivered_all)
+        await shop.soon(lambda: shop.owns(QUEUES + 4))
+        await shop.scale(0)
+        await shop.soon(nobody(shop), 120)
+        await grown(shop, rocketmq, topic, QUEUES + 8)
+
+        async def all_counted() -> bool:
+            return bool((await api.get(shop.path))["status"].get("lag") == QUEUES + 8)
+
+        await shop.soon(all_counted, 120)
+        await shop.scale(1)
+        await shop.soon(shop.delivered_all, 120)
+        assert {*shop.deliveries().values()} == {1}
+
+
+async def grown(shop: Shop, rocketmq: RocketMQ, topic: str, queues: int) -> None:
+    """Give a topic more queues, and send to each of its queues at once."""
+    rocketmq.create_topic(topic, queues)
+    [broker] = {queue.broker for queue in await shop.brokers.queues(topic)}
+    for number in range(queues):
+        await shop.send(Queue(topic, broker, number))
+
+
+def nobody(shop: Shop) -> Callable[[], Awaitable[bool]]:
+    async def so() -> bool:
+        return not await shop.pods()
+
+    return so
 
 
 async def test_each_member_of_a_broadcasting_group_gets_everything_once_while_its_fleet_grows(

@@ -469,6 +469,43 @@ async def test_where_it_begins_is_told_to_the_broker_at_once_so_that_the_next_me
         await member.did("between")
 
 
+async def test_of_a_topic_that_is_worked_already_nothing_is_missed_that_came_before_a_queue_was_given(
+    tmp_path: Path,
+) -> None:
+    memory, begun = Memory(clock=(clock := Clock())), {TOPIC: "2025-11-21T08:00:05Z"}
+    async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:
+        await member.send("old", queue=0)
+        await member.obeys([FIRST], begun=begun)
+        await soon(lambda: _is(member.offset(0) == 1))
+        await turn(memory, clock, 10.0)
+        await memory.create_topic(TOPIC, BROKER, 5)
+        await member.send("before anybody has it", queue=4)
+        await member.obeys([FIRST, Queue(TOPIC, BROKER, 4)], begun=begun)
+        await member.did("before anybody has it")
+        await member.obeys([FIRST, SECOND], begun={"others": begun[TOPIC]})  # nobody says since when
+        await soon(lambda: _is(member.offset(1) == 0))
+
+
+async def test_a_member_of_a_broadcasting_group_misses_nothing_of_a_queue_that_came_after_it(tmp_path: Path) -> None:
+    async with a_member(tmp_path, startFrom={"position": "Latest"}, messageModel="Broadcasting") as member:
+        await member.send("old", queue=0)
+        await turn_of_the_millisecond()
+        await member.obeys([FIRST])
+        await member.until(lambda it: bool(it.queues) and it.queues[0].committed == 1)
+        await member.end()
+        await member.memory.create_topic(TOPIC, BROKER, 5)
+        await member.send("while it was away", queue=4)
+        await member.start()
+        await member.obeys([FIRST, Queue(TOPIC, BROKER, 4)])
+        await member.did("while it was away")
+
+
+async def turn_of_the_millisecond() -> None:
+    """Wait until what is stored from now on bears another time."""
+    at = time.time()
+    await soon(lambda: _is(time.time() > at + 0.002))
+
+
 async def test_what_is_to_be_tried_again_is_read_from_its_beginning_wherever_the_group_starts(tmp_path: Path) -> None:
     memory = Memory(clock=(clock := Clock()))
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:

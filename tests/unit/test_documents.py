@@ -43,6 +43,7 @@ EXAMPLE = Assignment(
     forced={Queue("orders", "broker-a", 1): 41},
     spent=((NOW, 4),),
     barrier=7,
+    begun={"orders": NOW},
 )
 
 
@@ -97,6 +98,7 @@ def test_the_document_has_the_shape_that_sidecars_rely_on() -> None:
         "forced": {"orders": {"broker-a": {"1": 41}}},
         "spent": [[NOW, 4]],
         "barrier": 7,
+        "begun": {"orders": NOW},
     }
     rest = json.dumps(body, sort_keys=True, separators=(",", ":"))
     assert told == hashlib.sha256(rest.encode()).hexdigest()
@@ -104,6 +106,10 @@ def test_the_document_has_the_shape_that_sidecars_rely_on() -> None:
 
 def test_an_assignment_is_read_back_as_it_was_written() -> None:
     assert read_assignment(plain(EXAMPLE)) == EXAMPLE
+    assert EXAMPLE.begun_at == {"orders": 1_795_248_000.0}
+    young = replace(EXAMPLE, begun={})
+    assert read_assignment(plain(young)) == young
+    assert "begun" not in plain(young)
     everyone = replace(EXAMPLE, everyone=(Q5,), members={}, releasing={}, forced={})
     assert read_assignment(plain(everyone)) == everyone
     leaving = replace(EXAMPLE, releasing={Q5: Release(Holder("gone", "uid-9"), None, 40, NOW)})

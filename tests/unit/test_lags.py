@@ -1,6 +1,7 @@
 """How far groups are behind, read from brokers in memory: what is told, and what is not known."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Cluster:
     lags: Lags
     worked: set[Queue] = field(default_factory=set)
     reported: dict[Queue, int] = field(default_factory=dict)
+    begun: dict[str, float] = field(default_factory=dict)
 
     async def sends(self, queue: Queue, count: int) -> None:
         for _ in range(count):
@@ -138,13 +140,14 @@ async def a_cluster(*brokers: str, begins: StartFrom = StartFrom()) -> AsyncIter
     views = Views(memory, lambda _: None)
     worked: set[Queue] = set()
     reported: dict[Queue, int] = {}
-    known = Lags(memory, views, lambda _: worked, reported=lambda _: reported)
+    begun: dict[str, float] = {}
+    known = Lags(memory, views, lambda _: worked, reported=lambda _: reported, begun=lambda _: begun)
     known.seconds = 0.01
     views.want(KEY, Interest("orders", ("orders",), broadcasting=False, begins=begins))
     await views.look(KEY)
     running = asyncio.create_task(known.run())
     try:
-        yield Cluster(memory, views, known, worked, reported)
+        yield Cluster(memory, views, known, worked, reported, begun)
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -176,6 +179,31 @@ async def test_what_was_never_committed_is_no_lag_of_a_group_that_begins_at_the_
         assert (await it.tells(AT_A, 0)).committed is None
         await it.looks(times=3)
         assert it.lag.queues[AT_A].lag == 0
+
+
+async def test_it_is_what_came_since_for_one_that_begins_at_the_end_and_works_the_topic_already() -> None:
+    """So it is for a queue that the topic got later, and that nobody has taken up yet."""
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.begun["orders"] = (await it.memory.log(AT_A))[-1].stored / 1000 + 0.001
+        await soon(lambda: later_than(it.begun["orders"]))
+        await it.sends(AT_A, 3)
+        assert (await it.tells(AT_A, 3))[:3] == (0, 8, 5)
+        await it.looks(times=lags.BELIEVED + 1)
+        assert it.lag.queues[AT_A].lag == 3
+        it.commits(AT_A, 7)
+        await it.tells(AT_A, 1)
+
+
+async def test_since_when_it_works_a_topic_is_nothing_to_one_that_begins_elsewhere() -> None:
+    async with a_cluster(begins=StartFrom(position="Earliest")) as it:
+        it.begun["orders"] = time.time() + 60
+        await it.sends(AT_A, 5)
+        await it.tells(AT_A, 5)
+
+
+async def later_than(at: float) -> bool:
+    return time.time() > at
 
 
 async def test_it_is_all_that_lies_there_for_one_that_begins_at_the_oldest() -> None:

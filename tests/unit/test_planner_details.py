@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
+from builders import BEGUN, LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
 from rota.documents import Assignment, Release, Share
 from rota.handover import Proof
 from rota.model import Holder, Queue, Reason, Roster, Verdict
@@ -278,6 +278,7 @@ def test_a_record_made_anew_names_whom_the_reports_name_and_counts_the_budget_as
         members={"m2": Share("uid-m2", tuple(Q[2:5])), "m1": Share("uid-m1", tuple(Q[:2])), "m3": Share("uid-m3")},
         spent=((written(NOW), 3),),
         barrier=int(NOW),
+        begun={"orders": written(NOW)},
     )
     bare = record.recovered(replace(lost, policy=None), NOW)
     assert bare.strategy == ""
@@ -351,6 +352,7 @@ def test_a_lost_record_of_a_broadcasting_group_gives_everybody_everything_at_onc
         members={"m1": Share("uid-m1"), "m2": Share("uid-m2")},
         everyone=tuple(Q[:7] + Q[8:]),
         spent=((written(NOW), 1),),
+        begun={"orders": written(NOW)},
     )
 
 
@@ -561,7 +563,31 @@ def test_the_first_document_of_a_joiner_in_full() -> None:
         strategy="Sticky",
         members={"m1": Share("uid-m1", tuple(Q[:2])), "m2": Share("uid-m2", tuple(Q[3:5])), "m3": Share("uid-m3")},
         releasing={Q[2]: Release(M1, "m3", 6, written(NOW)), Q[5]: Release(M2, "m3", 6, written(NOW))},
+        begun=BEGUN,
     )
+
+
+def test_a_document_tells_since_when_each_topic_is_worked_and_never_tells_it_anew() -> None:
+    """By that a member knows where a queue begins that the group never was at: also one that the topic got later."""
+    retries = {"%RETRY%orders": a_view(1, "%RETRY%orders")}
+    alone = a_pod("m1", a_report("m1", 0))
+    first = written_by(a_snapshot(pods=(alone,), views={"orders": a_view(4), **retries}))
+    assert first.begun == {"orders": written(NOW)}
+    left = settled(document=first, pods=(), gone=frozenset({"uid-m1"}), views={"orders": a_view(8), **retries})
+    more = {"orders": a_view(8), "payments": a_view(2, "payments"), **retries}
+    back = replace(left, pods=(a_pod("m2", a_report("m2", 0)),), spec=BOTH, views=more)
+    later = plan(back, NOW + 900).document
+    assert later
+    assert later.begun == {"orders": written(NOW), "payments": written(NOW + 900)}
+    one = a_spec(subscriptions=[{"topic": "payments"}])
+    last = plan(replace(back, document=later, pods=obeying(later), spec=one), NOW + 999).document
+    assert last
+    assert last.begun == {"payments": written(NOW + 900)}
+
+
+def test_nobody_works_a_topic_that_nobody_has_seen() -> None:
+    unseen = settled(document=replace(DOCUMENT, begun={}), spec=BOTH, **CHANGED_SETTINGS)
+    assert written_by(unseen).begun == {"orders": written(NOW)}
 
 
 @pytest.mark.parametrize("strategy", ["Averagely", "AveragelyByCircle"])

@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,9 +193,20 @@ def test_offsets_are_kept_by_group_and_topic(tmp_path: Path) -> None:
     assert again.load("returns") == {C: 9}
     assert again.load("unheard-of") == {}
     assert Offsets(tmp_path, "other").load("orders") == {A: 1}
-    text = (tmp_path / "shop" / "orders.json").read_text()
+    told = json.loads((tmp_path / "shop" / "orders.json").read_text())
     offsets = {"broker-a": {"0": 7}, "broker-b": {"11": 8}}
-    assert json.loads(text) == {"group": "shop", "topic": "orders", "offsets": offsets}
+    assert told == {"group": "shop", "topic": "orders", "begun": again.begun("orders"), "offsets": offsets}
+
+
+def test_since_when_a_topic_is_worked_is_kept_with_its_first_offset(tmp_path: Path) -> None:
+    first, began = Offsets(tmp_path, "shop"), time.time()
+    first.load("orders")
+    began_at = first.begun("orders")
+    assert began <= began_at <= time.time()
+    first.keep({A: 7})
+    again = Offsets(tmp_path, "shop")
+    again.keep({B: 8})
+    assert again.begun("orders") == began_at
 
 
 def test_the_longest_names_and_the_oddest_letters_have_their_files(tmp_path: Path) -> None:
@@ -225,7 +237,7 @@ def test_equal_offsets_are_not_written_again(tmp_path: Path) -> None:
         offsets.keep({})
 
 
-WHOLE = '{"group":"shop","topic":"orders","offsets":{"broker-a":{"0":7}}}'
+WHOLE = '{"group":"shop","topic":"orders","begun":5.5,"offsets":{"broker-a":{"0":7}}}'
 
 
 @pytest.mark.parametrize(
@@ -236,6 +248,8 @@ WHOLE = '{"group":"shop","topic":"orders","offsets":{"broker-a":{"0":7}}}'
         WHOLE.replace("shop", "other"),
         WHOLE.replace("orders", "returns"),
         WHOLE.replace("7", "-7"),
+        WHOLE.replace("5.5", "-5.5"),
+        WHOLE.replace("5.5", "1e99"),
         WHOLE.replace('"0"', '"zero"'),
         WHOLE.replace('{"0":7}', "7"),
     ],

@@ -151,6 +151,9 @@ class Brokers(Protocol):
     async def committed(self, group: str, queue: Queue) -> int | None:
         """Return where a group is with a queue, or None where it never was; `progress` cannot tell 0 from that."""
 
+    async def at(self, queue: Queue, seconds: float) -> int:
+        """Return the offset of the first message that was stored at a time or later."""
+
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""
 

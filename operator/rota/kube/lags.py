@@ -82,14 +82,16 @@ class Lags:
         reported: Callable[[Key], Mapping[Queue, int]] = lambda _: {},
         *,
         turned: Callable[[Key], None] = lambda _: None,
+        begun: Callable[[Key], Mapping[str, float]] = lambda _: {},
     ) -> None:
         """Ask nothing before `run`; `worked` tells which queues of a group somebody works, `news` is told of looks.
 
         Where a Broadcasting group is no broker knows: `reported` tells where its slowest member is. `turned` is told of
-        groups of which it was known how far behind they are and is not any more, or the other way round.
+        groups of which it was known how far behind they are and is not any more, or the other way round. `begun` tells
+        since when topics are worked: from then on all is a group's that begins at the end, whoever takes it up.
         """
         self._brokers, self._views, self._worked, self._news = brokers, views, worked, news
-        self._reported, self._turned = reported, turned
+        self._reported, self._turned, self._begun = reported, turned, begun
         self._routes: dict[str, dict[str, float]] = {}  # by topic and broker: when the one was last seen on the other
         self._known: dict[str, _Broker] = {}
         self.seconds = LAG_SECONDS
@@ -265,13 +267,24 @@ class Lags:
             if broker.looks - known[0] < BELIEVED and known[1] == empty.get(it, known[1])
         }
         asked = sorted((it for it in empty if it not in believed), key=empty.__getitem__)
-        answers = await _all(broker, {it: partial(self._brokers.committed, *it) for it in asked[:MOST_DOUBTS]})
+        since = {name: self._since(key, groups[key], name[1].topic) for (key, _), name in names.items()}
+        answers = await _all(broker, {it: partial(self._stands, *it, since[it]) for it in asked[:MOST_DOUBTS]})
         good = {it: told for it, told in answers.items() if told is None or 0 <= told <= MOST}
         broker.resolved = believed | {it: (broker.looks, empty[it], committed) for it, committed in good.items()}
         for it, name in names.items():
             *_, committed = broker.resolved.get(name, (None,))
             known = name in broker.resolved or empty[name]  # nobody is behind where nothing is
             (found[it[0]] or {})[it[1].topic][it[1].id] = replace(seen_of(found, it), committed=committed, asked=known)
+
+    def _since(self, key: Key, interest: Interest, topic: str) -> float | None:
+        return self._begun(key).get(topic) if interest.begins.position == "Latest" else None
+
+    async def _stands(self, group: str, queue: Queue, since: float | None) -> int | None:
+        """Return where a group is with a queue, or will begin; None where it never was and that is not known."""
+        committed = await self._brokers.committed(group, queue)
+        if committed is None and since is not None:
+            return await self._brokers.at(queue, since)
+        return committed
 
     async def _dead(self, broker: _Broker, groups: Mapping[Key, Interest]) -> dict[Key, int | None]:
         """Return how many dead letters lie there; not each time, but of a group that was told of as another one."""

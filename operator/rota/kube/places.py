@@ -188,7 +188,7 @@ class Places:
         if site.mark not in self._places:
             brokers = self._connect(site.site)
             views = Views(brokers, self.news)
-            lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news)
+            lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun)
             loop = asyncio.get_running_loop()
             running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
             self._places[site.mark] = _Place(brokers, views, lags, running)
@@ -230,6 +230,12 @@ class Places:
         """Return where the slowest member of a Broadcasting group is."""
         stay = self._stays.get(key)
         return stay.group.reported if stay else {}
+
+    def _begun(self, key: Key) -> Mapping[str, float]:
+        """Return since when a group works its topics."""
+        stay = self._stays.get(key)
+        document = stay.group.record.document if stay else None
+        return document.begun_at if document else {}
 
     def clients(self, key: Key) -> Mapping[str, Client]:
         """Return who was last seen in a group at its brokers, by id."""

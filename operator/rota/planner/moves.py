@@ -115,7 +115,17 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
         spent=_spent(it, draft),
         # Also while nobody shall own it, a queue that is still drained is only remembered by the barrier.
         barrier=before.barrier if it.strays or it.free_proof is not Proof.RELEASED else 0,
+        begun=_begun(it, draft, at),
     )
+
+
+def _begun(it: Situation, draft: Draft, at: str) -> dict[str, str]:
+    """Say since when each topic is worked: what comes from then on is the group's, whoever takes it up and when."""
+    begun, spec = it.document.begun, it.snapshot.spec
+    wanted = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
+    if new := wanted - begun.keys():
+        new &= it.on_record.keys() | {one.queue.topic for one in draft.of(Act.GRANT)}
+    return {topic: begun.get(topic, at) for topic in sorted(new | (wanted & begun.keys()))}
 
 
 def voluntary_moves(draft: Draft) -> int:

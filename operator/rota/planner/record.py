@@ -86,7 +86,14 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
         members=shares,
         spent=((written(now), all_of_it),) if all_of_it else (),
         barrier=generation,
+        begun=_begun_anew(snapshot, now),
     )
+
+
+def _begun_anew(snapshot: Snapshot, now: float) -> dict[str, str]:
+    """Say of every topic that it is worked since now: since when it really is, nobody knows any more."""
+    subscriptions = snapshot.spec.subscriptions if snapshot.spec else ()
+    return dict.fromkeys(sorted({it.topic for it in subscriptions}), written(now))
 
 
 def past_barrier(document: Assignment, pods: Sequence[Pod], rules: Handover, now: float) -> Proof:

@@ -21,23 +21,29 @@ class Store(Protocol):
         """Say where the group is."""
 
 
-async def beginning(queue: Queue, consumer: Consumer, store: Store, wanted: StartFrom) -> int:
-    """Return where to begin, and be sure that the store has it.
+async def beginning(
+    queue: Queue, consumer: Consumer, store: Store, wanted: StartFrom, begun: float | None = None
+) -> int:
+    """Return where to begin, and be sure that the store has it; `begun`: since when the topic is worked.
 
     What cannot be asked is an error, never an answer: "no offset" must be said by who keeps them.
     """
     found = await store.committed(queue)
     if found is not None:
         return found
-    return await to_the_end(_noted(queue, store, await _first(queue, consumer, wanted)))
+    return await to_the_end(_noted(queue, store, await _first(queue, consumer, wanted, begun)))
 
 
-async def _first(queue: Queue, consumer: Consumer, wanted: StartFrom) -> int:
+async def _first(queue: Queue, consumer: Consumer, wanted: StartFrom, begun: float | None) -> int:
+    """Look where to begin; with `Latest` at what came since the topic is worked, for a queue may be younger than that.
+
+    The end, as it is now, would leave out what a new queue got before somebody was given it.
+    """
     if wanted.position == "Earliest":
         return await consumer.first(queue)
     if wanted.position == "Timestamp" and wanted.timestamp:
         return await consumer.at(queue, wanted.timestamp.timestamp())
-    return await consumer.last(queue)
+    return await (consumer.last(queue) if begun is None else consumer.at(queue, begun))
 
 
 async def _noted(queue: Queue, store: Store, start: int) -> int:

@@ -28,6 +28,12 @@ class Local:
             await to_the_end(asyncio.to_thread(self._offsets.keep, {queue: offset}))
             known[queue] = offset
 
+    async def begun(self, topic: str) -> float:
+        """Return since when this member works a topic."""
+        async with self._one:
+            await self._of(topic)
+            return self._offsets.begun(topic)
+
     async def _of(self, topic: str) -> dict[Queue, int]:
         if topic not in self._known:
             self._known[topic] = await asyncio.to_thread(self._offsets.load, topic)

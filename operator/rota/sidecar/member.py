@@ -196,6 +196,10 @@ class Member:
         life = self.lives.get(queue)
         return self._looked and life is not None and life.state is State.RUNNING and life.trusts(now, push_timeout)
 
+    def begun(self, topic: str) -> float | None:
+        """Return since when the group works a topic, in seconds since 1970; None if nobody has said."""
+        return self._document.begun_at.get(topic) if self._document else None
+
     def may_commit(self, queue: Queue) -> bool:
         """Whether an offset of this queue may be committed: until it is released."""
         return self._looked and queue in self.lives

@@ -6,10 +6,11 @@ one before or the new one. Writing is synchronous and raises OSError; then the o
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -86,11 +87,12 @@ class Notes:
 class _Places(msgspec.Struct):
     group: str
     topic: str
+    begun: Annotated[float, msgspec.Meta(ge=0, le=2**40)]  # seconds since 1970
     offsets: dict[str, dict[str, Whole]]  # by broker and id
 
 
 class Offsets:
-    """How far this member is with the queues of a Broadcasting group, a file for each topic.
+    """How far this member is with the queues of a Broadcasting group, and since when, a file for each topic.
 
     The folder is this member's alone. It waits for the disk, so call it in a thread, one call at a time.
     """
@@ -99,6 +101,7 @@ class Offsets:
         """Read nothing yet; groups and topics have names as the spec allows them, without slashes and dots."""
         self._folder, self._group = folder / group, group
         self._kept: dict[str, dict[Queue, int]] = {}
+        self._begun: dict[str, float] = {}
 
     def load(self, topic: str) -> dict[Queue, int]:
         """Return what was kept of a topic; a torn file is set aside and told, an unreadable one an OSError.
@@ -107,6 +110,10 @@ class Offsets:
         """
         self._kept[topic] = self._read(topic)
         return dict(self._kept[topic])
+
+    def begun(self, topic: str) -> float:
+        """Return when a loaded topic was first loaded, in seconds since 1970; kept with the first offset."""
+        return self._begun[topic]
 
     def keep(self, offsets: Mapping[Queue, int]) -> None:
         """Put offsets on the disk, forward or back; queues that are not named stay.
@@ -130,7 +137,7 @@ class Offsets:
         nested: dict[str, dict[str, int]] = {}
         for queue, offset in sorted(after.items()):
             nested.setdefault(queue.broker, {})[str(queue.id)] = offset
-        _write(self._path(topic), _Places(self._group, topic, nested))
+        _write(self._path(topic), _Places(self._group, topic, self._begun[topic], nested))
         self._kept[topic] = after
 
     def _path(self, topic: str) -> Path:
@@ -138,6 +145,7 @@ class Offsets:
 
     def _read(self, topic: str) -> dict[Queue, int]:
         path = self._path(topic)
+        self._begun[topic] = time.time()
         try:
             return self._understood(topic, path.read_bytes())
         except FileNotFoundError:
@@ -152,7 +160,9 @@ class Offsets:
         places = msgspec.json.decode(text, type=_Places)
         if (places.group, places.topic) != (self._group, topic):
             raise ValueError(f"they are those of {places.topic} in group {places.group}")
-        return dict(unnested({topic: places.offsets}))
+        offsets = dict(unnested({topic: places.offsets}))
+        self._begun[topic] = places.begun
+        return offsets
 
 
 def _write(path: Path, body: msgspec.Struct) -> None:

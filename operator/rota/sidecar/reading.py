@@ -6,7 +6,7 @@ another; who waits there and finds that its life has another number by now has n
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,7 @@ class Source:
     settings: Settings
     consumer: Consumer
     store: Store
+    begun: Callable[[str], Awaitable[float | None]]  # since when a topic is worked, by who keeps the offsets
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -217,7 +218,8 @@ class Reading:
             settings, consumer, store = self.source.settings, self.source.consumer, self.source.store
             try:
                 wanted = FROM_THE_OLDEST if self.again else settings.start_from
-                start = await beginning(self.queue, consumer, store, wanted)
+                begun = await self.source.begun(self.queue.topic)
+                start = await beginning(self.queue, consumer, store, wanted, begun)
             except (BrokerError, OSError) as error:
                 self._failed("Finding where to begin", error)
                 self._answer(Event.FAILED, life)

@@ -80,8 +80,13 @@ class Sources:
             on_reset=self._reset,
         )
         consumer = self._connect(settings, membership)
-        folder = Path(self._who.state)
-        return Source(settings, consumer, Local(Offsets(folder, settings.group)) if settings.broadcasting else consumer)
+        if not settings.broadcasting:
+            return Source(settings, consumer, consumer, self._begun)
+        local = Local(Offsets(Path(self._who.state), settings.group))
+        return Source(settings, consumer, local, local.begun)
+
+    async def _begun(self, topic: str) -> float | None:
+        return self._shell.member.begun(topic)
 
     async def _become_known(self, source: Source) -> None:
         while self.now is source:

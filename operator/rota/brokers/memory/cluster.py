@@ -141,6 +141,11 @@ class Memory:
         await self.reach(queue.broker)
         return self.offsets[group].get(queue)
 
+    async def at(self, queue: Queue, seconds: float) -> int:
+        """Return the offset of the first message that was stored at a time or later."""
+        await self.log(queue)
+        return self.search(queue, seconds)
+
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""
         await self.reach(broker)

@@ -84,6 +84,10 @@ class Cluster:
             return None
         return number(good(f"The offset of {queue}", answer), "offset")
 
+    async def at(self, queue: Queue, seconds: float) -> int:
+        """Return the offset of the first message that was stored at a time or later."""
+        return number(await self._client.get(queue.broker, requests.at(queue, round(seconds * 1000))), "offset")
+
     async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
         """Return where a topic's queues begin and end."""
         answer = await self._client.get(broker, requests.topic_stats(topic), STATS_SECONDS)
