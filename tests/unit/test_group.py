@@ -114,11 +114,41 @@ def test_a_member_is_cut_off_since_another_one_reaches_the_broker() -> None:
     assert heard("b", 410.0, reaches=True) == {"a": {"x": 10.0}, "b": {}}
 
 
-def a_pod(works_for: str = "orders", label: str | None = "orders", name: str = "a") -> Pod:
+def test_a_spec_is_read_when_it_or_its_policy_is_another_one() -> None:
+    group, policy = Group("shop", "orders"), Custom(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
+    group.wants(BODY, None)
+    assert group.wish.problems, "it has no spec"
+    spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": "orders"}]}
+    body = msgspec.structs.replace(BODY, spec=spec | {"policyRef": {"name": "steady"}})
+    group.wants(body, policy)
+    read = group.wish
+    assert read.spec
+    assert read.policy
+    group.wants(msgspec.structs.replace(body, status={"lag": 7}), policy)
+    assert group.wish is read
+    group.wants(body, Custom(Metadata("steady", namespace="shop"), {"strategy": "Balanced"}))
+    assert group.weighs_queues
+    group.wants(body, None)
+    assert [it.reason for it in group.wish.problems] == ["MissingPolicy"]
+
+
+def test_who_has_ended_works_nothing_though_the_record_has_his_queues() -> None:
+    group, holder = Group("shop", "orders"), Holder("orders-a", "a")
+    group.wants(BODY, None)
+    group.see(a_pod(), now=0.0)
+    assert not group.has_ended(holder)
+    assert not group.has_ended(Holder("orders-a", "another"))
+    group.see(a_pod(phase="Failed"), now=1.0)
+    assert group.has_ended(holder)
+    group.lose(a_pod())
+    assert group.has_ended(holder)
+
+
+def a_pod(works_for: str = "orders", label: str | None = "orders", name: str = "a", phase: str = "Running") -> Pod:
     metadata = {"name": f"orders-{name}", "namespace": "shop", "uid": name}
     sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
     volumes = [{"name": "it", "configMap": {"name": f"{works_for}-rota"}}]
     labels = {} if label is None else {"rota.dev/group": label}
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    ready = {"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]}
     body = {"metadata": {**metadata, "labels": labels}, "spec": {"initContainers": [sidecar], "volumes": volumes}}
     return msgspec.convert({**body, "status": ready}, Pod)

@@ -473,6 +473,43 @@ def test_beside_foreign_members_only_our_share_is_granted() -> None:
     assert conditions(unknown)["Degraded"] == ("True", "NoView")
 
 
+def test_what_is_on_its_way_to_a_foreigner_comes_back_to_nobody_while_foreigners_cannot_be_seen() -> None:
+    taken = {Q[2]: ("m1", None), Q[5]: ("m2", None)}
+    document = a_document(members={"m1": Q[:2], "m2": Q[3:5]}, taken=taken)
+    released = plan(settled(document=document, pods=obeying(document), foreigners=None), NOW).document
+    assert owned(released) == {"m1": [0, 1], "m2": [3, 4]}, "nobody is asked to take it, for a foreigner may"
+    still_drains = a_pod("m1", a_report("m1", 5, Q[:2], draining=[Q[2]]))
+    both = (still_drains, a_pod("m2", a_report("m2", 4, Q[3:6])))
+    waits = plan(settled(document=document, pods=both, foreigners=None), NOW)
+    assert waits.document is None
+    assert conditions(waits)["Degraded"] == ("True", "NoView")
+    back = plan(settled(document=document, pods=both, foreigners=()), NOW).document
+    assert owned(back) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}, "seen to be gone, they are asked for nothing any more"
+
+
+def test_queues_of_who_has_ended_are_nobodys_while_nobody_takes_them_over() -> None:
+    gone = plan(settled(pods=(), gone=frozenset({"uid-m1", "uid-m2"})), NOW)
+    assert gone.document is None
+    assert gone.status["unownedQueues"] == 6
+    assert conditions(gone)["Progressing"] == ("False", "NoMembers")
+    assert conditions(gone)["Ready"] == ("False", "NoMembers")
+    unseen = plan(settled(pods=()), NOW)
+    assert unseen.status["unownedQueues"] == 0, "of who is only out of sight nobody knows that"
+
+
+def test_queues_that_an_obedient_member_does_not_work_are_nobodys() -> None:
+    """It was told to drain, and not by us; its pod is Ready."""
+    drained = settled(pods=obeying(a_document(members={"m1": Q[:3], "m2": Q[3:6]}), m2={"report": DRAINED}))
+    found = plan(drained, NOW)
+    assert (found.document, found.status["unownedQueues"]) == (None, 3)
+    assert conditions(found)["Ready"] == ("False", "QueuesUnowned")
+    behind = replace(drained, document=a_document(6, members={"m1": Q[:3], "m2": Q[3:6]}))
+    assert plan(behind, NOW).status["unownedQueues"] == 0, "it may not know yet that it has them"
+
+
+DRAINED = a_report("m2", 5, state="drained")
+
+
 def test_what_foreigners_work_is_theirs_and_not_called_nobodys() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     before = settled(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))

@@ -141,6 +141,10 @@ def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, An
             r"spec.options.byConfig.members\[1\].queues\[0\].ids names queue t/b/2, which .*members\[0\].* too",
         ),
         (
+            by_config("0-9", "12", "7-20"),
+            r"spec.options.byConfig.members\[2\].queues\[0\].ids names queue t/b/7, which .*members\[0\].* too",
+        ),
+        (
             {
                 "strategy": "MachineRoomNearby",
                 "options": {

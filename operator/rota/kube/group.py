@@ -74,6 +74,7 @@ class Group:
         self.namespace, self.name = namespace, name
         self.body: Custom | None = None
         self.wish = Wish()
+        self._read_of: tuple[Any, Custom | None] | None = None  # the texts that it was read from
         self.good: GroupSpec | None = None  # the last spec that could be understood
         self.record = Record()
         self.pods: dict[str, Known] = {}
@@ -129,7 +130,10 @@ class Group:
             self.record = Record()  # it was another one's
             self.unsure, self.missed, self.gone, self.fleet, self.good = (), set(), set(), (), None
             self.begin()
-        self.body, self.wish = body, _wish(body, policy)
+        self.body = body
+        before = self._read_of
+        if before is None or before[1] is not policy or before[0] != body.spec:  # each status that is written is news
+            self.wish, self._read_of = _wish(body, policy), (body.spec, policy)
         self.good = self.wish.spec or self.good
         if self._early:
             self.keep(self._early)
@@ -237,6 +241,12 @@ class Group:
         document = self.record.document
         members = document.members if document else {}
         return {Holder(name, share.uid): share.queues for name, share in members.items()}
+
+    def has_ended(self, holder: Holder) -> bool:
+        """Whether a pod is known to be no more; while nobody is there to take its queues over, the record has them."""
+        known = self.pods.get(holder.name)
+        ended = known is not None and known.pod.metadata.uid == holder.uid and known.pod.ended
+        return ended or holder.uid in self.gone
 
     @property
     def owners(self) -> dict[Queue, str]:

@@ -230,6 +230,8 @@ def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
     """Say what is wanted of a queue and what is known of its holder."""
     release, owner = it.document.releasing.get(queue), it.owned.get(queue)
     if release:
+        if it.snapshot.foreigners is None and release.to is None:
+            to = None  # it may be on its way to a foreigner, who takes it up once we are out of sight of it
         taken = Taken(release.since, record.ago(release.at, it.now))
         known = proof(queue, release.holder, taken, it.seen(release.holder), it.policy.handover)
         return Decision(queue, State.RELEASING, known, _want(release.holder, to), release.holder, to)

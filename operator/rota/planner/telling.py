@@ -1,10 +1,10 @@
 """What people are told: status and conditions, Events, journal records; all worded from one catalogue of reasons."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rota.documents import Assignment, to_ranges
+from rota.documents import Assignment, Share, to_ranges
 from rota.handover import Act, State
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import record
@@ -189,7 +189,7 @@ def status(
     under_way = sum(release.to is not None for release in document.releasing.values()) + moving
     told = {
         "observedGeneration": snapshot.observed,
-        "conditions": _conditions(it, found, _progress(it, draft, under_way)),
+        "conditions": _conditions(it, found, _progress(it, draft, found, under_way)),
         "replicas": sum(not pod.ended for pod in snapshot.pods),
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
         "members": len(it.counted),
@@ -206,18 +206,34 @@ def status(
 
 
 def without_owner(it: Situation, document: Assignment) -> list[Queue]:
-    """Return the queues that none of ours works: neither granted, nor still with one who has not released it."""
+    """Return the queues that none of ours works: neither with an owner, nor still with one who has not released it.
+
+    On record a queue stays with who has ended while nobody is there to take it over, and with who was told to drain.
+    """
     if document.everyone is not None:
         return []
     owned = it.owned if document is it.document else record.owners(document)
-    return [queue for queue in it.queues if queue not in owned and queue not in document.releasing]
+    idle = frozenset[Queue]().union(*(_not_worked(it, document, *share) for share in document.members.items()))
+    known = document.releasing
+    return [queue for queue in it.queues if (queue not in owned or queue in idle) and queue not in known]
 
 
-def _progress(it: Situation, draft: Draft, under_way: int) -> tuple[bool, Verdict]:
+def _not_worked(it: Situation, document: Assignment, name: str, share: Share) -> Collection[Queue]:
+    """Return what of a share its owner does not work: because it has ended, or says so of this very document."""
+    holder = Holder(name, share.uid)
+    seen = it.seen(holder)
+    if seen.ended:
+        return share.queues
+    return frozenset(share.queues) - seen.working if seen.obeys(holder, document.generation) else ()
+
+
+def _progress(it: Situation, draft: Draft, found: Sequence[Verdict], under_way: int) -> tuple[bool, Verdict]:
     if under_way:
         return True, Verdict(Reason.HANDOVER_IN_FLIGHT, _under_way(under_way))
     if not it.queues:
         return False, NOTHING_KNOWN
+    if nobody := next((verdict for verdict in found if verdict.reason is Reason.NO_MEMBERS), None):
+        return False, nobody
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
         frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
         missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in it.snapshot.problems)

@@ -91,19 +91,33 @@ def _configured_twice(options: "Options") -> Iterator[str]:
     members = options.by_config.members if options.by_config else []
     if len({entry.index for entry in members}) < len(members):
         yield "spec.options.byConfig.members names an index twice; list its queues together"
-    taken: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    taken: list[tuple[str, str, int, int, int, int]] = []
     for at, entry in enumerate(members):
         for place, some in enumerate(entry.queues):
-            path = f"spec.options.byConfig.members[{at}].queues[{place}].ids"
-            others = taken.setdefault((some.topic, some.broker), [])
             for first, last in spans(some.ids):
                 if not first <= last < MOST_IDS:
+                    path = _ids_of(at, place)
                     yield f"{path} {some.ids!r} cannot be read: write it as 0-3,7, below {MOST_IDS}"
-                for start, stop, other in others:
-                    if first <= stop and start <= last:
-                        shown = f"{some.topic}/{some.broker}/{max(first, start)}"
-                        yield f"{path} names queue {shown}, which {other} names too; leave it to one"
-                others.append((first, last, path))
+                taken.append((some.topic, some.broker, first, last, at, place))
+    yield from _taken_twice(sorted(taken))
+
+
+def _taken_twice(taken: Sequence[tuple[str, str, int, int, int, int]]) -> Iterator[str]:
+    """Yield the first queue of each span that an earlier one has too; sorted, only the farthest of those can."""
+    reach = ("", "", -1, -1, 0, 0)
+    for it in taken:
+        topic, broker, first, last, *here = it
+        if (topic, broker) == reach[:2] and first <= reach[3]:
+            one, other = sorted([here, [*reach[4:]]])
+            told = f"{_ids_of(*other)} names queue {topic}/{broker}/{first}, which {_ids_of(*one)} names too"
+            yield f"{told}; leave it to one"
+            reach = it if last > reach[3] else reach
+        else:
+            reach = it
+
+
+def _ids_of(at: int, place: int) -> str:
+    return f"spec.options.byConfig.members[{at}].queues[{place}].ids"
 
 
 def spans(ranges: str) -> Iterator[tuple[int, int]]:
