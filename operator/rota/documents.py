@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -29,8 +29,9 @@ SCHEMA = 1
 PLAIN, PACKED = "assignment.json", "assignment.json.gz"
 PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
-LARGEST = 256 * 2**20  # bytes unpacked: what names that many queues one by one takes less
-MOST_IDS = 1_000_000  # what one document can name; a wider range is a slip of the pen
+LARGEST = 8 * 2**20  # bytes unpacked: twice what 100,000 queues of 10,000 members take; little can unpack to much
+MOST_EXTRA = 64 * 1024  # bytes of fields that we do not know: they are carried along, whatever they are
+MOST_IDS = 2**17  # queues that one document, or report, can name: a short text can, and all are spelled out
 LATEST = 2**53  # the highest generation that is believed: JSON's numbers are whole so far, and there is room above
 DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
 
@@ -67,16 +68,30 @@ def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
 
 def ids_of(ranges: str) -> list[int]:
     """Read `0-3,7` as 0, 1, 2, 3, 7."""
-    ids: list[int] = []
+    return [number for first, last in _spans(ranges) for number in range(first, last + 1)]
+
+
+def count_of(ranged: Ranged) -> int:
+    """Return how many queues are written there, without spelling them out; what cannot be read is a sentence."""
+    spans = (span for brokers in ranged.values() for ids in brokers.values() for span in _spans(ids))
+    return sum(last - first + 1 for first, last in spans)
+
+
+def _spans(ranges: str) -> list[tuple[int, int]]:
+    """Read `0-3,7` as 0 to 3, 7 to 7."""
+    spans: list[tuple[int, int]] = []
+    room = MOST_IDS
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
-        if last < first or last - first + len(ids) >= MOST_IDS:
-            raise ValueError(f"Queue ids {ranges!r} cannot be read: write them as 0-3,7")
-        ids += range(first, last + 1)
-    if len(set(ids)) != len(ids):
+        room -= last - first + 1
+        if last < first or room < 0:
+            shown = f"{ranges[:50]}…" if len(ranges) > 50 else ranges  # noqa: PLR2004 - a line's worth
+            raise ValueError(f"Queue ids {shown!r} cannot be read: write them as 0-3,7")
+        spans.append((first, last))
+    if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
         raise ValueError(f"Queue ids {ranges!r} name one id twice")
-    return ids
+    return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +139,18 @@ def write_assignment(assignment: Assignment, room: int = MOST_BYTES) -> dict[str
     """Return the ConfigMap entry for it: plain JSON, or gzip where that is long; equal values give equal texts."""
     body = _body(assignment)
     text = _canonical(body | {"sum": _sum(body)})
-    if len(text) <= PLAIN_BYTES:
+    many = sum(len(share.queues) for share in assignment.members.values()) + len(assignment.releasing)
+    if len(text) <= PLAIN_BYTES and many <= MOST_IDS:
         return {PLAIN: text.decode()}
     packed = gzip.compress(text, mtime=0)
-    if len(packed) > room:
-        told = f"The assignment of {assignment.group} takes {len(packed)} bytes, but a ConfigMap has room for {room}"
-        raise TooLarge(f"{told}; split the group or give its topics fewer queues")
+    for has, most, what in (
+        (len(packed), room, "takes {} bytes, but a ConfigMap has room for {}"),
+        (len(text), LARGEST, "takes {} bytes unpacked, but nobody unpacks more than {}"),
+        (many, MOST_IDS, "names {} queues, but nobody reads more than {}"),
+    ):
+        if has > most:
+            told = f"The assignment of {assignment.group} {what.format(has, most)}"
+            raise TooLarge(f"{told}; split the group or give its topics fewer queues")
     return {PACKED: packed}
 
 
@@ -144,11 +165,15 @@ class TooNew(ValueError):  # noqa: N818 - it says what the document is
 def read_assignment(text: str | bytes) -> Assignment:
     """Read what `write_assignment` wrote; what is torn, changed or of another schema is refused whole."""
     try:
-        body = json.loads(_unpacked(text) if isinstance(text, bytes) and text[:2] == b"\x1f\x8b" else text)
+        plain = _unpacked(text) if isinstance(text, bytes) and text[:2] == b"\x1f\x8b" else text
+        unknown = _unknown_bytes(plain)
+        body = json.loads(plain) if unknown <= MOST_EXTRA else {}
         told = body.pop("sum", None)
         matches = told == _sum(body)
     except (ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, zlib.error):
         raise ValueError("The assignment is torn: it is no JSON object") from None
+    if unknown > MOST_EXTRA:
+        raise TooNew(f"The assignment has {unknown} bytes of fields that this version does not know")
     if not matches:
         raise ValueError("The assignment was changed or torn: its sum does not match")
     if body.get("schema") != SCHEMA or isinstance(body["schema"], bool):
@@ -166,6 +191,12 @@ def _unpacked(text: bytes) -> bytes:
     if not stream.eof:
         raise ValueError
     return plain
+
+
+def _unknown_bytes(text: str | bytes) -> int:
+    """Return how much of a document we do not know, before it is taken apart: empty lists take 30 times their text."""
+    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    return sum(len(bytes(value)) for name, value in fields.items() if name not in {*_KNOWN, "sum"})
 
 
 def _body(it: Assignment) -> dict[str, Any]:
@@ -374,7 +405,8 @@ def read_report(text: bytes | str) -> Report:
     """Read a report; what is none is a sentence, and fields of later versions are passed over."""
     try:
         report = msgspec.json.decode(text, type=Report)
-        report.working  # noqa: B018 - its ranges must be readable
+        if (many := count_of(report.held) + count_of(report.releasing)) > MOST_IDS:
+            raise ValueError(f"it names {many} queues; {MOST_IDS} are the most")  # noqa: TRY301 - told as all others
     except (ValueError, RecursionError) as error:  # msgspec's errors are such too
         raise ValueError(f"The report cannot be read: {error}") from None
     return report

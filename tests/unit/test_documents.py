@@ -18,6 +18,8 @@ from rota.documents import (
     Assignment,
     Release,
     Share,
+    TooLarge,
+    TooNew,
     from_ranges,
     ids_of,
     read_assignment,
@@ -259,6 +261,46 @@ def test_a_document_that_unpacks_without_end_is_not_unpacked(monkeypatch: pytest
     monkeypatch.setattr(sys.modules[read_assignment.__module__], "LARGEST", 1000)
     with pytest.raises(ValueError, match=r"^The assignment is torn"):
         read_assignment(packed)
+
+
+def test_what_unpacks_to_more_than_anybody_reads_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[read_assignment.__module__], "LARGEST", PLAIN_BYTES)
+    with pytest.raises(
+        TooLarge, match=r"^The assignment of shop/orders takes \d+ bytes unpacked, but .*; split the group"
+    ):
+        write_assignment(long(3000))
+
+
+def test_more_queues_than_anybody_reads_are_not_written_however_short_the_text() -> None:
+    queues = tuple(Queue("t", "b", number) for number in range(2**17 + 1))
+    many = Assignment(group="shop/orders", generation=1, issued_at=NOW, members={"m1": Share("u", queues)})
+    with pytest.raises(
+        TooLarge, match=r"^The assignment of shop/orders names 131073 queues, but nobody reads more than"
+    ):
+        write_assignment(many)
+    most = replace(many, members={"m1": Share("u", queues[:-1])})
+    assert read_assignment(plain(most)) == most
+
+
+def test_fields_of_later_versions_are_carried_along_as_long_as_they_are_short() -> None:
+    assert read_assignment(signed({"later": "x" * 60_000})).extra == {"later": "x" * 60_000}
+    with pytest.raises(TooNew, match=r"^The assignment has 70002 bytes of fields that this version does not know$"):
+        read_assignment(signed({"later": "x" * 70_000}))
+
+
+def test_a_short_report_that_names_more_queues_than_there_can_be_is_not_spelled_out() -> None:
+    told = '{"member":"m1","uid":"u","generation":1,"held":{"t":{"b":"0-%d"}},"releasing":{"t":{"c":"0-%d"}}}'
+    assert len(read_report(told % (99_999, 9)).working) == 100_010
+    with pytest.raises(ValueError, match=r"^The report cannot be read: it names 131073 queues; 131072 are the most$"):
+        read_report(told % (131_071, 0))
+    with pytest.raises(ValueError, match=r"^The report cannot be read: Queue ids '0-131072' cannot be read"):
+        read_report(told % (131_072, 0))
+
+
+@pytest.mark.parametrize("ranges", ["", "x", "3-1", "0-3,2", "3,0-5"])
+def test_a_reports_ranges_can_be_read(ranges: str) -> None:
+    with pytest.raises(ValueError, match=r"^The report cannot be read: Queue ids "):
+        read_report(json.dumps({"member": "m1", "uid": "u", "generation": 1, "held": {"t": {"b": ranges}}}))
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, '{"group": 1e999, "sum": ""}'])
