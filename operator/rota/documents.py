@@ -32,7 +32,7 @@ MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group
 LARGEST = 8 * 2**20  # bytes unpacked: twice what 100,000 queues of 10,000 members take; little can unpack to much
 MOST_EXTRA = 64 * 1024  # bytes of fields that we do not know: they are carried along, whatever they are
 MOST_IDS = 2**17  # queues that one document, or report, can name: a short text can, and all are spelled out
-LATEST = 2**53  # the highest generation that is believed: JSON's numbers are whole so far, and there is room above
+LATEST = 2**53  # the highest generation that is read: so far JSON's numbers are whole
 DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
 
 

@@ -34,7 +34,7 @@ class Facts:
     releasing: int = 0  # queues under way
     release_time: float = 0.0  # how long they may still take before others need not wait for them
     budget: int | None = None  # moves left
-    budget_back: float = 0.0  # seconds until there are more
+    budget_back: float | None = 0.0  # seconds until there are more; None: it never has any
 
 
 def no_policy(facts: Facts) -> Held | None:
@@ -92,6 +92,9 @@ def handover_in_flight(facts: Facts) -> Held | None:
 def budget_spent(facts: Facts) -> Held | None:
     """The policy's budget of moves is used up for now."""
     if facts.budget is not None and facts.budget <= 0:
+        if facts.budget_back is None:
+            told = f"budget.maxMoves is 0; {_moves(facts.wanted)} once it is more"
+            return Held(Reason.BUDGET_SPENT, told)
         told = f"The budget is spent; {_moves(facts.wanted)} as it comes back"
         return Held(Reason.BUDGET_SPENT, told, facts.budget_back)
     return None

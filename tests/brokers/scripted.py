@@ -103,6 +103,7 @@ class Names:
 
     brokers: Replicas
     topics: dict[str, dict[str, int]] = field(default_factory=dict)  # how many queues, by broker
+    times: int = 1  # that each is said
 
     def __call__(self, frame: Frame) -> bytes:
         """Answer as a name server."""
@@ -115,7 +116,7 @@ class Names:
         }
         if not there:
             return an_answer(frame, code=Answer.TOPIC_NOT_EXIST)
-        queues = [{"brokerName": name, "readQueueNums": number} for name, number in there.items()]
+        queues = [{"brokerName": name, "readQueueNums": number} for name, number in there.items()] * self.times
         replicas = {name: self.brokers[name] for name in there}
         return an_answer(frame, {"brokerDatas": self._data(replicas), "queueDatas": queues})
 

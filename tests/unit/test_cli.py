@@ -395,7 +395,15 @@ def test_a_file_that_cannot_be_meant_is_a_sentence(documents: list[Any], sentenc
         (b'{"members": null}', "is no assignment"),
         (b'{"members": {"m0": null}}', "is no assignment"),
         (b'{"members": {"m0": {"orders": {"broker-a": 3}}}}', "is no assignment"),
-        (b'{"members": {"m0": {"orders": {"broker-a": "3-1"}}}}', "Queue ids '3-1' cannot be read"),
+        (b'{"members": {"m0": {"orders": {"broker-a": "3-1"}}}}', "current.json: Queue ids '3-1' cannot be read"),
+        (b"null", "is no assignment"),
+        (b"true", "is no assignment"),
+        (b'{"members": {}, "releasing": {"orders": {"a": {"1": {"from": 5}}}}}', "is no assignment"),
+        (b'{"members": {}, "releasing": {"orders": {"a": {"1": {"to": "m0"}}}}}', "is no assignment"),
+        (
+            b'{"members": {}, "releasing": {"orders": {"a": {"x": {"from": "m0"}}}}}',
+            "current.json: Queue id 'x' is no number",
+        ),
         (
             b'{"members": {"m0": {"orders": {"broker-a": "0-3"}}, "m1": {"orders": {"broker-a": "3"}}}}',
             "gives queue orders/broker-a/3 to m0 and to m1; leave it to one",

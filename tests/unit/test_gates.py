@@ -106,6 +106,12 @@ def test_people_hear_first_of_what_they_did_themselves_and_then_of_what_passes()
     assert held(Facts(**everything)) is None
 
 
+def test_a_budget_of_nothing_never_comes_back() -> None:
+    assert held(Facts(wanted=2, budget=0, budget_back=None)) == Held(
+        Reason.BUDGET_SPENT, "budget.maxMoves is 0; 2 queues will move once it is more"
+    )
+
+
 def test_a_spent_budget_is_asked_about_again_when_it_comes_back_if_only_at_once() -> None:
     assert held(Facts(wanted=1, budget=0)) == Held(
         Reason.BUDGET_SPENT, "The budget is spent; 1 queue will move as it comes back", 0.0

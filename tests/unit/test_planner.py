@@ -18,10 +18,10 @@ from builders import (
     a_view,
     obeying,
 )
-from rota.documents import LATEST, Assignment, read_assignment
+from rota.documents import Assignment, read_assignment
 from rota.model import Queue, Reason, Verdict
 from rota.planner import Plan, Pod, Poke, Snapshot, plan
-from rota.planner.record import written
+from rota.planner.record import BELIEVED, written
 
 Q = [Queue("orders", "a", number) for number in range(8)]
 
@@ -600,9 +600,9 @@ def test_another_groups_retries_may_be_read() -> None:
 
 
 def test_the_highest_generation_that_can_be_is_believed() -> None:
-    found = plan(settled(status={"generation": LATEST}), NOW)
+    found = plan(settled(status={"generation": BELIEVED}), NOW)
     assert found.document is not None
-    assert found.document.generation == LATEST + 1
+    assert found.document.generation == BELIEVED + 1
 
 
 def test_a_condition_keeps_its_time_until_its_state_changes() -> None:

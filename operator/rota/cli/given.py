@@ -1,6 +1,5 @@
 """What commands on files are given: manifests, queues, members, rooms, present owners."""
 
-import json
 import re
 import sys
 from collections import Counter
@@ -8,9 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import yaml
+from msgspec import Struct
 
-from rota.documents import from_ranges, unnested
+from rota.documents import Ranged, from_ranges, unnested
 from rota.model import Queue, Roster
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
@@ -195,28 +196,52 @@ def _rooms(given: str, roster: Roster) -> dict[str, str]:
     return rooms
 
 
-def _of_a_pod(share: Mapping[str, Any]) -> bool:
-    return isinstance(share.get("uid"), str)  # else it is a topic of that name
+class _Share(Struct):
+    uid: str
+    queues: Ranged
+
+
+class _Release(Struct, rename={"holder": "from"}):
+    holder: str
+    to: str | None = None
+
+
+class _Present(Struct):
+    """What is asked of a document, or of what we print: a share there is either plain ranges, or beside a pod's uid."""
+
+    members: dict[str, dict[str, Any]]
+    releasing: dict[str, dict[str, dict[str, _Release]]] | None = None
+
+    @property
+    def shares(self) -> dict[str, list[Queue]]:
+        """The queues of each member."""
+        return {name: from_ranges(_ranged(share)) for name, share in self.members.items()}
+
+
+def _ranged(share: dict[str, Any]) -> Ranged:
+    if isinstance(share.get("uid"), str):  # else it is a topic of that name
+        return msgspec.convert(share, _Share).queues
+    return msgspec.convert(share, Ranged)
 
 
 def _present(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
-    """Read the present owners; a share is either plain ranges, or in a document beside the pod's uid.
-
-    What a document lists as under way already counts where it goes, as it does for the operator.
-    """
+    """Read the present owners; what a document lists as under way counts where it goes, as it does for the operator."""
     owners: dict[Queue, str] = {}
     if path is None:
         return owners
+    text = text_of(str(path))
     try:
-        told = json.loads(text_of(str(path)))
-        shares = {name: from_ranges(it["queues"] if _of_a_pod(it) else it) for name, it in told["members"].items()}
-        for queue, release in unnested(told.get("releasing") or {}):
-            owner = release["to"] if release.get("to") in members else release["from"]
+        told = msgspec.json.decode(text, type=_Present)
+        shares = told.shares
+        for queue, release in unnested(told.releasing or {}):
+            owner = release.to if release.to and release.to in members else release.holder
             shares.setdefault(owner, []).append(queue)
-    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError):
+    except (msgspec.MsgspecError, RecursionError):
         raise ValueError(
             f"{path} is no assignment: give what `rota plan -o json` printed, or an assignment.json"
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     for name, share in shares.items():
         for queue in share:
             if owners.setdefault(queue, name) != name:

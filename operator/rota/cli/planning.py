@@ -59,7 +59,8 @@ def _notes(world: World, moves: int) -> list[str]:
         notes.append("paused: the policy is paused, so no queue is taken from a member that works it")
     # Balanced plans within the budget: as many moves as it allows are hardly all that it would like.
     if budget and (moves > budget.max_moves or (world.policy.strategy, moves) == ("Balanced", budget.max_moves)):
-        notes.append(f"budget: at most {budget.max_moves} queues move in any {budget.per:g}s; the rest waits its turn")
+        rest = "the rest waits its turn" if budget.max_moves else "no queue is taken from a member that works it"
+        notes.append(f"budget: at most {budget.max_moves} queues move in any {budget.per:g}s; {rest}")
     return notes
 
 

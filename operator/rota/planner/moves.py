@@ -272,11 +272,13 @@ def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts
     )
 
 
-def _budget(it: Situation) -> tuple[int | None, float]:
+def _budget(it: Situation) -> tuple[int | None, float | None]:
     """Return how many moves are left in the budget's window, and in how many seconds there are more."""
     budget = it.policy.budget
     if budget is None:
         return None, 0.0
+    if not budget.max_moves:
+        return 0, None
     inside = _window(it)
     back = [budget.per - record.ago(at, it.now) for at, _ in inside]
     return max(budget.max_moves - sum(count for _, count in inside), 0), min(back, default=float(budget.per))

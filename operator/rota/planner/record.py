@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from rota.documents import LATEST, Assignment, Share
+from rota.documents import Assignment, Share
 from rota.handover import Proof
 from rota.model import Holder, Queue
 from rota.planner.world import Pod, Snapshot
 from rota.spec import Handover
 
 EVERYTHING = 1_000_000  # moves: of a budget that nobody knows
+BELIEVED = 2**52  # the highest generation that somebody may have seen: those that go on from it can be read, too
 
 
 def written(now: float) -> str:
@@ -61,7 +62,7 @@ def newest(snapshot: Snapshot) -> int:
 
 def believed(generation: object) -> int:
     """Return a generation that a document can have had: what somebody wrote by hand may be anything."""
-    return generation if isinstance(generation, int) and 0 <= generation <= LATEST else 0
+    return generation if isinstance(generation, int) and 0 <= generation <= BELIEVED else 0
 
 
 def recovered(snapshot: Snapshot, now: float) -> Assignment:

@@ -236,6 +236,7 @@ def _progress(it: Situation, draft: Draft, found: Sequence[Verdict], under_way: 
         return False, nobody
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
         frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
+        frozen |= draft.held.reason is Reason.BUDGET_SPENT and draft.held.seconds is None
         missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in it.snapshot.problems)
         reason = Reason.MISSING_POLICY if missing and frozen else draft.held.reason
         return not frozen, Verdict(reason, draft.held.message)

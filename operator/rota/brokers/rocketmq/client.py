@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -202,6 +203,9 @@ def _route(topic: str, found: bodies.TopicRoute) -> Route:
     readable = [data for data in found.queue_datas if data.perm & READABLE and data.read_queue_nums > 0]
     if (most := sum(data.read_queue_nums for data in readable)) > MOST_QUEUES:
         raise Garbled(f"The route of {topic} names {most:,} queues; {MOST_QUEUES:,} are the most")
+    names = Counter(data.broker_name for data in readable)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise Garbled(f"The route of {topic} names the broker {twice[0]} twice")
     queues = (Queue(topic, data.broker_name, number) for data in readable for number in range(data.read_queue_nums))
     return Route(tuple(sorted(queues)), {broker.broker_name: broker.broker_addrs for broker in found.broker_datas})
 
