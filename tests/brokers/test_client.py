@@ -158,7 +158,7 @@ async def test_a_route_of_more_queues_than_there_can_be_is_garbled(world: World,
 async def test_a_route_that_names_a_broker_twice_is_garbled_for_a_queue_would_be_there_twice(world: World) -> None:
     await world.broker("a")
     world.names.times = 2
-    with pytest.raises(Garbled, match="^The route of orders names the broker a twice$"):
+    with pytest.raises(Garbled, match=r"^The route of orders names the broker a twice$"):
         await world.cluster(await world.start(world.names)).queues("orders")
 
 
