@@ -154,6 +154,10 @@ class One:
         """Be gone, as a process is that was killed; the pod goes, too."""
         await self.hush()
         self.fleet.ended(self.name)
+        await self.vanish()
+
+    async def vanish(self) -> None:
+        """Have the pod deleted by force: whatever its process does, the API server knows it no more."""
         with suppress(ApiError):
             await self.fleet.api.delete(self.path, {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}})
 

@@ -42,6 +42,33 @@ async def test_a_crashed_members_queues_are_at_work_elsewhere_and_a_leaving_one_
     await leaving.end()
 
 
+async def test_a_pod_deleted_by_force_that_still_works_is_asked_to_drain_and_then_its_queues_move(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b", "orders-c")
+    await world.until(3, 3, 2)
+    vanished = world.fleet.members["orders-a"]
+    vanished.takes = 1.0
+    await vanished.vanish()
+    await world.until(0, 4, 4)  # nobody works beside it what it still drains: the fleet would say so in the end
+    assert vanished.member.report().drained
+    assert not any(document["forced"] for document in world.fleet.documents)
+    world.fleet.members.pop("orders-a")
+    await vanished.hush()
+    await soon(world.settled, 60)
+    assert (await world.status())["lastRebalance"]["reason"] == "MemberEnded"
+
+
+async def test_a_pod_deleted_by_force_that_does_not_answer_is_taken_to_have_ended(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b", "orders-c")
+    await world.until(3, 3, 2)
+    vanished = world.fleet.members.pop("orders-a")
+    vanished.hang()
+    world.fleet.ended(vanished.name)  # who deletes by force says so
+    await vanished.vanish()
+    await world.until(4, 4)
+    assert not any(document["forced"] for document in world.fleet.documents)
+    await vanished.hush()
+
+
 async def test_an_api_server_that_takes_its_time_with_what_people_read_holds_up_no_queue(world: World) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)

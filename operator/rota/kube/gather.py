@@ -13,6 +13,7 @@ from rota.kube.objects import GROUP_LABEL, ConfigMap, Pod, path, record_of
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 from rota.kube.rooms import Rooms
+from rota.model import Holder
 
 T = TypeVar("T")
 
@@ -137,9 +138,28 @@ class Gatherer:
         """Ask for those who are not told of: a read of the one object tells whether they ended."""
         holders = sorted(group.unseen)
         asked = [self._found(path("pods", group.namespace, holder.name), Pod) for holder in holders]
-        for holder, pod in zip(holders, await asyncio.gather(*asked), strict=True):
-            group.read(holder, pod, self._now)
+        found = dict(zip(holders, await asyncio.gather(*asked), strict=True))
+        gone = [holder for holder, pod in found.items() if pod is None]
+        lingers = dict(zip(gone, await asyncio.gather(*(self._lingers(group, holder) for holder in gone)), strict=True))
+        for holder, pod in found.items():
+            if not lingers.get(holder):
+                group.read(holder, pod, self._now)
         group.unsure = ()
+
+    async def _lingers(self, group: Group, holder: Holder) -> bool:
+        """Whether the sidecar of a pod that is no more answers: it was deleted by force, and nobody knows of its end.
+
+        As long as it does it is heard, and asked to drain; what it works is nobody else's. One that does not answer is
+        taken to have ended: who deletes a pod by force says so.
+        """
+        known = group.in_doubt(holder)
+        if known is None:
+            return False
+        report, asked = await self._reports.read(known.pod.status.pod_ip, holder.uid)
+        if report is None or report.drained:
+            return False
+        known.linger(report, self._now, asked)
+        return True
 
     async def _found(self, where: str, kind: type[T]) -> T | None:
         """Return the object, or nothing if there is none."""

@@ -162,6 +162,7 @@ class Group:
         known = self.pods.get(pod.metadata.name)
         if known is None or known.pod.metadata.uid != pod.metadata.uid:
             return
+        known.pod = pod  # as it was at last
         if self.body is None:  # nobody asks what became of it
             del self.pods[pod.metadata.name]
         else:
@@ -183,6 +184,13 @@ class Group:
         known = self.pods.get(holder.name)
         if known and known.pod.metadata.uid == holder.uid:
             self.lose(known.pod)
+
+    def in_doubt(self, holder: Holder) -> Known | None:
+        """Return what is known of somebody whose pod is no more, if that does not show that its process is not."""
+        known = self.pods.get(holder.name)
+        if known is None or known.pod.metadata.uid != holder.uid or not known.pod.may_run:
+            return None
+        return known
 
     def lose(self, pod: Pod) -> None:
         """Know that a pod is no more."""

@@ -25,6 +25,7 @@ class Known:
     unheard_since: float | None = None
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
+    lingers: bool = False  # the API server knows it no more, for it was deleted by force, and its sidecar answers
 
     def see(self, pod: Pod, now: float) -> None:
         """Take a newer state of the same pod."""
@@ -49,10 +50,15 @@ class Known:
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
 
+    def linger(self, report: Report, now: float, asked: float) -> None:
+        """Take what it said though there is no such pod any more: it goes, as one does that is told to."""
+        self.lingers, self.leaving_since = True, self.leaving_since or now
+        self.hear(report, now, asked)
+
     @property
     def counts(self) -> bool:
         """Whether it is one of those of whom some may be ended when the fleet shrinks."""
-        return not (self.strayed or self.pod.terminating or self.pod.ended)
+        return not (self.strayed or self.lingers or self.pod.terminating or self.pod.ended)
 
     @property
     def reaches(self) -> frozenset[str]:
@@ -71,7 +77,7 @@ class Known:
             ready=pod.ready and not self.strayed,
             steady=math.inf if self.strayed else now - self.ready_changed,
             age=now - self.first_seen,
-            terminating=pod.terminating,
+            terminating=pod.terminating or self.lingers,
             leaving=0.0 if self.leaving_since is None else now - self.leaving_since,
             ended=pod.ended,
             room=room,

@@ -182,6 +182,13 @@ class Pod(Struct, frozen=True):
         return self.status.phase in {"Succeeded", "Failed"}
 
     @property
+    def may_run(self) -> bool:
+        """Whether its sidecar ran when it was last seen, or could have been run again."""
+        every = [*self.status.init_container_statuses, *self.status.container_statuses]
+        stopped = any(it.name == SIDECAR and it.state.terminated is not None for it in every)
+        return self.started and not self.ended and not (self.terminating and stopped)
+
+    @property
     def telling(self) -> tuple[object, ...]:
         """What of it can change a plan; its heartbeat and its annotations' noise do not."""
         state = self.started, self.ready, self.terminating, self.ended
