@@ -16,10 +16,11 @@ from ground.instance import Instance
 from ground.poll import soon
 from kube.brains import an_access
 from kube.members import a_pod
+from kube.world import a_group
 from rota.kube import api as ours
-from rota.kube import page
+from rota.kube import page, run
 from rota.kube.follow import Follower
-from rota.kube.objects import Pod, path
+from rota.kube.objects import GROUPS, Custom, Pod, path
 
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 WHO_AM_I = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
@@ -82,6 +83,36 @@ async def test_a_server_that_stands_still_is_noticed_and_what_happened_after_is_
         await soon(lambda: _is("orders-a" in seen), 60)
         await api.delete(f"/api/v1/namespaces/{namespace}/pods/orders-a", {"gracePeriodSeconds": 0})
         await soon(lambda: _is(not seen), 60)
+        following.cancel()
+
+
+@pytest.mark.usefixtures("crds")
+async def test_what_no_watch_told_is_known_once_all_is_listed_again(
+    api: ground.Api, namespace: str, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups and policies are kopf's to watch; an event that is lost there is lost until then."""
+    monkeypatch.setattr(run, "RESYNC_SECONDS", 0.2)
+    access = an_access(control_plane.kubeconfig)
+    seen: dict[str, str] = {}
+    async with ours.Api(lambda: access) as client:
+        groups = Follower(
+            client,
+            path(GROUPS, namespace),
+            Custom,
+            seen=lambda it: seen.update({it.metadata.name: str(it.spec["subscriptions"])}),
+            gone=lambda it: seen.__delitem__(it.metadata.name),
+        )
+        watched: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        watched.set_result([namespace])
+        following = asyncio.create_task(run._look_after([], [groups], watched))
+        await groups.listed.wait()
+        where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
+        await api.create(where, a_group("late"))
+        await soon(lambda: _is("orders" in seen.get("late", "")), 10)
+        await api.patch(f"{where}/late", {"spec": {"subscriptions": [{"topic": "bills"}]}})
+        await soon(lambda: _is("bills" in seen.get("late", "")), 10)
+        await api.delete(f"{where}/late")
+        await soon(lambda: _is(not seen), 10)
         following.cancel()
 
 

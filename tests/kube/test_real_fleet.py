@@ -1,5 +1,6 @@
 """The whole of it: a real API server, operator, broker, sidecars and apps; only containers are processes."""
 
+import asyncio
 import json
 import signal
 from collections import Counter
@@ -262,6 +263,46 @@ async def test_two_java_consumers_that_call_themselves_the_same_are_told_of_unti
     await shop.works(2)
 
 
+class TestWithTwoBrokers:
+    """A topic on two brokers, one of which dies."""
+
+    @pytest.fixture
+    def rocketmq(self) -> Iterator[RocketMQ]:
+        with temporary("pair") as made:
+            found = RocketMQ(made, brokers=2)
+            found.up()
+            yield found
+            found.down()
+
+    async def test_a_broker_that_left_the_route_loses_its_queues_and_has_them_again_once_it_is_back(
+        self, rocketmq: RocketMQ, shop: Shop, places: Places
+    ) -> None:
+        await shop.works(2)
+        every = await shop.brokers.queues(GROUP)
+        here, there = ([it for it in every if it.broker == broker.name] for broker in rocketmq.brokers)
+        assert len(here) == len(there) == QUEUES
+        for queue in [*here, *there]:
+            await shop.send(queue)
+        rocketmq.kill_broker(1)
+        await places.tell_of_cause("QueuesRemoved")
+        await shop.works(2)
+        assert await shop.owns(QUEUES)
+        meanwhile = {await shop.send(queue) for queue in here}
+        await shop.soon(lambda: all_came(shop, meanwhile))
+        await asyncio.to_thread(rocketmq.start_broker, 1)
+        await places.tell_of_cause("QueuesAdded")
+        for queue in there:
+            await shop.send(queue)
+        await shop.soon(shop.delivered_all)
+        await shop.works(2)
+        assert await shop.owns(2 * QUEUES)
+        assert sum(times > 1 for times in shop.deliveries().values()) <= IN_FLIGHT
+
+
+async def all_came(shop: Shop, numbers: set[int]) -> bool:
+    return shop.deliveries().keys() >= numbers
+
+
 class TestBehindARelay:
     """A broker that clients reach by a way which can be cut for one of them."""
 
@@ -293,11 +334,6 @@ class TestBehindARelay:
             with relay.cut(f"{local_node.folder}/pods/{shop.namespace}_{lonely}/"):
                 await places.tell_of_cause("BrokerUnreachable")
                 sent = shop.sent
-                await shop.soon(lambda: worked(shop, sent + 100))
+                await shop.soon(lambda: all_came(shop, {*range(1, sent + 101)}))
             await places.tell_of_cause("MemberJoined")
             await shop.works(2)
-
-
-async def worked(shop: Shop, number: int) -> bool:
-    """Whether all was delivered up to this message."""
-    return shop.deliveries().keys() >= {*range(1, number + 1)}
