@@ -111,7 +111,7 @@ async def test_queues_that_a_policy_names_for_nobody_who_is_there_are_left_and_c
     await two_members(world)
     policy = await follows(world, **spec)
     await world.until(*shares)
-    left = f"{8 - sum(shares)} queues without an owner"
+    left = f"{8 - sum(shares)} queues that nobody works"
     assert (await world.condition("QueuesUnowned"))["message"] == left
     await world.api.delete(policy)  # nothing that nobody works is given to anybody by guesses
     await world.condition("MissingPolicy")

@@ -9,7 +9,7 @@ from ground.api import Object
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Late, Operator
-from kube.members import a_pod
+from kube.members import One, a_pod
 from kube.world import GROUP, World, a_group, is_gone
 from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
@@ -54,7 +54,49 @@ async def test_a_pod_deleted_by_force_that_still_works_is_asked_to_drain_and_the
     world.fleet.members.pop("orders-a")
     await vanished.hush()
     await soon(world.settled, 60)
-    assert (await world.status())["lastRebalance"]["reason"] == "MemberEnded"
+
+
+async def test_a_pod_made_anew_under_the_name_of_one_deleted_by_force_waits_until_that_has_drained(
+    world: World,
+) -> None:
+    """As a StatefulSet does, which never waits for a pod that is not there any more."""
+    await world.fleet.add("orders-a", "orders-b")
+    await world.until(4, 4)
+    vanished = world.fleet.members["orders-a"]
+    vanished.takes = 1.0
+    await vanished.vanish()
+    await world.fleet.add("orders-a")
+    new = world.fleet.members["orders-a"]
+
+    async def works() -> bool:
+        return len(new.member.lives) == 4
+
+    await world.soon(works)
+    assert vanished.member.report().drained
+    assert not any(document["forced"] for document in world.fleet.documents)
+    await vanished.hush()
+    await soon(world.settled, 60)
+
+
+async def test_a_pod_deleted_by_force_that_is_not_heard_once_is_asked_again(world: World) -> None:
+    await world.fleet.add("orders-a", "orders-b", "orders-c")
+    await world.until(3, 3, 2)
+    vanished = world.fleet.members["orders-a"]
+    vanished.takes = 8.0  # so long nobody else may work what it drains
+    await vanished.vanish()
+    await world.soon(lambda: drains(vanished))
+    vanished.silent = True
+    await asyncio.sleep(1.5)
+    vanished.silent = False
+    await world.until(0, 4, 4)
+    assert not any(document["forced"] for document in world.fleet.documents)
+    world.fleet.members.pop("orders-a")
+    await vanished.hush()
+    await soon(world.settled, 60)
+
+
+async def drains(one: One) -> bool:
+    return one.member.state == "draining"
 
 
 async def test_a_pod_deleted_by_force_that_does_not_answer_is_taken_to_have_ended(world: World) -> None:

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import sys
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -278,8 +279,40 @@ def test_more_queues_than_anybody_reads_are_not_written_however_short_the_text()
         TooLarge, match=r"^The assignment of shop/orders names 131073 queues, but nobody reads more than"
     ):
         write_assignment(many)
+    with pytest.raises(TooLarge, match="names 131073 queues"):
+        write_assignment(replace(many, members={}, everyone=queues))
     most = replace(many, members={"m1": Share("u", queues[:-1])})
     assert read_assignment(plain(most)) == most
+
+
+def test_a_long_document_is_held_against_its_sum_as_it_is_spelled() -> None:
+    packed = write_assignment(long(2500))[PACKED]
+    assert isinstance(packed, bytes)
+    text = gzip.decompress(packed)
+    assert len(text) > PLAIN_BYTES
+    assert read_assignment(text) == long(2500)
+    with_more = json.loads(text) | {"zeta": 1, "Alpha": 2}
+    del with_more["sum"]
+    spelled = json.dumps(with_more, sort_keys=True, separators=(",", ":"))
+    told = hashlib.sha256(spelled.encode()).hexdigest()
+    later = json.dumps(with_more | {"sum": told}, sort_keys=True, separators=(",", ":"))
+    assert read_assignment(later) == replace(long(2500), extra={"zeta": 1, "Alpha": 2})
+    for changed in (text.replace(b'"barrier":', b'"barrier":1'), text.replace(b'"sum"', b'"mus"'), b" " + text):
+        with pytest.raises(ValueError, match=r"its sum does not match$"):
+            read_assignment(changed)
+
+
+@pytest.mark.parametrize("where", ["members", "x"])
+def test_a_short_text_that_unpacks_to_much_is_not_taken_apart(where: str) -> None:
+    """Each empty list would take 56 bytes and more."""
+    body = json.loads(plain(replace(EXAMPLE, begun={}))) | {where: [[]]}
+    text = json.dumps(body).replace("[[]]", f"[{','.join(['[]'] * 3_000_000)}]")
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"^The assignment "):
+        read_assignment(gzip.compress(text.encode()))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * len(text)
 
 
 def test_fields_of_later_versions_are_carried_along_as_long_as_they_are_short() -> None:

@@ -144,11 +144,56 @@ def test_who_has_ended_works_nothing_though_the_record_has_his_queues() -> None:
     assert group.has_ended(holder)
 
 
-def a_pod(works_for: str = "orders", label: str | None = "orders", name: str = "a", phase: str = "Running") -> Pod:
-    metadata = {"name": f"orders-{name}", "namespace": "shop", "uid": name}
+def test_who_was_replaced_under_its_name_is_asked_for_until_it_is_known_to_have_ended() -> None:
+    """A StatefulSet makes the next one at once, also where the one before was deleted by force."""
+    group, old = Group("shop", "orders"), Holder("orders-a", "a")
+    group.wants(BODY, None)
+    group.see(a_pod(started=True), now=0.0)
+    group.see(a_pod(uid="new"), now=1.0)
+    assert group.unseen == {old}
+    assert not group.gone
+    assert group.pods["orders-a"].pod.metadata.uid == "new"
+    doubted = group.in_doubt(old)
+    assert doubted
+    assert doubted.pod.metadata.uid == "a"
+    group.read(old, a_pod(uid="new"), now=2.0)
+    assert (group.unseen, group.gone, group.in_doubt(old)) == (set(), {"a"}, None)
+    assert group.pods["orders-a"].pod.metadata.uid == "new"
+
+
+def test_who_was_seen_to_have_ended_is_simply_replaced() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.see(a_pod(started=True, phase="Failed"), now=0.0)
+    group.see(a_pod(uid="new"), now=1.0)
+    assert (group.unseen, group.gone) == (set(), {"a"})
+
+
+def test_of_a_group_that_is_gone_nobody_is_asked_for_any_more() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.see(a_pod(started=True), now=0.0)
+    group.see(a_pod(name="b", started=True), now=0.0)
+    group.see(a_pod(uid="new", started=True), now=1.0)
+    group.miss(a_pod(name="b", started=True))
+    group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
+    assert (group.unseen, group.replaced, [*group.pods]) == (set(), {}, ["orders-a"])
+
+
+def a_pod(
+    works_for: str = "orders",
+    label: str | None = "orders",
+    name: str = "a",
+    phase: str = "Running",
+    uid: str = "",
+    *,
+    started: bool = False,
+) -> Pod:
+    metadata = {"name": f"orders-{name}", "namespace": "shop", "uid": uid or name}
     sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
     volumes = [{"name": "it", "configMap": {"name": f"{works_for}-rota"}}]
     labels = {} if label is None else {"rota.dev/group": label}
     ready = {"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]}
+    runs = {"initContainerStatuses": [{"name": "rota-sidecar", "started": started}]}
     body = {"metadata": {**metadata, "labels": labels}, "spec": {"initContainers": [sidecar], "volumes": volumes}}
-    return msgspec.convert({**body, "status": ready}, Pod)
+    return msgspec.convert({**body, "status": ready | runs}, Pod)

@@ -497,17 +497,21 @@ def test_queues_of_who_has_ended_are_nobodys_while_nobody_takes_them_over() -> N
     assert unseen.status["unownedQueues"] == 0, "of who is only out of sight nobody knows that"
 
 
-def test_queues_that_an_obedient_member_does_not_work_are_nobodys() -> None:
+def test_queues_of_a_member_that_was_told_to_drain_are_nobodys() -> None:
     """It was told to drain, and not by us; its pod is Ready."""
-    drained = settled(pods=obeying(a_document(members={"m1": Q[:3], "m2": Q[3:6]}), m2={"report": DRAINED}))
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
+    drained = settled(pods=obeying(document, m2={"report": a_report("m2", 5, state="drained")}))
     found = plan(drained, NOW)
     assert (found.document, found.status["unownedQueues"]) == (None, 3)
     assert conditions(found)["Ready"] == ("False", "QueuesUnowned")
-    behind = replace(drained, document=a_document(6, members={"m1": Q[:3], "m2": Q[3:6]}))
-    assert plan(behind, NOW).status["unownedQueues"] == 0, "it may not know yet that it has them"
-
-
-DRAINED = a_report("m2", 5, state="drained")
+    again = replace(drained, document=a_document(6, members={"m1": Q[:3], "m2": Q[3:6]}))
+    assert plan(again, NOW).status["unownedQueues"] == 3, "whatever it has read"
+    still = replace(drained, pods=obeying(document, m2={"report": a_report("m2", 5, Q[3:4], state="draining")}))
+    assert plan(still, NOW).status["unownedQueues"] == 2
+    leaves = replace(
+        drained, pods=obeying(document, m2={"report": a_report("m2", 5, Q[3:4], state="draining", final=True)})
+    )
+    assert plan(leaves, NOW).status["unownedQueues"] == 0, "they are on their way"
 
 
 def test_what_foreigners_work_is_theirs_and_not_called_nobodys() -> None:

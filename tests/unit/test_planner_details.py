@@ -364,7 +364,7 @@ def test_a_lost_record_of_a_broadcasting_group_gives_everybody_everything_at_onc
         members={"m1": Share("uid-m1"), "m2": Share("uid-m2")},
         everyone=tuple(Q[:7] + Q[8:]),
         spent=((written(NOW), 1),),
-        begun={"orders": written(NOW)},
+        begun=BEGUN,
     )
 
 
@@ -595,6 +595,16 @@ def test_a_document_tells_since_when_each_topic_is_worked_and_never_tells_it_ane
     last = plan(replace(back, document=later, pods=obeying(later), spec=one), NOW + 999).document
     assert last
     assert last.begun == {"payments": written(NOW + 900)}
+
+
+def test_a_topic_whose_first_queues_are_forced_is_worked_from_then_on() -> None:
+    document = a_document(6, members={"m1": Q[:3], "m2": ()}, barrier=6, begun={})
+    silent = {"ready": False, "unheard": LONG, "report": a_report("m2", 4)}
+    forced = written_by(
+        settled(document=document, pods=obeying(document, m1={"report": a_report("m1", 6, Q[:3])}, m2=silent))
+    )
+    assert forced.forced
+    assert forced.begun == {"orders": written(NOW)}
 
 
 def test_nobody_works_a_topic_that_nobody_has_seen() -> None:
@@ -1278,15 +1288,15 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
         ),
         (
             {"views": {"orders": a_view(8)}, "foreigners": None},
-            ("False", "QueuesUnowned", "2 queues without an owner"),
+            ("False", "QueuesUnowned", "2 queues that nobody works"),
             (
                 "True",
                 "NoView",
-                f"{UNKNOWN.message}; 2 queues without an owner",
+                f"{UNKNOWN.message}; 2 queues that nobody works",
             ),
             {
                 "NoView": UNKNOWN,
-                "QueuesUnowned": Verdict(Reason.QUEUES_UNOWNED, "2 queues without an owner"),
+                "QueuesUnowned": Verdict(Reason.QUEUES_UNOWNED, "2 queues that nobody works"),
             },
         ),
         (

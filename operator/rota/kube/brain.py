@@ -28,6 +28,7 @@ from rota.kube.writing import REFUSED, Sent, Writing
 from rota.model import Reason, Verdict, plain
 from rota.planner import Plan, Snapshot, plan
 
+LINGER_SECONDS = 1.0  # after which one who may have ended is asked again
 SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
 
 Key = tuple[str, str]
@@ -145,6 +146,7 @@ class Brain:
             self._places.forget(body.metadata.key)
             self._planning.forget(task.group.spelled)
             task.group.body = None
+            task.group.forget_missed()
             self._forget_nobodys(body.metadata.key)
 
     def policy_seen(self, body: Custom) -> None:
@@ -321,7 +323,8 @@ class Brain:
             await self._write(task, sent)
         if group.uid == rests_on[1]:  # what a group was given that went meanwhile is nobody's to count
             await self._follow_up(task, sent, written=written)
-        return min(found.again, group.pace.seconds(group.written, self._now))
+        lingers = LINGER_SECONDS if group.missed else inf
+        return min(found.again, group.pace.seconds(group.written, self._now), lingers)
 
     async def _follow_up(self, task: _Task, sent: Sent, *, written: bool) -> None:
         """Do what follows from a plan whose document stands."""

@@ -18,6 +18,7 @@ from rota.model import Holder
 T = TypeVar("T")
 
 LOOKS_AT_ONCE = 8  # groups whose members a new leader hears at the same time: more only wait for each other
+SILENCE_SECONDS = 5.0  # a sidecar that has no time for an answer may take so long
 LOOK_SECONDS = 1.0  # a group whose brokers or members do not answer holds up no other for longer
 
 
@@ -139,7 +140,7 @@ class Gatherer:
         holders = sorted(group.unseen)
         asked = [self._found(path("pods", group.namespace, holder.name), Pod) for holder in holders]
         found = dict(zip(holders, await asyncio.gather(*asked), strict=True))
-        gone = [holder for holder, pod in found.items() if pod is None]
+        gone = [holder for holder, pod in found.items() if pod is None or pod.metadata.uid != holder.uid]
         lingers = dict(zip(gone, await asyncio.gather(*(self._lingers(group, holder) for holder in gone)), strict=True))
         for holder, pod in found.items():
             if not lingers.get(holder):
@@ -149,16 +150,21 @@ class Gatherer:
     async def _lingers(self, group: Group, holder: Holder) -> bool:
         """Whether the sidecar of a pod that is no more answers: it was deleted by force, and nobody knows of its end.
 
-        As long as it does it is heard, and asked to drain; what it works is nobody else's. One that does not answer is
-        taken to have ended: who deletes a pod by force says so.
+        As long as it does it is heard, and asked to drain; what it works is nobody else's. One that is silent for a
+        while is taken to have ended: who deletes a pod by force says so.
         """
         known = group.in_doubt(holder)
-        if known is None:
+        address = known.pod.status.pod_ip if known else ""
+        if known is None or not address:
             return False
-        report, asked = await self._reports.read(known.pod.status.pod_ip, holder.uid)
-        if report is None or report.drained:
+        report, asked = await self._reports.read(address, holder.uid)
+        silent = self._now - (known.unheard_since or asked)
+        if report is None and (silent >= SILENCE_SECONDS or await self._reports.refused(address)):
+            return False
+        if report and report.drained:
             return False
         known.linger(report, self._now, asked)
+        await self._reports.drain(address, holder.uid)
         return True
 
     async def _found(self, where: str, kind: type[T]) -> T | None:

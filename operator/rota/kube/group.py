@@ -81,6 +81,7 @@ class Group:
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
         self.strangers: set[str] = set()  # pods that carry the label and no sidecar
         self.missed: set[Holder] = set()  # not told of any more: ended, or only without our label
+        self.replaced: dict[Holder, Known] = {}  # pods whose name another one has, and of whose end nothing is known
         self.gone: set[str] = set()  # uids of pods that were there and are not any more
         self._clients: dict[str, str] = {}  # and by which ids brokers know them
         self._met: dict[str, float] = {}  # when each name was last one of ours
@@ -128,7 +129,8 @@ class Group:
         """Take the group's and its policy's newest texts."""
         if self.body is None or self.body.metadata.uid != body.metadata.uid:
             self.record = Record()  # it was another one's
-            self.unsure, self.missed, self.gone, self.fleet, self.good = (), set(), set(), (), None
+            self.forget_missed()
+            self.unsure, self.gone, self.fleet, self.good = (), set(), (), None
             self.begin()
         self.body = body
         before = self._read_of
@@ -145,7 +147,7 @@ class Group:
         if known and pod.metadata.version < known.pod.metadata.version:
             return
         if known and known.pod.metadata.uid != pod.metadata.uid:
-            self.lose(known.pod)
+            self._replace(known)
             known = None
         if pod.works_for != self.name:
             (self.strangers.add if pod.labelled == self.name else self.strangers.discard)(name)
@@ -155,6 +157,16 @@ class Group:
         if known is None:
             known = self.pods[name] = Known(pod, now, now, now)
         known.see(pod, now)
+
+    def _replace(self, known: Known) -> None:
+        """Know that another pod has the name of one of ours: it was deleted, by force if its end was not seen."""
+        holder = Holder(known.pod.metadata.name, known.pod.metadata.uid)
+        if known.pod.may_run:
+            self.replaced[holder] = known
+            self.missed.add(holder)
+            del self.pods[holder.name]
+        else:
+            self.lose(known.pod)
 
     def miss(self, pod: Pod) -> None:
         """Know that a pod is not ours to see any more: it ended, or lost our label and works on."""
@@ -181,16 +193,24 @@ class Group:
             self.see(pod, now)
             return
         self.gone.add(holder.uid)
-        known = self.pods.get(holder.name)
+        known = self.replaced.pop(holder, None) or self.pods.get(holder.name)
         if known and known.pod.metadata.uid == holder.uid:
             self.lose(known.pod)
 
     def in_doubt(self, holder: Holder) -> Known | None:
         """Return what is known of somebody whose pod is no more, if that does not show that its process is not."""
-        known = self.pods.get(holder.name)
+        known = self.replaced.get(holder) or self.pods.get(holder.name)
         if known is None or known.pod.metadata.uid != holder.uid or not known.pod.may_run:
             return None
         return known
+
+    def forget_missed(self) -> None:
+        """Forget those who are not told of any more: the group is gone, and nobody asks what became of them."""
+        for holder in self.missed:
+            known = self.pods.get(holder.name)
+            if known and known.pod.metadata.uid == holder.uid:
+                del self.pods[holder.name]
+        self.missed, self.replaced = set(), {}
 
     def lose(self, pod: Pod) -> None:
         """Know that a pod is no more."""

@@ -50,7 +50,7 @@ class Known:
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
 
-    def linger(self, report: Report, now: float, asked: float) -> None:
+    def linger(self, report: Report | None, now: float, asked: float) -> None:
         """Take what it said though there is no such pod any more: it goes, as one does that is told to."""
         self.lingers, self.leaving_since = True, self.leaving_since or now
         self.hear(report, now, asked)

@@ -60,6 +60,18 @@ class Reports:
         report = _report(text, uid)
         return Answer(report, min(until, self._now))
 
+    async def refused(self, address: str) -> bool:
+        """Whether nothing listens at an address: no silence, but an answer, and that of a machine that is there."""
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                _, writer = await asyncio.open_connection(address, PORT)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
+
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -124,7 +124,7 @@ def _begun(it: Situation, draft: Draft, at: str) -> dict[str, str]:
     begun, spec = it.document.begun, it.snapshot.spec
     wanted = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
     if new := wanted - begun.keys():
-        new &= it.on_record.keys() | {one.queue.topic for one in draft.of(Act.GRANT)}
+        new &= it.on_record.keys() | {one.queue.topic for one in draft.of(Act.GRANT, Act.FORCE)}
     return {topic: begun.get(topic, at) for topic in sorted(new | (wanted & begun.keys()))}
 
 

@@ -92,9 +92,11 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
 
 
 def _begun_anew(snapshot: Snapshot, now: float) -> dict[str, str]:
-    """Say of every topic that it is worked since now: since when it really is, nobody knows any more."""
+    """Say of every topic that it is worked since now, unless an older record of the group says since when it is."""
     subscriptions = snapshot.spec.subscriptions if snapshot.spec else ()
-    return dict.fromkeys(sorted({it.topic for it in subscriptions}), written(now))
+    before = snapshot.document
+    known = before.begun if before and before.group == snapshot.group else {}
+    return {topic: known.get(topic, written(now)) for topic in sorted({it.topic for it in subscriptions})}
 
 
 def past_barrier(document: Assignment, pods: Sequence[Pod], rules: Handover, now: float) -> Proof:

@@ -139,7 +139,7 @@ def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
     if it.queues and not it.counted:
         found.append(Verdict(Reason.NO_MEMBERS, _nobody(it)))
     elif unowned:
-        found.append(Verdict(Reason.QUEUES_UNOWNED, f"{_count(unowned)} without an owner"))
+        found.append(Verdict(Reason.QUEUES_UNOWNED, f"{_count(unowned)} that nobody works"))
     if it.snapshot.foreigners:
         found.append(Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners)))
     idle = len(it.counted) - len(it.queues)
@@ -213,18 +213,20 @@ def without_owner(it: Situation, document: Assignment) -> list[Queue]:
     if document.everyone is not None:
         return []
     owned = it.owned if document is it.document else record.owners(document)
-    idle = frozenset[Queue]().union(*(_not_worked(it, document, *share) for share in document.members.items()))
+    idle = frozenset[Queue]().union(*(_not_worked(it, *share) for share in document.members.items()))
     known = document.releasing
     return [queue for queue in it.queues if (queue not in owned or queue in idle) and queue not in known]
 
 
-def _not_worked(it: Situation, document: Assignment, name: str, share: Share) -> Collection[Queue]:
-    """Return what of a share its owner does not work: because it has ended, or says so of this very document."""
+def _not_worked(it: Situation, name: str, share: Share) -> Collection[Queue]:
+    """Return what of a share its owner does not work: because it has ended, or was told to drain, and not by us."""
     holder = Holder(name, share.uid)
     seen = it.seen(holder)
     if seen.ended:
         return share.queues
-    return frozenset(share.queues) - seen.working if seen.obeys(holder, document.generation) else ()
+    report = seen.report if seen.obeys(holder, 0) else None
+    drains = report and report.state != "serving" and not report.final
+    return frozenset(share.queues) - seen.working if drains else ()
 
 
 def _progress(it: Situation, draft: Draft, found: Sequence[Verdict], under_way: int) -> tuple[bool, Verdict]:
