@@ -31,7 +31,7 @@ from rota.brokers import Ends, Progress
 from rota.brokers.rocketmq import requests
 from rota.brokers.rocketmq.client import Client, Site
 from rota.brokers.rocketmq.cluster import Cluster
-from rota.documents import Report, to_ranges
+from rota.documents import Report
 from rota.kube.brain import Done
 from rota.kube.group import Group
 from rota.kube.lags import DEAD_EVERY, Lags
@@ -42,6 +42,7 @@ from rota.kube.views import Interest, Views
 from rota.listening import listen
 from rota.model import RETRY, Queue
 from rota.planner import plan
+from rota.ranges import to_ranges
 
 GROUPS, QUEUES, MEMBERS = int(os.environ.get("SCALE", "1000")), 100, 10
 FULL = 9  # queues of each topic that have messages, two each; the others are empty

@@ -6,10 +6,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from rota.documents import Assignment, Release, Report, Share, to_ranges
+from rota.documents import Assignment, Release, Report, Share
 from rota.model import Holder, Queue, Roster
 from rota.planner import Heard, Pod, Snapshot, View
 from rota.planner.record import written
+from rota.ranges import to_ranges
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 
 TOPICS = ("orders", "payments", "%RETRY%shop")

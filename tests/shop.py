@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rota.brokers import Client
-from rota.documents import Report, to_ranges
+from rota.documents import Report
 from rota.kube import showing, shown
 from rota.kube.answers import FROM_THE_OLDEST
 from rota.kube.group import SETTINGS, AtBroker, Group
@@ -22,6 +22,7 @@ from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod, record_of
 from rota.kube.tally import Tally
 from rota.model import RETRY, Queue
 from rota.planner import View, plan, why
+from rota.ranges import to_ranges
 
 STEP = 0.6  # seconds from one round to the next
 LOOKS, EVERY = 6, 15.0

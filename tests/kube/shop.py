@@ -17,8 +17,8 @@ from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
-from rota.documents import from_ranges
 from rota.model import Queue
+from rota.ranges import from_ranges
 
 APP = Path(__file__).parents[1] / "sidecar/app.py"
 QUEUES, PAUSE = 8, 0.01

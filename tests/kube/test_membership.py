@@ -11,9 +11,9 @@ from kube.members import NODE
 from kube.world import GROUP, World, a_group, two_members
 from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.documents import from_ranges
 from rota.kube import views
 from rota.model import Queue
+from rota.ranges import from_ranges
 from rota.spec import Subscription
 
 pytestmark = pytest.mark.usefixtures("crds", "node")

@@ -30,7 +30,7 @@ from kube.shop import a_template, again_and_again
 from kube.test_operator import an_operator
 from rota.brokers.rocketmq import cluster
 from rota.brokers.rocketmq.client import Site
-from rota.documents import from_ranges
+from rota.ranges import from_ranges
 
 pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(600)]
 

@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from rota.documents import from_ranges
 from rota.pipeline.ingest import of_kind
 from rota.pipeline.ingest_judge import judged
 from rota.pipeline.schemas import JOURNAL
+from rota.ranges import from_ranges
 from rota.records import journal_record, read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rota import records
-from rota.documents import Assignment, Share, from_ranges
+from rota.documents import Assignment, Share
 from rota.model import Queue
 from rota.pipeline.chronicle import Chronicle
 from rota.pipeline.figures import Figures
@@ -20,6 +20,7 @@ from rota.pipeline.invent import invented
 from rota.pipeline.replay import DRAIN, OBEY, Replay
 from rota.pipeline.story import STEP, Change, Presence, Story, spec_of, story
 from rota.planner import Plan
+from rota.ranges import from_ranges
 from rota.records import Fact
 from rota.spec import PolicySpec, policy_spec
 

@@ -17,7 +17,7 @@ from rota.documents import Report
 from rota.kube.api import Api, ApiError, Params, Unanswered
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
-from rota.kube.group import SETTINGS, AtBroker, Group, Wish
+from rota.kube.group import SETTINGS, AtBroker, Group
 from rota.kube.lags import Lag
 from rota.kube.objects import (
     DOCUMENTS,
@@ -35,6 +35,7 @@ from rota.kube.objects import (
 )
 from rota.kube.places import Places
 from rota.kube.reports import Answer, Reports
+from rota.kube.wishes import Wish
 from rota.model import Holder
 from rota.planner import Poke, View
 from simulation.brain import Operator
@@ -337,6 +338,11 @@ class Polls:
         report = self._cut(name, uid)
         await asyncio.sleep(chance.uniform(0.001, 0.03) if report else 2.0)
         return report
+
+    async def refused(self, name: str) -> bool:
+        """Say whether no process is at an address."""
+        pod = self._operator.world.kubelets.get(name)
+        return not (pod and pod.sidecar)
 
     async def next(self, name: str, uid: str, after: int) -> Answer:
         """Hold a poll until there is something new, or for ten seconds."""

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from builders import a_roster
 from rota.cli import main
-from rota.documents import ids_of
 from rota.planner import beside_foreigners
+from rota.ranges import ids_of
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 GROUP, POLICIES = str(EXAMPLES / "group.yaml"), str(EXAMPLES / "policies.yaml")

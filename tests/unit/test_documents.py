@@ -21,15 +21,13 @@ from rota.documents import (
     Share,
     TooLarge,
     TooNew,
-    from_ranges,
-    ids_of,
     read_assignment,
     read_offsets,
     read_report,
-    to_ranges,
     write_assignment,
 )
 from rota.model import Holder, Queue
+from rota.ranges import from_ranges, ids_of, to_ranges
 
 Q5 = Queue("orders", "broker-a", 5)
 NOW = "2026-11-21T08:00:00.000Z"

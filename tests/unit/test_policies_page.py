@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from kube.pages import a_shell, typed
 from rota.cli import main
-from rota.documents import from_ranges
+from rota.ranges import from_ranges
 from rota.spec import policy_spec
 from rota.strategies import STRATEGIES, allocate
 

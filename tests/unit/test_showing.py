@@ -7,7 +7,7 @@ import pytest
 
 from builders import NOW, a_document, a_view
 from rota.brokers import Client
-from rota.documents import Assignment, Report, to_ranges, write_assignment
+from rota.documents import Assignment, Report, write_assignment
 from rota.kube import showing, shown
 from rota.kube.group import AtBroker, Group
 from rota.kube.history import Judged
@@ -19,6 +19,7 @@ from rota.lag import Judgement
 from rota.model import Queue
 from rota.planner import Plan
 from rota.planner.members import Standing
+from rota.ranges import to_ranges
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 RETRY = "%RETRY%orders"

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.documents import Assignment, Share, from_ranges, read_report, write_assignment
+from rota.documents import Assignment, Share, read_report, write_assignment
 from rota.model import Queue
+from rota.ranges import from_ranges
 from rota.sidecar.machine import HOLD, Act, Command, Event, State
 from rota.sidecar.member import Member, Step
 

@@ -8,10 +8,11 @@ import pytest
 
 from builders import NOW, a_document, a_policy, a_snapshot, a_spec, a_view, obeying
 from rota.kube.brain import Brain
-from rota.kube.group import AtBroker, Group, Record, Wish
+from rota.kube.group import AtBroker, Group, Record
 from rota.kube.lags import Lag
 from rota.kube.places import _interest
 from rota.kube.weights import measured, of_group
+from rota.kube.wishes import Wish
 from rota.model import Queue
 from rota.planner import Plan, plan
 

@@ -11,8 +11,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from rota.documents import Ranged, from_ranges, unnested
 from rota.model import Queue, Roster
+from rota.ranges import Ranged, from_ranges, unnested
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from rota import planner
 from rota.cli.given import World
 from rota.cli.show import move, table
 from rota.cli.words import count
-from rota.documents import from_ranges, to_ranges
+from rota.ranges import from_ranges, to_ranges
 from rota.spec import PolicySpec
 
 

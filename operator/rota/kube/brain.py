@@ -28,8 +28,7 @@ from rota.kube.writing import REFUSED, Sent, Writing
 from rota.model import Reason, Verdict, plain
 from rota.planner import Plan, Snapshot, plan
 
-LINGER_SECONDS = 1.0  # after which one who may have ended is asked again
-SETTLE_SECONDS = 0.02  # what happens within so short a time is looked at once
+LINGER_SECONDS, SETTLE_SECONDS = 1.0, 0.02  # to ask again who may have ended; to look once at what happens together
 
 Key = tuple[str, str]
 
@@ -324,7 +323,7 @@ class Brain:
         if group.uid == rests_on[1]:  # what a group was given that went meanwhile is nobody's to count
             await self._follow_up(task, sent, written=written)
         lingers = LINGER_SECONDS if group.missed else inf
-        return min(found.again, group.pace.seconds(group.written, self._now), lingers)
+        return min(found.again, lingers, group.pace.seconds(group.written, self._now))
 
     async def _follow_up(self, task: _Task, sent: Sent, *, written: bool) -> None:
         """Do what follows from a plan whose document stands."""

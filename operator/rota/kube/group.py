@@ -14,23 +14,15 @@ from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
 from rota.kube.known import Known, client_id, name_of
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
 from rota.kube.pace import Pace
+from rota.kube.wishes import Wish, wish_of
 from rota.lag import slowest
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Snapshot, View
-from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec, resolved
+from rota.spec import GroupSpec, resolved
 
 SETTINGS = "group.json"
 NO_WEIGHTS: Mapping[Queue, float] = {}
 FORGOTTEN_SECONDS = 240.0  # then no broker tells of a pod that ended any more; it notices after 120
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a group and its policy ask for, parsed once for each version of them."""
-
-    spec: GroupSpec | None = None
-    policy: PolicySpec | None = None
-    problems: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ class Group:
         self.body = body
         before = self._read_of
         if before is None or before[1] is not policy or before[0] != body.spec:  # each status that is written is news
-            self.wish, self._read_of = _wish(body, policy), (body.spec, policy)
+            self.wish, self._read_of = wish_of(body, policy), (body.spec, policy)
         self.good = self.wish.spec or self.good
         if self._early:
             self.keep(self._early)
@@ -402,29 +394,3 @@ class Group:
             f"{len(self.strangers)} pods carry the group's label but no sidecar of it, such as {names}; use rota inject"
         )
         return [Verdict(Reason.NO_SIDECAR, told)]
-
-
-def _wish(body: Custom, policy: Custom | None) -> Wish:
-    problems: list[Verdict] = []
-    spec: GroupSpec | None = None
-    rules: PolicySpec | None = PolicySpec()
-    try:
-        spec = group_spec(_plain(body))
-    except Mistake as mistake:
-        problems.append(Verdict(Reason.INVALID_SPEC, str(mistake)))
-    wanted = spec.policy_ref.name if spec and spec.policy_ref else None
-    if wanted and policy is None:
-        rules = None
-        told = f"There is no RebalancePolicy {wanted}, which spec.policyRef names; until there is, no queue moves"
-        problems.append(Verdict(Reason.MISSING_POLICY, told))
-    elif wanted and policy:
-        try:
-            rules = policy_spec(_plain(policy))
-        except Mistake as mistake:
-            rules = None
-            problems.append(Verdict(Reason.INVALID_POLICY, f"RebalancePolicy {wanted}: {mistake}"))
-    return Wish(spec, rules, tuple(problems))
-
-
-def _plain(body: Custom) -> dict[str, Any]:
-    return {"metadata": {"name": body.metadata.name}, "spec": body.spec}

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from rota.documents import Assignment, to_ranges
+from rota.documents import Assignment
 from rota.kube.brain import Done
 from rota.kube.tally import News, Past
 from rota.model import Queue
 from rota.planner import Snapshot, beginning
 from rota.planner.record import written
+from rota.ranges import to_ranges
 from rota.records import journal_record
 
 Line = Mapping[str, Any]

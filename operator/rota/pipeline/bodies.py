@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from rota.documents import Report, to_ranges
+from rota.documents import Report
 from rota.model import Holder, Queue
 from rota.planner import Heard, Pod, Poke
+from rota.ranges import to_ranges
 
 LONG = 1e9  # seconds: for ever
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rota.documents import Assignment, to_ranges
+from rota.documents import Assignment
 from rota.model import Holder, Queue
 from rota.pipeline.bodies import Body
 from rota.pipeline.figures import Figures
@@ -15,6 +15,7 @@ from rota.pipeline.replay import Replay
 from rota.pipeline.story import Story
 from rota.planner import Plan, beginning
 from rota.planner.record import holders, written
+from rota.ranges import to_ranges
 from rota.records import journal_record
 
 HOUR, MINUTE, MOMENT = 3600.0, 60.0, 0.001

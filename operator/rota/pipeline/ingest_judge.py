@@ -25,9 +25,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from rota.documents import from_ranges
 from rota.model import plain as legible
 from rota.pipeline.schemas import JOURNAL
+from rota.ranges import from_ranges
 from rota.records import SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, read
 
 STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", "columnNameOfCorruptRecord": "_corrupt"}

@@ -13,9 +13,10 @@ import numpy as np
 from msgspec.structs import replace as replaced
 from numpy.typing import NDArray
 
-from rota.documents import Assignment, Release, Share, from_ranges
+from rota.documents import Assignment, Release, Share
 from rota.model import RETRY, Holder, Queue
 from rota.planner.record import written
+from rota.ranges import from_ranges
 from rota.records import Fact, Handover, Membership, Offsets, Owners
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 

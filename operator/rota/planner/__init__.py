@@ -167,7 +167,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     behind = pokes.behind(snapshot.pods, standing, snapshot.gone)
     due = pokes.due(behind, standing)
     leaving = [pod for pod in snapshot.pods if it.standings[pod.name] is Standing.LEAVING and pod.terminating]
-    without = telling.without_owner(it, standing)
+    without = it.without_owner(standing)
     foreign = foreign_queues(it).intersection(without) if without else frozenset()
     unowned = len(without) - len(foreign)
     found = telling.problems(it, draft, unowned if whole else 0)

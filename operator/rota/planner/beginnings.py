@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
-from rota.documents import Assignment, Share, to_ranges
+from rota.documents import Assignment, Share
 from rota.model import Holder, Queue
 from rota.planner.record import owners, written
 from rota.planner.world import Plan, Snapshot
+from rota.ranges import to_ranges
 from rota.records import journal_record
 from rota.spec import GroupSpec, policy_body
 

@@ -1,10 +1,10 @@
 """A snapshot, looked at: who counts, which queues there are, who owns them, what is known of the owners."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rota.documents import Assignment
+from rota.documents import Assignment, Share
 from rota.handover import Proof, Seen
 from rota.model import RETRY, Holder, Queue
 from rota.planner import record
@@ -157,6 +157,28 @@ class Situation:
         if self._oldest < forced:
             return False
         return sum(pod.heard is not None and queue in pod.heard.working for pod in self.snapshot.pods) <= 1
+
+    def without_owner(self, document: Assignment) -> list[Queue]:
+        """Return the queues that none of ours works: neither with an owner, nor still with one who has not released it.
+
+        On record a queue stays with who has ended while nobody takes it over, and with who was told to drain.
+        """
+        if document.everyone is not None:
+            return []
+        owned = self.owned if document is self.document else record.owners(document)
+        idle = frozenset[Queue]().union(*(self._not_worked(*share) for share in document.members.items()))
+        known = document.releasing
+        return [queue for queue in self.queues if (queue not in owned or queue in idle) and queue not in known]
+
+    def _not_worked(self, name: str, share: Share) -> Collection[Queue]:
+        """Return what of a share its owner does not work: it has ended, or was told to drain, and not by us."""
+        holder = Holder(name, share.uid)
+        seen = self.seen(holder)
+        if seen.ended:
+            return share.queues
+        report = seen.report if seen.obeys(holder, 0) else None
+        drains = report and report.state != "serving" and not report.final
+        return frozenset(share.queues) - seen.working if drains else ()
 
     @cached_property
     def _oldest(self) -> int:

@@ -1,10 +1,10 @@
 """What people are told: status and conditions, Events, journal records; all worded from one catalogue of reasons."""
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rota.documents import Assignment, Share, to_ranges
+from rota.documents import Assignment
 from rota.handover import Act, State
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import record
@@ -12,6 +12,7 @@ from rota.planner.members import Standing
 from rota.planner.moves import Decision, Draft
 from rota.planner.situation import Situation
 from rota.planner.world import Event
+from rota.ranges import to_ranges
 from rota.records import journal_record
 
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
@@ -203,30 +204,6 @@ def status(
         "unownedQueues": unowned,
     }
     return {name: value for name, value in told.items() if value is not None}
-
-
-def without_owner(it: Situation, document: Assignment) -> list[Queue]:
-    """Return the queues that none of ours works: neither with an owner, nor still with one who has not released it.
-
-    On record a queue stays with who has ended while nobody is there to take it over, and with who was told to drain.
-    """
-    if document.everyone is not None:
-        return []
-    owned = it.owned if document is it.document else record.owners(document)
-    idle = frozenset[Queue]().union(*(_not_worked(it, *share) for share in document.members.items()))
-    known = document.releasing
-    return [queue for queue in it.queues if (queue not in owned or queue in idle) and queue not in known]
-
-
-def _not_worked(it: Situation, name: str, share: Share) -> Collection[Queue]:
-    """Return what of a share its owner does not work: because it has ended, or was told to drain, and not by us."""
-    holder = Holder(name, share.uid)
-    seen = it.seen(holder)
-    if seen.ended:
-        return share.queues
-    report = seen.report if seen.obeys(holder, 0) else None
-    drains = report and report.state != "serving" and not report.final
-    return frozenset(share.queues) - seen.working if drains else ()
 
 
 def _progress(it: Situation, draft: Draft, found: Sequence[Verdict], under_way: int) -> tuple[bool, Verdict]:

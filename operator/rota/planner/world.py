@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rota.documents import Assignment, Report, from_ranges
+from rota.documents import Assignment, Report
 from rota.handover import Seen
 from rota.model import Holder, Queue, Reason, Verdict
+from rota.ranges import from_ranges
 from rota.spec import GroupSpec, PolicySpec
 
 

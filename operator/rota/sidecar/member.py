@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from rota.documents import Assignment, Report, read_assignment, to_ranges
+from rota.documents import Assignment, Report, read_assignment
 from rota.model import Queue
+from rota.ranges import to_ranges
 from rota.sidecar.machine import Command, Event, Life, State
 
 

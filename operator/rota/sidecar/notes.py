@@ -14,8 +14,9 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from rota.documents import Whole, unnested
+from rota.documents import Whole
 from rota.model import Queue
+from rota.ranges import unnested
 
 _LARGEST = 4096  # bytes of a note, a block of most disks
 

@@ -1,0 +1,84 @@
+"""Queues as they are written: as ranges, by topic and broker: `{"orders": {"broker-a": "0-3,7"}}`."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, pairwise
+from typing import TypeVar
+
+from rota.model import Queue
+
+T = TypeVar("T")
+
+Ranged = dict[str, dict[str, str]]
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_ID = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+MOST_IDS = 2**17  # queues that one document, or report, can name: a short text can, and all are spelled out
+
+
+def to_ranges(queues: Iterable[Queue]) -> Ranged:
+    """Write queues as ranges; `from_ranges` reads them back."""
+    ranged: Ranged = {}
+    for (topic, broker), run in groupby(sorted(queues), key=lambda queue: (queue.topic, queue.broker)):
+        ranged.setdefault(topic, {})[broker] = ",".join(_ranges([queue.id for queue in run]))
+    return ranged
+
+
+def _ranges(ids: list[int]) -> Iterable[str]:
+    start = before = ids[0]
+    for number in [*ids[1:], None]:
+        if number is not None and number == before + 1:
+            before = number
+            continue
+        yield str(start) if start == before else f"{start}-{before}"
+        if number is not None:
+            start = before = number
+
+
+def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
+    """Read queues that are written as ranges; what cannot be read is a sentence."""
+    queues: list[Queue] = []
+    for topic, brokers in ranged.items():
+        for broker, ids in brokers.items():
+            queues += [Queue(topic, broker, number) for number in ids_of(ids)]
+            if len(queues) > MOST_IDS:
+                raise ValueError(f"There are more than {MOST_IDS} queues in one share")
+    return queues
+
+
+def ids_of(ranges: str) -> list[int]:
+    """Read `0-3,7` as 0, 1, 2, 3, 7."""
+    return [number for first, last in _spans(ranges) for number in range(first, last + 1)]
+
+
+def count_of(ranged: Ranged) -> int:
+    """Return how many queues are written there, without spelling them out; what cannot be read is a sentence."""
+    spans = (span for brokers in ranged.values() for ids in brokers.values() for span in _spans(ids))
+    return sum(last - first + 1 for first, last in spans)
+
+
+def _spans(ranges: str) -> list[tuple[int, int]]:
+    """Read `0-3,7` as 0 to 3, 7 to 7."""
+    spans: list[tuple[int, int]] = []
+    room = MOST_IDS
+    for part in ranges.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        room -= last - first + 1
+        if last < first or room < 0:
+            shown = f"{ranges[:50]}…" if len(ranges) > 50 else ranges  # noqa: PLR2004 - a line's worth
+            raise ValueError(f"Queue ids {shown!r} cannot be read: write them as 0-3,7")
+        spans.append((first, last))
+    if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
+        raise ValueError(f"Queue ids {ranges!r} name one id twice")
+    return spans
+
+
+def unnested(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:
+    """Yield what is told of each queue, written as topic, broker, id."""
+    for topic, brokers in nested.items():
+        for broker, ids in brokers.items():
+            for number, entry in ids.items():
+                if not _ID.fullmatch(number):
+                    raise ValueError(f"Queue id {number!r} is no number")
+                yield Queue(topic, broker, int(number)), entry
