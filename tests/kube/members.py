@@ -233,6 +233,8 @@ class One:
     async def _drain(self, asked: web.Request) -> web.Response:
         assert (await asked.json())["uid"] == self.uid
         self.carry(self.member.drain(final=True, now=self._now))
+        while not self.member.report().drained:  # noqa: ASYNC110 - polls clear the event that would tell
+            await asyncio.sleep(0.05)
         return web.Response()
 
 

@@ -339,10 +339,13 @@ class Polls:
         await asyncio.sleep(chance.uniform(0.001, 0.03) if report else 2.0)
         return report
 
-    async def refused(self, name: str) -> bool:
-        """Say whether no process is at an address."""
-        pod = self._operator.world.kubelets.get(name)
-        return not (pod and pod.sidecar)
+    async def last_words(self, name: str, uid: str) -> Answer | None:
+        """Read a report, or hear silence; nothing where no process is at an address, or another pod's."""
+        asked, pod = asyncio.get_running_loop().time(), self._operator.world.kubelets.get(name)
+        if not (pod and pod.sidecar and pod.uid == uid):
+            await asyncio.sleep(self._operator.chance.uniform(0.001, 0.02))
+            return None
+        return Answer(await self._read(name, uid), asked)
 
     async def next(self, name: str, uid: str, after: int) -> Answer:
         """Hold a poll until there is something new, or for ten seconds."""

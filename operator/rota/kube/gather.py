@@ -73,6 +73,7 @@ class Gatherer:
         self._api, self._reports, self._places = api, reports, places
         self.rooms = Rooms(api)
         self._looks = Turns(LOOKS_AT_ONCE)
+        self._draining: set[asyncio.Task[None]] = set()
 
     def hurry(self, group: Group) -> None:
         """Look at a group before others: something happened to it, while most of them only are to be known."""
@@ -155,17 +156,22 @@ class Gatherer:
         """
         known = group.in_doubt(holder)
         address = known.pod.status.pod_ip if known else ""
-        if known is None or not address:
+        said = await self._reports.last_words(address, holder.uid) if address else None
+        if known is None or said is None or (said.report and said.report.drained):
             return False
-        report, asked = await self._reports.read(address, holder.uid)
-        silent = self._now - (known.unheard_since or asked)
-        if report is None and (silent >= SILENCE_SECONDS or await self._reports.refused(address)):
+        if said.report is None and self._now - (known.unheard_since or said.asked) >= SILENCE_SECONDS:
             return False
-        if report and report.drained:
-            return False
-        known.linger(report, self._now, asked)
-        await self._reports.drain(address, holder.uid)
+        known.linger(said.report, self._now, said.asked)
+        group.missed.add(holder)
+        if said.report and not said.report.final:
+            self._drain(address, holder.uid)
         return True
+
+    def _drain(self, address: str, uid: str) -> None:
+        """Ask for the final drain: a member answers when it is done, and nobody waits here for that."""
+        task = asyncio.get_running_loop().create_task(self._reports.drain(address, uid))
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
 
     async def _found(self, where: str, kind: type[T]) -> T | None:
         """Return the object, or nothing if there is none."""

@@ -112,7 +112,7 @@ class Group:
         """Forget all waits: whoever begins to lead waits anew."""
         self.looked = self.fresh = self.outdated = False
         self.pace = Pace()
-        for known in self.pods.values():
+        for known in chain(self.pods.values(), self.replaced.values()):
             known.heard, known.offsets, known.unheard_since, known.cut_off_since = None, None, None, {}
 
     # What is told.
@@ -153,7 +153,7 @@ class Group:
     def _replace(self, known: Known) -> None:
         """Know that another pod has the name of one of ours: it was deleted, by force if its end was not seen."""
         holder = Holder(known.pod.metadata.name, known.pod.metadata.uid)
-        if known.pod.may_run:
+        if known.pod.started and not known.pod.stopped:
             self.replaced[holder] = known
             self.missed.add(holder)
             del self.pods[holder.name]
@@ -167,7 +167,9 @@ class Group:
         if known is None or known.pod.metadata.uid != pod.metadata.uid:
             return
         known.pod = pod  # as it was at last
-        if self.body is None:  # nobody asks what became of it
+        if pod.stopped:
+            self.lose(pod)
+        elif self.body is None:  # nobody asks what became of it
             del self.pods[pod.metadata.name]
         else:
             self.missed.add(Holder(pod.metadata.name, pod.metadata.uid))
@@ -192,9 +194,9 @@ class Group:
     def in_doubt(self, holder: Holder) -> Known | None:
         """Return what is known of somebody whose pod is no more, if that does not show that its process is not."""
         known = self.replaced.get(holder) or self.pods.get(holder.name)
-        if known is None or known.pod.metadata.uid != holder.uid or not known.pod.may_run:
+        if known is None or known.pod.metadata.uid != holder.uid:
             return None
-        return known
+        return known if known.pod.started and not known.pod.stopped else None
 
     def forget_missed(self) -> None:
         """Forget those who are not told of any more: the group is gone, and nobody asks what became of them."""
@@ -224,6 +226,7 @@ class Group:
             self.record, self.fresh = Record(), False
         elif found.metadata.version > self.record.number:
             self.record, self.fresh = self._read(found), False
+        self.forget_ended()
 
     def _read(self, found: ConfigMap) -> Record:
         version, number = found.metadata.resource_version, found.metadata.version

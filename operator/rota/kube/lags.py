@@ -267,7 +267,8 @@ class Lags:
             if broker.looks - known[0] < BELIEVED and known[1] == empty.get(it, known[1])
         }
         asked = sorted((it for it in empty if it not in believed), key=empty.__getitem__)
-        since = {name: self._since(key, groups[key], name[1].topic) for (key, _), name in names.items()}
+        begun = {key: self._begun(key) for key in {key for key, _ in names} if groups[key].begins.position == "Latest"}
+        since = {name: begun.get(key, {}).get(name[1].topic) for (key, _), name in names.items()}
         answers = await _all(broker, {it: partial(self._stands, *it, since[it]) for it in asked[:MOST_DOUBTS]})
         good = {it: told for it, told in answers.items() if told is None or 0 <= told <= MOST}
         broker.resolved = believed | {it: (broker.looks, empty[it], committed) for it, committed in good.items()}
@@ -275,9 +276,6 @@ class Lags:
             *_, committed = broker.resolved.get(name, (None,))
             known = name in broker.resolved or empty[name]  # nobody is behind where nothing is
             (found[it[0]] or {})[it[1].topic][it[1].id] = replace(seen_of(found, it), committed=committed, asked=known)
-
-    def _since(self, key: Key, interest: Interest, topic: str) -> float | None:
-        return self._begun(key).get(topic) if interest.begins.position == "Latest" else None
 
     async def _stands(self, group: str, queue: Queue, since: float | None) -> int | None:
         """Return where a group is with a queue, or will begin; None where it never was and that is not known."""

@@ -182,11 +182,11 @@ class Pod(Struct, frozen=True):
         return self.status.phase in {"Succeeded", "Failed"}
 
     @property
-    def may_run(self) -> bool:
-        """Whether its sidecar ran when it was last seen, or could have been run again."""
+    def stopped(self) -> bool:
+        """Whether its sidecar has, and is not started again."""
         every = [*self.status.init_container_statuses, *self.status.container_statuses]
-        stopped = any(it.name == SIDECAR and it.state.terminated is not None for it in every)
-        return self.started and not self.ended and not (self.terminating and stopped)
+        terminated = any(it.name == SIDECAR and it.state.terminated is not None for it in every)
+        return self.ended or (self.terminating and terminated)
 
     @property
     def telling(self) -> tuple[object, ...]:

@@ -60,17 +60,20 @@ class Reports:
         report = _report(text, uid)
         return Answer(report, min(until, self._now))
 
-    async def refused(self, address: str) -> bool:
-        """Whether nothing listens at an address: no silence, but an answer, and that of a machine that is there."""
+    async def last_words(self, address: str, uid: str) -> Answer | None:
+        """Return what a pod says that may have ended: a report, or silence. None: it is not at its address any more.
+
+        For nothing listens there, or it is somebody else who answers.
+        """
+        asked = self._now
         try:
-            async with asyncio.timeout(READ_SECONDS):
-                _, writer = await asyncio.open_connection(address, PORT)
-        except ConnectionRefusedError:
-            return True
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
-        return False
+            text = await self._ask(address, {}, READ_SECONDS)
+        except aiohttp.ClientConnectorError as error:
+            return None if isinstance(error.os_error, ConnectionRefusedError) else Answer(None, asked)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return Answer(None, asked)
+        report = _report(text, uid)
+        return Answer(report, asked) if report else None
 
     @property
     def _now(self) -> float:
@@ -87,22 +90,24 @@ class Reports:
             _log.debug("%s was not asked to drain: %s", address, error)
 
     async def _get(self, address: str, asked: dict[str, str], seconds: float) -> bytes | None:
-        if not address:
-            return None
-        limit = aiohttp.ClientTimeout(total=seconds)
         try:
-            url = f"http://{_host(address)}:{PORT}/v1/report"
-            async with self._session.get(url, params=asked, timeout=limit) as answer:
-                if not answer.ok:
-                    return None
-                text = b""
-                async for piece in answer.content.iter_any():
-                    text += piece
-                    if len(text) > LARGEST:
-                        return None
+            return await self._ask(address, asked, seconds) if address else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             _log.debug("%s cannot be heard: %s", address, error)
             return None
+
+    async def _ask(self, address: str, asked: dict[str, str], seconds: float) -> bytes | None:
+        """Return what is answered, if it is not too long."""
+        limit = aiohttp.ClientTimeout(total=seconds)
+        url = f"http://{_host(address)}:{PORT}/v1/report"
+        async with self._session.get(url, params=asked, timeout=limit) as answer:
+            if not answer.ok:
+                return None
+            text = b""
+            async for piece in answer.content.iter_any():
+                text += piece
+                if len(text) > LARGEST:
+                    return None
         return text
 
 

@@ -88,8 +88,8 @@ class Notes:
 class _Places(msgspec.Struct):
     group: str
     topic: str
-    begun: Annotated[float, msgspec.Meta(ge=0, le=2**40)]  # seconds since 1970
     offsets: dict[str, dict[str, Whole]]  # by broker and id
+    begun: Annotated[float, msgspec.Meta(ge=0, le=2**40)] | None = None  # seconds since 1970
 
 
 class Offsets:
@@ -138,7 +138,7 @@ class Offsets:
         nested: dict[str, dict[str, int]] = {}
         for queue, offset in sorted(after.items()):
             nested.setdefault(queue.broker, {})[str(queue.id)] = offset
-        _write(self._path(topic), _Places(self._group, topic, self._begun[topic], nested))
+        _write(self._path(topic), _Places(self._group, topic, nested, self._begun[topic]))
         self._kept[topic] = after
 
     def _path(self, topic: str) -> Path:
@@ -162,7 +162,7 @@ class Offsets:
         if (places.group, places.topic) != (self._group, topic):
             raise ValueError(f"they are those of {places.topic} in group {places.group}")
         offsets = dict(unnested({topic: places.offsets}))
-        self._begun[topic] = places.begun
+        self._begun[topic] = places.begun or self._begun[topic]
         return offsets
 
 

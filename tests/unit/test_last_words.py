@@ -1,0 +1,71 @@
+"""What a pod says that was deleted, and may work on: its word, silence, or that it is not there any more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from builders import a_report
+from rota.kube import reports
+from rota.kube.reports import Answer, Reports
+
+WHERE = "127.0.0.1"
+
+
+@pytest.fixture
+async def asker() -> AsyncIterator[Reports]:
+    found = Reports()
+    yield found
+    await found.close()
+
+
+async def heard(asker: Reports, monkeypatch: pytest.MonkeyPatch, text: bytes, status: int = 200) -> Answer | None:
+    """Ask a server that answers so."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=text, status=status)
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/report", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, WHERE, 0).start()
+    monkeypatch.setattr(reports, "PORT", int(runner.addresses[0][1]))
+    found = await asker.last_words(WHERE, "uid-m1")
+    await runner.cleanup()
+    return found
+
+
+async def test_its_word_is_heard(asker: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = a_report("m1", 7)
+    found = await heard(asker, monkeypatch, msgspec.json.encode(report))
+    assert found
+    assert found.report == report
+
+
+async def test_whoever_else_answers_at_its_address_shows_that_it_is_gone(
+    asker: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = msgspec.json.encode(a_report("m2", 7))
+    assert await heard(asker, monkeypatch, other) is None
+    assert await heard(asker, monkeypatch, b"Not found", 404) is None
+    assert await asker.last_words(WHERE, "uid-m1") is None, "nothing listens there any more"
+
+
+async def test_silence_shows_nothing(asker: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, WHERE, 0)
+    monkeypatch.setattr(reports, "PORT", server.sockets[0].getsockname()[1])
+    monkeypatch.setattr(reports, "READ_SECONDS", 0.05)
+    found = await asker.last_words(WHERE, "uid-m1")
+    assert found
+    assert found.report is None
+    over.set()
+    server.close()
