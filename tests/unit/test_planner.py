@@ -512,6 +512,9 @@ def test_queues_of_a_member_that_was_told_to_drain_are_nobodys() -> None:
         drained, pods=obeying(document, m2={"report": a_report("m2", 5, Q[3:4], state="draining", final=True)})
     )
     assert plan(leaves, NOW).status["unownedQueues"] == 0, "they are on their way"
+    told = {"report": a_report("m2", 5, Q[3:4], state="draining"), "terminating": True}
+    ends = replace(drained, pods=obeying(document, m2=told))
+    assert plan(ends, NOW).status["unownedQueues"] == 0, "its preStop was quicker than we are"
 
 
 def test_what_foreigners_work_is_theirs_and_not_called_nobodys() -> None:

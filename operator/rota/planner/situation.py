@@ -171,13 +171,13 @@ class Situation:
         return [queue for queue in self.queues if (queue not in owned or queue in idle) and queue not in known]
 
     def _not_worked(self, name: str, share: Share) -> Collection[Queue]:
-        """Return what of a share its owner does not work: it has ended, or was told to drain, and not by us."""
+        """Return what of a share its owner does not work: it has ended, or was told to drain though it stays."""
         holder = Holder(name, share.uid)
         seen = self.seen(holder)
         if seen.ended:
             return share.queues
         report = seen.report if seen.obeys(holder, 0) else None
-        drains = report and report.state != "serving" and not report.final
+        drains = report and report.state != "serving" and not (report.final or seen.terminating)
         return frozenset(share.queues) - seen.working if drains else ()
 
     @cached_property
