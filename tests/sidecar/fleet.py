@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -357,6 +358,15 @@ class Fleet:
             assert not pod.complaints(), pod.complaints()[0]
 
 
+async def _has_group(fleet: Fleet, broker: str) -> bool:
+    """Make the group at a broker; one that has only just started may take its time."""
+    try:
+        await fleet.cluster.update_group(fleet.group, broker)
+    except Unreachable:
+        return False
+    return True
+
+
 @asynccontextmanager
 async def a_fleet(
     rocketmq: RocketMQ, folder: Path, *, queues: int = 4, site: Site | None = None, **settings: Any
@@ -371,7 +381,7 @@ async def a_fleet(
             brokers = await fleet.cluster.brokers()
             for broker in brokers:
                 await fleet.cluster.create_topic(fleet.topic, broker, queues)
-                await fleet.cluster.update_group(fleet.group, broker)
+                await soon(partial(_has_group, fleet, broker), PATIENCE)
             await fleet.known(queues * len(brokers))
             yield fleet
         finally:
