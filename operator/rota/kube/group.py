@@ -153,7 +153,7 @@ class Group:
     def _replace(self, known: Known) -> None:
         """Know that another pod has the name of one of ours: it was deleted, by force if its end was not seen."""
         holder = Holder(known.pod.metadata.name, known.pod.metadata.uid)
-        if known.pod.started and not known.pod.stopped:
+        if known.pod.may_run:
             self.replaced[holder] = known
             self.missed.add(holder)
             del self.pods[holder.name]
@@ -194,9 +194,8 @@ class Group:
     def in_doubt(self, holder: Holder) -> Known | None:
         """Return what is known of somebody whose pod is no more, if that does not show that its process is not."""
         known = self.replaced.get(holder) or self.pods.get(holder.name)
-        if known is None or known.pod.metadata.uid != holder.uid:
-            return None
-        return known if known.pod.started and not known.pod.stopped else None
+        right = known is not None and known.pod.metadata.uid == holder.uid and known.pod.may_run
+        return known if right else None
 
     def forget_missed(self) -> None:
         """Forget those who are not told of any more: the group is gone, and nobody asks what became of them."""

@@ -189,6 +189,11 @@ class Pod(Struct, frozen=True):
         return self.ended or (self.terminating and terminated)
 
     @property
+    def may_run(self) -> bool:
+        """Whether its sidecar has begun, and nothing shows that it is over."""
+        return self.started and not self.stopped
+
+    @property
     def telling(self) -> tuple[object, ...]:
         """What of it can change a plan; its heartbeat and its annotations' noise do not."""
         state = self.started, self.ready, self.terminating, self.ended
