@@ -168,8 +168,13 @@ class Browser:
         return told["result"].get("value")
 
     async def wait_for(self, script: str, seconds: float = 60) -> Any:
-        """Return an expression's first value that is true."""
-        return await soon(partial(self.evaluate, script), seconds)
+        """Return an expression's first value that is true; if there is none, tell what the tab shows."""
+        try:
+            return await soon(partial(self.evaluate, script), seconds)
+        except TimeoutError as error:
+            shown = await self.evaluate("[location.href, document.body.innerText.slice(0, 2000)].join()")
+            error.add_note(f"{script}\n{shown}\n{self.errors=}\n{self.requests[-20:]=}")
+            raise
 
     async def press(self, key: str) -> None:
         """Press a key and let it go."""

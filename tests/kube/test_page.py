@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientResponse, ClientSession, ClientTimeout, web
+from aiohttp.typedefs import Handler
 from msgspec.structs import replace
 
 from ground.browser import Browser, a_browser, chromium
@@ -133,12 +134,19 @@ class Served(Fleets):
         super().__init__()
         self.hub = site.Hub()
         self.url = f"http://{address}:{port}/"
+        self.fails: list[Callable[[], Awaitable[object]]] = []  # what becomes of the next questions about a group
         self._address, self._port = address, port
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
+        @web.middleware
+        async def perhaps(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self.fails and request.path.startswith("/v1/groups/"):
+                await self.fails.pop(0)()
+            return await handler(request)
+
         self.hub = site.Hub()
-        app = web.Application()
+        app = web.Application(middlewares=[perhaps])
         app.add_routes(site.routes(self, self.hub))
         app.on_shutdown.append(self.hub.close)
         self._runner = await listen(app, self._address, self._port)
@@ -546,6 +554,29 @@ async def test_a_connection_that_breaks_is_told_of_and_comes_back_by_itself(brow
     assert await browser.evaluate(LABELS) == ["orders/broker-a/0: owned by m1, lag 0, KeepingUp"]
     assert all("ERR_" in it for it in browser.errors), "which the browser writes down by itself"
     browser.forget()
+
+
+async def test_what_is_not_answered_is_asked_again_though_nothing_changes(browser: Browser, served: Served) -> None:
+    async def refused() -> None:
+        raise web.HTTPServiceUnavailable
+
+    served.fails = [refused, refused, refused]
+    await open_group(browser, served.url)
+    assert not served.fails
+    assert len(await browser.evaluate(LABELS)) == 8
+    assert all("503" in it for it in browser.errors), "which the browser writes down by itself"
+    browser.forget()
+
+
+async def test_an_answer_that_never_comes_is_told_of_and_asked_for_again(browser: Browser, served: Served) -> None:
+    never = asyncio.Event()
+    await open_group(browser, served.url)
+    served.fails = [never.wait]
+    served.change(a_detail(queues=[a_queue(0, "m1")]))
+    await browser.wait_for(has("#live", "the operator does not answer. Trying again."))
+    await browser.wait_for(LIVE)
+    assert await browser.evaluate(LABELS) == ["orders/broker-a/0: owned by m1, lag 0, KeepingUp"]
+    never.set()
 
 
 async def test_it_works_below_a_path_as_behind_the_proxy_of_an_api_server(

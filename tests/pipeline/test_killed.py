@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow.parquet as pq
+import pytest
 
 from ground.poll import eventually
 from rota.pipeline.chronicle import Chronicle, Line
@@ -76,6 +77,7 @@ def rows(lake: Path) -> Counter[str]:
     return found
 
 
+@pytest.mark.timeout(3 * LONGEST)
 def test_killed_wherever_it_is_the_lake_has_each_line_once(tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     first, *others = hours().items()

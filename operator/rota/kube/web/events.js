@@ -1,6 +1,7 @@
 // Asking the operator, and hearing from it what has changed. Paths are relative: a proxy may have put some before them.
 
 const SILENT = 40_000; // milliseconds: it says at least every 15 s that it is still there
+const LONGEST = 15_000; // milliseconds that an answer may take
 
 async function answered(path, signal) {
   const answer = await fetch(path, { signal, cache: "no-store" });
@@ -9,7 +10,14 @@ async function answered(path, signal) {
   throw Object.assign(new Error(error ?? `${answer.status} ${answer.statusText}`), { status: answer.status });
 }
 
-export const ask = async (path, signal) => (await answered(path, signal)).json();
+export async function ask(path, signal) {
+  const late = AbortSignal.timeout(LONGEST);
+  try {
+    return await (await answered(path, AbortSignal.any([signal, late]))).json();
+  } catch (error) {
+    throw late.aborted && !signal.aborted ? new Error("the operator does not answer") : error;
+  }
+}
 
 // Listens until the connection ends, and throws why. EventSource would hide both a refusal and a silence.
 export async function listen(path, signal, { heard, changed }) {

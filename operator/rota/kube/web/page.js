@@ -7,7 +7,7 @@ import { ask, listen } from "./events.js";
 import { time } from "./words.js";
 
 const GAP = 200; // milliseconds between two questions at least; more where an answer takes longer
-const AGAIN = 2000; // before a connection that broke is tried again
+const AGAIN = 2000; // before what failed is tried again
 
 let view = {}; // what is shown: a group, or all where there is no name
 let ending = new AbortController(); // of whatever serves this view
@@ -45,7 +45,7 @@ function stillThere() {
   heard = Date.now();
 }
 
-// One question at a time; whatever changes meanwhile is one more.
+// One question at a time; whatever changes meanwhile is one more, and what was not answered is asked again.
 async function refresh() {
   wanted = true;
   if (asking) return;
@@ -54,29 +54,33 @@ async function refresh() {
     while (wanted) {
       wanted = false;
       const began = performance.now();
-      await look(view, ending.signal);
-      await pause(Math.max(GAP, performance.now() - began));
+      const answered = await look(view, ending.signal);
+      await pause(answered ? Math.max(GAP, performance.now() - began) : AGAIN);
+      wanted ||= !answered;
     }
   } finally {
     asking = false;
   }
 }
 
+// Returns whether that was answered, or need not be any more.
 async function look(asked, signal) {
   let answer;
   try {
     answer = await ask(path(asked), signal);
   } catch (error) {
-    if (asked === view && !signal.aborted) failed(error);
-    return;
+    if (asked !== view || signal.aborted) return true;
+    failed(error);
+    return knows;
   }
-  if (asked !== view) return;
+  if (asked !== view) return true;
   stillThere();
   knows = true;
   fail("");
   show(answer);
   live();
   if (asked.name) await detail.explain(path(asked), signal);
+  return true;
 }
 
 function failed(error) {
