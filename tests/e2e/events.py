@@ -4,7 +4,7 @@ import json
 import time
 
 from chart.charts import CHART
-from e2e.consumers import IN_FLIGHT, NAME, PATIENCE, PAUSE, Consumers
+from e2e.consumers import IN_FLIGHT, NAME, PATIENCE, Consumers
 from e2e.release import SECONDS, WAIT
 from ground.poll import eventually
 from rota.kube.objects import SIDECAR
@@ -30,7 +30,7 @@ def restarts(consumers: Consumers, pod: str, container: str) -> tuple[int, str, 
 
 def scaled(consumers: Consumers, members: int) -> None:
     """Have other members."""
-    with consumers.under_load(f"scaled from {consumers.members} to {members} by kubectl", pause=PAUSE):
+    with consumers.under_load(f"scaled from {consumers.members} to {members} by kubectl"):
         consumers.scale(members)
         consumers.works()
 
@@ -38,7 +38,7 @@ def scaled(consumers: Consumers, members: int) -> None:
 def rolled(consumers: Consumers) -> None:
     """Have all pods replaced."""
     before = {*consumers.pods()}
-    with consumers.under_load(f"rolling update of {consumers.members} pods", pause=PAUSE):
+    with consumers.under_load(f"rolling update of {consumers.members} pods"):
         consumers.roll()
         eventually(lambda: before.isdisjoint(consumers.pods()), SECONDS)
         consumers.works()
@@ -46,7 +46,7 @@ def rolled(consumers: Consumers) -> None:
 
 def pod_deleted(consumers: Consumers, pod: str) -> None:
     """Have a pod end in order."""
-    with consumers.under_load("a pod deleted", pause=PAUSE):
+    with consumers.under_load("a pod deleted"):
         consumers.installed.shop("delete", "pod", pod)
         consumers.works()
     assert pod not in consumers.pods()

@@ -167,7 +167,7 @@ class Browser:
             raise ValueError(f"{script}: {details.get('exception', {}).get('description', details['text'])}")
         return told["result"].get("value")
 
-    async def wait_for(self, script: str, seconds: float = 60) -> Any:
+    async def wait_for(self, script: str, seconds: float = 120) -> Any:
         """Return an expression's first value that is true; if there is none, tell what the tab shows."""
         try:
             return await soon(partial(self.evaluate, script), seconds)
