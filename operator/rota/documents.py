@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rota.model import Holder, Queue
-from rota.ranges import MOST_IDS, Ranged, count_of, from_ranges, to_ranges, unnested
+from rota.ranges import MOST_IDS, Ranged, check, from_ranges, to_ranges, unnested
 
 T = TypeVar("T")
 
@@ -21,7 +21,8 @@ SCHEMA = 1
 PLAIN, PACKED = "assignment.json", "assignment.json.gz"
 PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
-LARGEST = 16 * 2**20  # bytes unpacked: 100,000 queues take 12 MiB while all of them are under way
+LARGEST = 48 * 2**20  # bytes unpacked: as many queues as can be take 32 MiB while all are under way between long names
+MOST_PARTS = 16 * MOST_IDS  # objects, lists, fields: a queue under way has 9, and each takes memory
 MOST_EXTRA = 64 * 1024  # bytes of fields that we do not know: they are carried along, whatever they are
 LATEST = 2**53  # the highest generation that is read: so far JSON's numbers are whole
 DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
@@ -125,7 +126,7 @@ def _plain(text: str | bytes) -> bytes:
         return text
     stream = zlib.decompressobj(wbits=31)
     plain = stream.decompress(text, LARGEST)
-    if not stream.eof:
+    if not stream.eof or sum(plain.count(it) for it in b"{[:") > MOST_PARTS:
         raise ValueError
     return plain
 
@@ -343,8 +344,7 @@ def read_report(text: bytes | str) -> Report:
     """Read a report; what is none is a sentence, and fields of later versions are passed over."""
     try:
         report = msgspec.json.decode(text, type=Report)
-        if (many := count_of(report.held) + count_of(report.releasing)) > MOST_IDS:
-            raise ValueError(f"it names {many} queues; {MOST_IDS} are the most")  # noqa: TRY301 - told as all others
+        check(report.held, report.releasing)
     except (ValueError, RecursionError) as error:  # msgspec's errors are such too
         raise ValueError(f"The report cannot be read: {error}") from None
     return report

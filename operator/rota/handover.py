@@ -15,7 +15,8 @@ nobody yet.
   Or its pod is terminating and its final drain is done: such a process takes no queue again, whatever it reads.
 - *Ended*: the pod with that uid is known to be no more (seen, never guessed from its absence), its process with it.
   Where a pod was deleted by force, only its API object is gone. As long as its sidecar answers it counts as one that
-  leaves, and is asked to drain. If it is silent, who deleted it has said that its process is no more, and is believed.
+  leaves, and is asked to drain. If it is silent, who deleted it has said that its process is no more, and is believed;
+  so it is by an operator that began only after that, and does not know where it could be heard.
 - *Lost*: nobody has heard it for so long that waiting costs more than the risk: it is not Ready and silent, or it had
   two minutes (more if it may drain for longer) to see that the queue was taken from it. Only this proof can be wrong,
   so such a grant is marked forced, and the time both may have worked the queue is counted.

@@ -51,10 +51,13 @@ def ids_of(ranges: str) -> list[int]:
     return [number for first, last in _spans(ranges) for number in range(first, last + 1)]
 
 
-def count_of(ranged: Ranged) -> int:
-    """Return how many queues are written there, without spelling them out; what cannot be read is a sentence."""
-    spans = (span for brokers in ranged.values() for ids in brokers.values() for span in _spans(ids))
-    return sum(last - first + 1 for first, last in spans)
+def check(*several: Ranged) -> None:
+    """Read queues without spelling them out, as far as there can be so many; what cannot be read is a sentence."""
+    room = MOST_IDS
+    for ids in (ids for ranged in several for brokers in ranged.values() for ids in brokers.values()):
+        room -= sum(last - first + 1 for first, last in _spans(ids))
+        if room < 0:
+            raise ValueError(f"it names more than {MOST_IDS} queues")
 
 
 def _spans(ranges: str) -> list[tuple[int, int]]:
@@ -66,12 +69,15 @@ def _spans(ranges: str) -> list[tuple[int, int]]:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         room -= last - first + 1
         if last < first or room < 0:
-            shown = f"{ranges[:50]}…" if len(ranges) > 50 else ranges  # noqa: PLR2004 - a line's worth
-            raise ValueError(f"Queue ids {shown!r} cannot be read: write them as 0-3,7")
+            raise ValueError(f"Queue ids {_shown(ranges)} cannot be read: write them as 0-3,7")
         spans.append((first, last))
     if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
-        raise ValueError(f"Queue ids {ranges!r} name one id twice")
+        raise ValueError(f"Queue ids {_shown(ranges)} name one id twice")
     return spans
+
+
+def _shown(ranges: str) -> str:
+    return repr(f"{ranges[:50]}…" if len(ranges) > 50 else ranges)  # noqa: PLR2004 - a line's worth
 
 
 def unnested(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:

@@ -568,6 +568,24 @@ async def test_what_is_not_answered_is_asked_again_though_nothing_changes(browse
     browser.forget()
 
 
+async def test_why_a_queue_has_its_owner_is_asked_again_if_that_is_not_answered(
+    browser: Browser, served: Served
+) -> None:
+    async def nothing() -> None:
+        pass
+
+    async def refused() -> None:
+        raise web.HTTPServiceUnavailable
+
+    await open_group(browser, served.url)
+    served.fails = [nothing, refused, nothing, refused]  # of the group, and of why
+    await browser.evaluate("document.querySelector('.cell').click()")
+    await browser.wait_for(has("#why", "m0 had it before."))
+    assert not served.fails
+    assert all("503" in it for it in browser.errors), "which the browser writes down by itself"
+    browser.forget()
+
+
 async def test_an_answer_that_never_comes_is_told_of_and_asked_for_again(browser: Browser, served: Served) -> None:
     never = asyncio.Event()
     await open_group(browser, served.url)

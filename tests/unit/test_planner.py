@@ -19,7 +19,7 @@ from builders import (
     obeying,
 )
 from rota.documents import Assignment, read_assignment
-from rota.model import Queue, Reason, Verdict
+from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Plan, Pod, Poke, Snapshot, plan
 from rota.planner.record import BELIEVED, written
 
@@ -387,6 +387,15 @@ def test_after_a_lost_record_a_queue_without_owner_waits_until_nobody_can_be_wor
     assert owned(done.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
     assert done.document
     assert done.document.barrier == 0
+
+
+def test_after_a_lost_record_who_was_replaced_under_its_name_and_may_run_may_work_what_has_no_owner() -> None:
+    document = a_document(members={"m1": Q[:3]}, barrier=5)
+    seen = settled(document=document, pods=obeying(document))
+    doubtful = plan(replace(seen, replaced=frozenset({Holder("m1", "old")})), NOW)
+    assert doubtful.document is None
+    assert doubtful.status["unownedQueues"] == 3
+    assert owned(plan(seen, NOW).document) == {"m1": [0, 1, 2, 3, 4, 5]}, "it has ended"
 
 
 def drains(name: str, number: int, *, lost: bool = False) -> Pod:

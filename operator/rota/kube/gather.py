@@ -142,10 +142,11 @@ class Gatherer:
         asked = [self._found(path("pods", group.namespace, holder.name), Pod) for holder in holders]
         found = dict(zip(holders, await asyncio.gather(*asked), strict=True))
         gone = [holder for holder, pod in found.items() if pod is None or pod.metadata.uid != holder.uid]
-        lingers = dict(zip(gone, await asyncio.gather(*(self._lingers(group, holder) for holder in gone)), strict=True))
-        for holder, pod in found.items():
-            if not lingers.get(holder):
-                group.read(holder, pod, self._now)
+        for holder in found.keys() - gone:  # at once: what is told meanwhile is newer
+            group.read(holder, found[holder], self._now)
+        lingers = await asyncio.gather(*(self._lingers(group, holder) for holder in gone))
+        for holder in (holder for holder, it in zip(gone, lingers, strict=True) if not it):
+            group.read(holder, found[holder], self._now)
         group.unsure = ()
 
     async def _lingers(self, group: Group, holder: Holder) -> bool:

@@ -359,6 +359,7 @@ class Group:
             wanted_settings=self.wanted_settings,
             fresh=self.fresh,
             pods=tuple(pods),
+            replaced=frozenset(self.replaced),
             gone=frozenset(self.gone),
             views=broker.views,
             foreigners=broker.foreigners,

@@ -129,8 +129,8 @@ class Situation:
 
     @cached_property
     def free_proof(self) -> Proof:
-        """What is known of queues that the record gives to nobody; foreigners may work them if we cannot see them."""
-        if self.snapshot.foreigners is None:
+        """What is known of queues that the record gives to nobody; who is not shown to us may work them."""
+        if self.snapshot.foreigners is None or (self.document.barrier and self.snapshot.replaced):
             return Proof.NONE
         return record.past_barrier(self.document, self.snapshot.pods, self.policy.handover, self.now)
 

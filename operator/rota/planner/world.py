@@ -120,6 +120,7 @@ class Snapshot:
     wanted_settings: str = ""  # what it should be
     fresh: bool = False  # pods and reports were read anew after the record was found missing or damaged
     pods: tuple[Pod, ...] = ()  # all: whoever begins to lead lists them and asks each for its report, then watches
+    replaced: frozenset[Holder] = frozenset()  # whose name another pod has, and of whose end nothing is known
     gone: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
     views: Mapping[str, View | None] = field(default_factory=dict)  # by topic, retry topics too; None: no answer
     foreigners: tuple[str, ...] | None = ()  # client ids that are not Rota's, each as often as worn; None: no answer

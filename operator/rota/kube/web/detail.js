@@ -180,28 +180,31 @@ function turn(pages) {
   draw();
 }
 
-// Says why the chosen queue has its owner, once for each generation.
+// Says why the chosen queue has its owner, once for each generation; returns whether that was answered, or need not be.
 export async function explain(path, signal) {
   const about = `${asked} ${known?.summary.generation}`;
-  if (!asked || about === explained) return;
+  if (!asked || about === explained) return true;
   explained = about;
   try {
     const { queues, strategy, generation } = await ask(`${path}/why?queue=${encodeURIComponent(asked)}`, signal);
     const told = queues.map((it) => `${queueName(it)}: ${it.why}`).join(" ");
     if (path === shown) put(at("why"), `${told} (${strategy}, generation ${generation})`);
   } catch (error) {
-    if (!error.status) explained = ""; // it was not heard
+    const refused = error.status < 500;
+    if (!refused) explained = ""; // it was not heard
     if (path === shown && !signal.aborted) put(at("why"), error.message);
+    return refused || signal.aborted;
   }
+  return true;
 }
 
-export function start() {
+export function start(refresh) {
   at("filter").addEventListener("input", filtered);
   at("order").addEventListener("change", filtered);
   at("back").addEventListener("click", () => turn(-1));
   at("on").addEventListener("click", () => turn(1));
   map.start((queue) => {
     asked = queue;
-    explain(shown, new AbortController().signal);
+    refresh();
   });
 }

@@ -56,7 +56,7 @@ async function refresh() {
       const began = performance.now();
       const answered = await look(view, ending.signal);
       await pause(answered ? Math.max(GAP, performance.now() - began) : AGAIN);
-      wanted ||= !answered;
+      wanted ||= !answered && !document.hidden;
     }
   } finally {
     asking = false;
@@ -79,8 +79,7 @@ async function look(asked, signal) {
   fail("");
   show(answer);
   live();
-  if (asked.name) await detail.explain(path(asked), signal);
-  return true;
+  return !asked.name || (await detail.explain(path(asked), signal));
 }
 
 function failed(error) {
@@ -159,5 +158,5 @@ addEventListener("hashchange", () => {
 });
 document.addEventListener("visibilitychange", begin);
 groups.start();
-detail.start();
+detail.start(refresh);
 begin();
