@@ -115,12 +115,15 @@ class Shop:
 
         await self.soon(settled, 120)
 
-    async def owns(self, many: int) -> bool:
-        """Whether so many queues are given to our members."""
+    async def shares(self) -> list[list[Queue]]:
+        """Return what the document gives to each member of ours, retries aside."""
         found = await self.api.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{GROUP}-rota")
         shares = json.loads(found["data"]["assignment.json"])["members"].values()
-        queues = [queue for share in shares for queue in from_ranges(share.get("queues", {}))]
-        return sum(queue.topic == self._topic for queue in queues) == many
+        return [[it for it in from_ranges(share.get("queues", {})) if it.topic == self._topic] for share in shares]
+
+    async def owns(self, many: int) -> bool:
+        """Whether so many queues are given to our members."""
+        return sum(map(len, await self.shares())) == many
 
     async def moved_for(self, *reasons: str) -> None:
         """Wait until queues were moved for one of these, and the group is at rest again."""

@@ -281,6 +281,15 @@ class TestWithTwoBrokers:
         every = await shop.brokers.queues(GROUP)
         here, there = ([it for it in every if it.broker == broker.name] for broker in rocketmq.brokers)
         assert len(here) == len(there) == QUEUES
+        await shop.follow("circle", "AveragelyByCircle")
+
+        async def each_works_both() -> (
+            bool
+        ):  # else who reaches no broker of its queues is not ready, before they are gone
+            return all({it.broker for it in share} == {it.broker for it in every} for share in await shop.shares())
+
+        await shop.soon(each_works_both)
+        await shop.works(2)
         for queue in [*here, *there]:
             await shop.send(queue)
         rocketmq.kill_broker(1)
