@@ -26,7 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 async def listen(
-    app: web.Application, address: str, port: int, hint: str = "", *, kept: float | None = None, forwarded: bool = False
+    app: web.Application,
+    address: str,
+    port: int,
+    hint: str = "",
+    *,
+    kept: float | None = None,
+    forwarded: bool = False,
+    patience: float = PATIENCE,
 ) -> web.AppRunner:
     """Answer from now on, until the runner is cleaned up; what is wrong with the address is a sentence.
 
@@ -35,7 +42,7 @@ async def listen(
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     asking = _Asking()
     app.middlewares.extend([asking.note, _refuse_what_cannot_be_read, _read_in_time])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=PATIENCE, keepalive_timeout=kept or KEPT)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=patience, keepalive_timeout=kept or KEPT)
     await runner.setup()
     try:
         sockets = await _bound(address, port)
@@ -133,16 +140,17 @@ class _Door(web.BaseSite):
         await super().stop()
 
     async def _let_in(self, door: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
+            await _knocked(door)
             try:
-                come, _ = await loop.sock_accept(door)
-            except ConnectionError:  # whoever knocked has gone
+                come, _ = door.accept()
+            except (BlockingIOError, ConnectionError):  # whoever knocked has gone
                 continue
             except OSError as error:
                 self._complain(f"No connection can be taken: {error.strerror}")
                 await asyncio.sleep(AGAIN)
                 continue
+            come.settimeout(0)
             await self._take(come)
 
     async def _take(self, come: socket.socket) -> None:
@@ -175,6 +183,17 @@ class _Door(web.BaseSite):
         if now - self._said >= SAID:
             self._said = now
             _log.warning("%s", sentence)
+
+
+async def _knocked(door: socket.socket) -> None:
+    """Wait until somebody can be let in; asyncio's own would lose who is let in just when nobody waits any more."""
+    loop = asyncio.get_running_loop()
+    heard = asyncio.Event()
+    loop.add_reader(door, heard.set)
+    try:
+        await heard.wait()
+    finally:
+        loop.remove_reader(door)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -21,6 +21,7 @@ from msgspec.structs import asdict
 from ground.api import Api, ApiError, Object
 from ground.poll import soon
 from rota.documents import FullReport, Worked
+from rota.listening import listen
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
@@ -122,9 +123,7 @@ class One:
         self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)  # it is gone, whoever waits
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address, PORT).start()
+        self._runner = await listen(app, self.address, PORT, patience=0.1)  # it is gone, whoever waits
         await self.becomes(ready=ready)
 
     async def becomes(self, *, ready: bool) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from aiohttp import web
@@ -201,3 +201,19 @@ async def test_an_address_that_is_taken_is_said_so() -> None:
         port = busy.getsockname()[1]
         with pytest.raises(ValueError, match=f"at 127.0.0.1, port {port}: Address already in use"):
             await listening.listen(web.Application(), "127.0.0.1", port)
+
+
+@pytest.mark.parametrize("turns", range(7))
+async def test_who_knocks_while_it_ends_is_let_go(turns: int) -> None:
+    """At whichever turn of the loop it ends: what nobody closes is told of by the interpreter, and fails this."""
+    port = a_port()
+    runner = await listening.listen(web.Application(), "127.0.0.1", port)
+    await asyncio.sleep(0)
+    with socket.socket() as knocking:
+        knocking.connect(("127.0.0.1", port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await runner.cleanup()
+        knocking.settimeout(5)
+        with suppress(ConnectionResetError):
+            assert await asyncio.to_thread(knocking.recv, 1) == b""
