@@ -283,9 +283,8 @@ class TestWithTwoBrokers:
         assert len(here) == len(there) == QUEUES
         await shop.follow("circle", "AveragelyByCircle")
 
-        async def each_works_both() -> (
-            bool
-        ):  # else who reaches no broker of its queues is not ready, before they are gone
+        async def each_works_both() -> bool:
+            """Else who reaches no broker of its queues is not ready, before they are gone."""
             return all({it.broker for it in share} == {it.broker for it in every} for share in await shop.shares())
 
         await shop.soon(each_works_both)

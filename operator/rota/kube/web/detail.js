@@ -203,8 +203,8 @@ export function start(refresh) {
   at("order").addEventListener("change", filtered);
   at("back").addEventListener("click", () => turn(-1));
   at("on").addEventListener("click", () => turn(1));
-  map.start((queue) => {
+  map.start(async (queue) => {
     asked = queue;
-    refresh();
+    if (!(await explain(shown, new AbortController().signal))) refresh();
   });
 }
