@@ -392,6 +392,21 @@ async def test_a_pull_takes_a_commit_along_which_holds_before_it_is_answered(wor
     assert await member.committed(queue) == 2  # what it took along is not said again when it is answered
 
 
+async def test_what_a_pull_took_along_undoes_nothing_once_it_is_answered(world: World) -> None:
+    queues = await world.topic(8)
+    member = await world.joined(queues[0].topic)
+    await member.commit(queues[0], 0)  # first commits are not sent side by side
+
+    async def hand_over(queue: Queue, number: int) -> int | None:
+        await member.pull(queue, 0, wait=0, commit=2 * number)
+        await member.commit(queue, 2 * number + 1)
+        return await member.committed(queue)
+
+    for number in range(50):
+        found = await asyncio.gather(*(hand_over(queue, number) for queue in queues))
+        assert {*found} == {2 * number + 1}
+
+
 async def _is_committed(member: Consumer, queue: Queue, offset: int) -> bool:
     return await member.committed(queue) == offset
 

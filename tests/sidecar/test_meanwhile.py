@@ -100,9 +100,10 @@ async def test_a_reset_that_a_pull_has_put_back_holds_with_the_next_one(
 
     class Unlucky(MemoryConsumer):
         async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
-            if more["commit"] == 1 and 1 not in taken:
+            commit = more.get("commit")
+            if commit == 1 and 1 not in taken:
                 await memory.reset(GROUP, TOPIC, BROKER)
-            taken.append(more["commit"])
+            taken.append(commit)
             return await super().pull(queue, offset, **more)
 
     monkeypatch.setattr(shell, "COMMIT_SECONDS", 3600.0)
@@ -116,6 +117,45 @@ async def test_a_reset_that_a_pull_has_put_back_holds_with_the_next_one(
         await committed(member, 2)
         assert {1, 2} <= {*taken}
         gate.opens.set()
+
+
+async def test_what_a_pull_took_along_does_not_put_back_what_is_committed_when_the_queue_is_given_up(
+    tmp_path: Path,
+) -> None:
+    under_way, lands, gate = asyncio.Event(), asyncio.Event(), Gate()
+
+    class Overtaken(MemoryConsumer):
+        """As a broker is that is slow to look for messages, and stores what came along after that."""
+
+        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> Pulled:
+            found = await super().pull(queue, offset, **more)
+            if commit:
+                under_way.set()
+                await asyncio.shield(self._stores(queue, commit))
+            return found
+
+        async def _stores(self, queue: Queue, commit: int) -> None:
+            await lands.wait()
+            await self.commit(queue, commit)
+
+    async with a_member(tmp_path) as member:
+        member.connect = Overtaken
+        member.settings["delivery"] = {"push": {"concurrency": 1}}
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+        await member.did("1")
+        member.app.answer = gate
+        await member.send("2", queue=0)
+        await under_way.wait()
+        await member.until(lambda it: it.inflight == 1)
+        member.show([])
+        await member.until(lambda it: bool(it.releasing))
+        gate.opens.set()
+        await member.did("1", "2")
+        assert (await member.report()).releasing, "what it commits now may be undone"
+        lands.set()
+        await member.until(lambda it: not it.working)
+        assert member.offset(0) == 2
 
 
 async def test_a_queue_whose_first_offset_is_under_way_is_not_released_before_it_is_there(tmp_path: Path) -> None:

@@ -233,7 +233,8 @@ class Consumer(Protocol):
     ) -> Pulled:
         """Ask for messages from an offset on; where there are none, the broker waits for some.
 
-        What is to be committed is so before it waits; if nothing answers, nobody knows whether it is.
+        What is to be committed is so before it waits, and surely so when it is answered. Until then nobody knows, and
+        what is committed later may be undone by it.
         """
 
     async def committed(self, queue: Queue) -> int | None:

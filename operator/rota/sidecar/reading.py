@@ -18,6 +18,7 @@ from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.measures import Measures
 from rota.sidecar.window import Commit, Limits, Window
 from rota.spec.resolved import Settings
+from rota.waiting import to_the_end
 
 PULL_SECONDS = 15.0  # that a broker holds a pull for which there is nothing
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # after a pull that failed
@@ -256,10 +257,10 @@ class Reading:
             while self.window.full(self.limits):
                 self._changed.clear()
                 await self._changed.wait()
-            # Whether a broker that failed answers again is known at once, not when the next message comes.
-            asked, wait = self.window.next, 0.0 if pause else PULL_SECONDS
+            asked = self.window.next
             try:
-                found = await self._ask(asked, wait)
+                # Whether a broker that failed answers again is known at once, not when the next message comes.
+                found = await (self.source.consumer.pull(self.queue, asked, wait=0.0) if pause else self._ask(asked))
             except (BrokerError, ValueError) as error:  # the latter where the settings name no such topic
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
                 if isinstance(error, SwitchedOff):
@@ -279,20 +280,20 @@ class Reading:
             if found.messages:
                 self._shell.offer(self)
 
-    async def _ask(self, offset: int, wait: float) -> Pulled:
+    async def _ask(self, offset: int) -> Pulled:
         """Pull, and take along what is to be committed: so a crash repeats little more than what was in flight.
 
+        A broker stores what was taken along when it has looked for messages, which may be after a commit that was sent
+        later: so that waits for this one's answer, and to have it soon the pull is not held, and not given up.
         If the group was reset meanwhile, the broker puts that back, and says so: the next pull takes the reset along.
         """
-        sure = wait and not (self._doubts or self._committing.locked()) and self._shell.may_commit(self.queue)
-        commit = self.window.to_commit() if sure and self.source.store is self.source.consumer else None
-        try:
-            found = await self.source.consumer.pull(self.queue, offset, wait=wait, commit=commit and commit.offset)
-        except asyncio.CancelledError:
-            if commit:  # it may arrive yet, before what is committed next
-                self.window.committed = None
-            raise
-        if commit:
+        consumer, mine = self.source.consumer, self.source.store is self.source.consumer
+        sure = mine and not (self._doubts or self._committing.locked()) and self._shell.may_commit(self.queue)
+        commit = self.window.to_commit() if sure else None
+        if commit is None:
+            return await consumer.pull(self.queue, offset, wait=PULL_SECONDS)
+        async with self._committing:
+            found = await to_the_end(consumer.pull(self.queue, offset, wait=0.0, commit=commit.offset))
             self._shell.measures.commits.add("done")
             self.window.answered(commit)
         return found
