@@ -6,7 +6,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from ground.instance import sweep
 
-pytest_plugins = ["ground.fixtures"]
+pytest_plugins = ["chart.fixtures", "ground.fixtures"]
 
 settings.register_profile("rota", deadline=None)  # machines are shared
 settings.load_profile("rota")

@@ -1,10 +1,13 @@
 """The chart, as the real helm renders it."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +130,41 @@ class Release:
         """Return what the release's pods know the API server by."""
         found = ("get", "configmap", "kube-root-ca.crt", "-n", self.namespace, "-o", r"jsonpath={.data.ca\.crt}")
         return eventually(lambda: self._cluster.kubectl(*found, check=False))
+
+
+def environment(rendered: Rendered, fields: dict[str, str]) -> dict[str, str]:
+    """Return what a container's variables are in a pod with those fields."""
+    told = rendered.env
+    for it in rendered.container["env"]:
+        if "valueFrom" in it:
+            told[it["name"]] = fields[it["valueFrom"]["fieldRef"]["fieldPath"]]
+    return told
+
+
+@asynccontextmanager
+async def started(
+    rendered: Rendered, kubeconfig: Path, fields: dict[str, str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start the operator's container without a container; it is killed if it still runs at the end."""
+    (program,) = rendered.container["command"]
+    argv = [Path(sys.executable).with_name(program), *rendered.container["args"]]
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        env={**os.environ, **environment(rendered, fields), "KUBECONFIG": str(kubeconfig)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:
+    """Write a kubeconfig for the release's ServiceAccount."""
+    config = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "--minify", "-o", "json"))
+    config["users"][0]["user"] = {"token": release.token()}
+    path.write_text(json.dumps(config))
+    return path

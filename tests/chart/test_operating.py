@@ -2,61 +2,19 @@
 
 import asyncio
 import json
-import os
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from chart.charts import Release, Rendered
+from chart.charts import Release, as_its_account, started
 from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.instance import Instance
 from ground.poll import answers, eventually, soon
 from kube.world import is_gone
 
-NO_SECRET = "There is no Secret acl"
-
-
-def environment(rendered: Rendered, fields: dict[str, str]) -> dict[str, str]:
-    """Return what a container's variables are in a pod with those fields."""
-    told = rendered.env
-    for it in rendered.container["env"]:
-        if "valueFrom" in it:
-            told[it["name"]] = fields[it["valueFrom"]["fieldRef"]["fieldPath"]]
-    return told
-
-
-@asynccontextmanager
-async def started(
-    rendered: Rendered, kubeconfig: Path, fields: dict[str, str]
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start the operator's container without a container; it is killed if it still runs at the end."""
-    (program,) = rendered.container["command"]
-    argv = [Path(sys.executable).with_name(program), *rendered.container["args"]]
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        env={**os.environ, **environment(rendered, fields), "KUBECONFIG": str(kubeconfig)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:
-    """Write a kubeconfig for the release's ServiceAccount."""
-    config = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "--minify", "-o", "json"))
-    config["users"][0]["user"] = {"token": release.token()}
-    path.write_text(json.dumps(config))
-    return path
+NO_SECRET = "Secret acl, which spec.broker names, does not exist"
 
 
 async def a_group(api: Api, namespace: str, name: str = "orders") -> str:

@@ -11,7 +11,7 @@ from ground.poll import soon
 CRDS = Path(__file__).parents[2] / "crds"
 VERSION = "rota.dev/v1alpha1"
 
-_BUSY = {404, 429, 503}  # just after its definition a kind is not there yet
+BUSY = {404, 429, 503}  # how the API server refuses requests for a kind whose definition has just changed
 
 
 async def define(api: Api) -> dict[str, Object]:
@@ -28,7 +28,7 @@ async def _defined(api: Api, body: Object) -> Object:
         try:
             await api.get(f"/apis/{VERSION}/{body['spec']['names']['plural']}")
         except ApiError as error:
-            if error.status not in _BUSY:
+            if error.status not in BUSY:
                 raise
             return False
         return True

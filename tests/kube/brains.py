@@ -42,6 +42,7 @@ class Counting(Api):
     def __init__(self, access: kopf.ConnectionInfo, moment: Callable[[], None]) -> None:
         super().__init__(lambda: access)
         self.writes: list[str] = []
+        self.reads: list[str] = []  # paths of objects and collections, watches aside
         self.refused: list[tuple[str, int]] = []  # writes that were not taken, and why
         self.late: dict[str, Late] = {}  # by write
         self.lost: set[str] = set()  # writes that are taken, and whose next answer gets lost
@@ -60,6 +61,7 @@ class Counting(Api):
     ) -> bytes:
         self.fault()
         if method == "GET":
+            self.reads.append(path)
             return await super()._ask(method, path, body, params=params, content=content)
         self._moment()
         write = f"{method} {path}"

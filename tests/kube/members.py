@@ -74,6 +74,19 @@ def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
     }
 
 
+def running_status(address: str, *, ready: bool) -> Object:
+    """Return the status that a kubelet writes of a pod whose sidecar runs."""
+    running = {"name": "rota-sidecar", "started": True, "ready": ready, "state": {"running": {}}}
+    running |= {"image": "rota", "imageID": "", "restartCount": 0}
+    return {
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "initContainerStatuses": [running],
+        "conditions": [{"type": "Ready", "status": str(ready)}],
+    }
+
+
 async def reported(
     asked: web.Request,
     member: Member,
@@ -127,16 +140,8 @@ class One:
         await self.becomes(ready=ready)
 
     async def becomes(self, *, ready: bool) -> None:
-        """Tell the pod's status as a kubelet does."""
-        running = {"name": "rota-sidecar", "started": True, "ready": ready, "state": {"running": {}}}
-        running |= {"image": "rota", "imageID": "", "restartCount": 0}
-        status = {
-            "phase": "Running",
-            "podIP": self.address,
-            "podIPs": [{"ip": self.address}],
-            "initContainerStatuses": [running],
-            "conditions": [{"type": "Ready", "status": str(ready)}],
-        }
+        """Write the pod's status as a kubelet does."""
+        status = running_status(self.address, ready=ready)
         await self.fleet.api.patch(f"{self.path}/status", {"status": status}, "strategic")
 
     @property

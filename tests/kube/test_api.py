@@ -20,7 +20,8 @@ from kube.world import a_group
 from rota.kube import api as ours
 from rota.kube import page, run
 from rota.kube.follow import Follower
-from rota.kube.objects import GROUPS, Custom, Pod, path
+from rota.kube.objects import Custom, Pod
+from rota.kube.paths import GROUPS
 
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 WHO_AM_I = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
@@ -67,7 +68,8 @@ async def test_a_server_that_stands_still_is_noticed_and_what_happened_after_is_
     async with ours.Api(lambda: access) as client:
         told = Follower(
             client,
-            path("pods", namespace),
+            "pods",
+            namespace,
             Pod,
             seen=lambda pod: seen.add(pod.metadata.name),
             gone=lambda pod: seen.remove(pod.metadata.name),
@@ -97,7 +99,8 @@ async def test_what_no_watch_told_is_known_once_all_is_listed_again(
     async with ours.Api(lambda: access) as client:
         groups = Follower(
             client,
-            path(GROUPS, namespace),
+            GROUPS,
+            namespace,
             Custom,
             seen=lambda it: seen.update({it.metadata.name: str(it.spec["subscriptions"])}),
             gone=lambda it: seen.__delitem__(it.metadata.name),
@@ -121,7 +124,7 @@ async def test_an_operator_that_hears_nothing_any_more_says_so_to_the_kubelet(
 ) -> None:
     access, address = an_access(control_plane.kubeconfig), instance.address()
     async with ours.Api(lambda: access) as client, aiohttp.ClientSession() as session:
-        pods = Follower(client, path("pods"), Pod, seen=lambda _: None, gone=lambda _: None)
+        pods = Follower(client, "pods", "", Pod, seen=lambda _: None, gone=lambda _: None)
         port = instance.port("a page of ours", 18080)
         runner = await page.Page([pods], lambda: True).serve(address, port)
 

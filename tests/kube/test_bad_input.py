@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,14 @@ import builders
 from builders import NOW
 from ground.api import Api, Object
 from ground.controlplane import Cluster
+from ground.fixtures import a_namespace
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import Fleet, One, a_pod
 from kube.world import GROUP, World, a_group, billing, goes_on, is_gone, two_members
 from rota import planner
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
-from rota.documents import PACKED, PLAIN, read_assignment
+from rota.documents import PACKED, PLAIN, Share, read_assignment, write_assignment
 from rota.kube import apply, places, views
 from rota.kube.group import Group
 from rota.kube.objects import Custom, Metadata
@@ -316,6 +318,33 @@ async def test_a_pod_that_ended_while_its_document_was_written_is_not_poked(worl
     group = world.operator.brain.groups[world.namespace, GROUP]
     pokes = {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}
     assert await apply.mark(world.operator.api, group, pokes, settled=False) == 1
+
+
+async def test_a_document_that_names_objects_of_other_namespaces_as_members_has_them_neither_read_nor_counted(
+    world: World,
+) -> None:
+    """A tenant may edit ConfigMaps, and so the assignment; the pod of the other namespace exists, so it never ends."""
+    await two_members(world)
+    async with a_namespace(world.api) as victims:
+        victim = await world.api.create(f"/api/v1/namespaces/{victims}/pods", a_pod("victim", "other"))
+        path = f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
+        document = read_assignment((await world.api.get(path))["data"][PLAIN])
+        shares = {name: Share(share.uid, share.queues[1:]) for name, share in document.members.items()}
+        names = [f"../../{victims}/pods/victim", f"%2e%2e/%2e%2e/{victims}/pods/victim"]
+        taken = [share.queues[:1] for share in document.members.values()]
+        ghosts = {name: Share(victim["metadata"]["uid"], queues) for name, queues in zip(names, taken, strict=True)}
+        generation = document.generation + 1
+        forged = replace(document, generation=generation, members=shares | ghosts)
+        await world.api.patch(path, {"data": {**write_assignment(forged)}})
+
+        async def is_decided_anew() -> bool:
+            return bool(world.fleet.documents and world.fleet.documents[-1]["generation"] > generation)
+
+        await soon(is_decided_anew, 60)
+        await world.until(4, 4)
+        await soon(world.settled, 60)
+    assert world.fleet.documents[-1]["members"].keys() == {"orders-a", "orders-b"}
+    assert not [path for path in world.operator.api.reads if "victim" in path]
 
 
 # What becomes of a group.

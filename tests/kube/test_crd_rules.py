@@ -76,6 +76,8 @@ ORDERLY_PULL = {"ordering": "Orderly", "delivery": {"mode": "Pull"}}
 OWN = "spec.subscriptions names a topic that is the group's own: members read its retries anyway"
 NEED = "is missing: strategy {} cannot work without it"
 
+# Names that would lead a request for a Secret to another object, were they put into its path as they are.
+PATHS_AS_NAMES = ["../../victim/secrets/rmq-admin", "..", "%2e%2e", "a%2fb", "a//b", "a?b", "a#b", "a\n", "A", "a..b"]
 # What is bad, what the API server says, and what the parser says where that is not the same.
 BAD_GROUPS: list[tuple[Object, str, str]] = [
     ({"broker": None}, "spec.broker: Required value", "spec: object missing required field broker"),
@@ -151,6 +153,10 @@ BAD_GROUPS: list[tuple[Object, str, str]] = [
     (nested("rollout.maxUnavailable", "101%"), "maxUnavailable in body should match", "expected str matching regex"),
     (nested("sidecar.resources", "small"), "spec.sidecar.resources: Invalid value", "resources: expected object"),
     (nested("policyRef.name", ""), "spec.policyRef.name: Invalid value", "name: expected str of length >= 1"),
+    *(
+        (nested("policyRef.name", name), "policyRef.name in body should match", "name is not the name of a Kubernetes")
+        for name in PATHS_AS_NAMES
+    ),
     ({"policyRef": {}}, "spec.policyRef.name: Required value", "spec.policyRef: object missing required field name"),
 ]
 
@@ -237,8 +243,8 @@ def holding(block: str, value: Any) -> Object:
 # Where in a block, and what may not be there; None: nothing.
 NOT_THERE: dict[str, list[Any]] = {
     "broker.rocketmq.nameServers": [None, [""]],
-    "broker.rocketmq.credentialsSecret.name": [None, ""],
-    "broker.rocketmq.tls.caSecret.name": [None, ""],
+    "broker.rocketmq.credentialsSecret.name": [None, "", 254 * "a", *PATHS_AS_NAMES],
+    "broker.rocketmq.tls.caSecret.name": [None, "", 254 * "a", *PATHS_AS_NAMES],
     "broker.rocketmq.tls.enabled": ["yes"],
     "byConfig.members": [None, []],
     "byConfig.members.0.index": [None, -1],

@@ -215,7 +215,7 @@ async def _true(value: bool) -> bool:  # noqa: FBT001 - it is what is asked
         (
             {"broker": {"rocketmq": {"nameServers": ["memory:9876"], "credentialsSecret": {"name": "acl"}}}},
             "MissingSecret",
-            "There is no Secret acl",
+            "Secret acl, which spec.broker names, does not exist",
         ),
     ],
 )

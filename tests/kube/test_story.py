@@ -79,7 +79,7 @@ async def test_the_examples_are_applied_and_every_group_tells_how_it_is(applied:
     wide = kubectl("get", "cg", "-o", "wide")
     assert "8 queues, 2 members" in wide
     assert "Nobody is there to work 8 queues" in wide
-    assert "There is no Secret rmq-ca" in kubectl("describe", "cg/payments")
+    assert "Secret rmq-ca, which spec.broker names, does not exist" in kubectl("describe", "cg/payments")
     every = kubectl("get", "rota", "-o", "name").split()
     wanted = {(body["kind"], body["metadata"]["name"]) for body in SHOWN if "rota.dev" in body["apiVersion"]}
     assert {*every} == {f"{kind.lower()}.rota.dev/{name}" for kind, name in wanted}

@@ -65,6 +65,10 @@ def test_the_examples_are_understood() -> None:
         ({"subscriptions": [{"topic": "a b"}]}, r"spec.subscriptions\[0\].topic: expected str matching regex"),
         ({"subscriptions": [{"topic": "a"}, {"topic": "a"}]}, "spec.subscriptions names a topic twice"),
         ({"subscriptions": [{"topic": "a", "expression": " || "}]}, "spec.subscriptions has an expression without a"),
+        (
+            {"policyRef": {"name": "../steady"}},
+            "spec.policyRef.name is not the name of a Kubernetes object; write lower-case letters, digits, - and .",
+        ),
         ({"colour": 1}, "spec: object contains unknown field colour"),
         ({"delivery": {"push": {"timeout": 30}}}, "spec.delivery.push.timeout: expected a duration such as 500ms"),
         ({"delivery": {"push": {"timeout": "1 week"}}}, "spec.delivery.push.timeout: expected a duration"),

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from rota.http_client import TooLongError, is_redirect, read_body
 from rota.model import plain
 
 T = TypeVar("T")
@@ -17,7 +18,6 @@ Ask = Callable[[str, Mapping[str, str]], Awaitable[tuple[int, bytes]]]  # a path
 
 SECONDS = 10.0  # for one answer
 MOST = 64 << 20  # bytes of one, unpacked: a group of 100,000 queues has some 30 MB
-REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class NoAnswer(ValueError):  # noqa: N818 - it is what happened
@@ -90,15 +90,13 @@ async def _straight(address: str) -> AsyncIterator[Ask]:
 
 async def _whole(told: aiohttp.ClientResponse, address: str) -> bytes:
     """Return an answer's body; it may be packed, and far larger than what comes."""
-    if told.status in REDIRECTS:
+    if is_redirect(told.status):
         where = plain(told.headers.get("location", "nowhere"), 100)
         raise NoAnswer(f"Who answers at {address} sends on to {where}, which is not followed; give that as --operator")
-    body = bytearray()
-    async for some in told.content.iter_any():
-        body += some
-        if len(body) > MOST:
-            raise NoAnswer(f"The answer at {address} is larger than {MOST >> 20} MiB; is it Rota's operator?")
-    return bytes(body)
+    try:
+        return await read_body(told, MOST)
+    except TooLongError:
+        raise NoAnswer(f"The answer at {address} is larger than {MOST >> 20} MiB; is it Rota's operator?") from None
 
 
 def _why(error: Any) -> str:

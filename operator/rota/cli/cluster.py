@@ -9,11 +9,11 @@ import kopf
 import msgspec
 import yaml
 
-from rota.cli.asking import Ask, NoAnswer
-from rota.cli.naming import is_name
+from rota.cli.asking import MOST, Ask, NoAnswer
 from rota.kube import handlers
 from rota.kube.api import Api, ApiError, Unanswered
-from rota.kube.objects import path
+from rota.kube.paths import object_path, proxy_path
+from rota.spec.names import is_dns_label, is_dns_subdomain
 
 PORT = 8080
 OTHERWISE = "or give --operator with its address, as after kubectl port-forward"
@@ -49,8 +49,11 @@ class _Status(msgspec.Struct):
 @asynccontextmanager
 async def through(namespace: str, lease: str) -> AsyncIterator[Ask]:
     """Yield a way to ask whoever leads; each question looks anew who that is."""
-    for option, name in (("--operator-namespace", namespace), ("--lease", lease)):
-        if not is_name(name):
+    for option, name, is_valid in (
+        ("--operator-namespace", namespace, is_dns_label),
+        ("--lease", lease, is_dns_subdomain),
+    ):
+        if not is_valid(name):
             raise ValueError(
                 f"{option} {name!r} is no name; give that of the operator's, rota-system and rota by default"
             )
@@ -60,7 +63,7 @@ async def through(namespace: str, lease: str) -> AsyncIterator[Ask]:
             try:
                 found = await _who_leads(api, namespace, lease)
                 pod = found.holder_identity or ""
-                status, body = await api.read(path("pods", namespace, f"{pod}:{PORT}", "proxy") + asked, params)
+                status, body = await api.read_through_proxy(proxy_path(namespace, pod, PORT, asked), params, MOST)
             except Unanswered as error:
                 raise NoAnswer(f"{error}; look at the kubeconfig and its cluster, {OTHERWISE}") from None
             if status != HTTPStatus.OK and (refusal := _of_the_server(body)):
@@ -100,14 +103,14 @@ def _access() -> kopf.ConnectionInfo:
 
 async def _who_leads(api: Api, namespace: str, lease: str) -> _Spec:
     try:
-        found = (await api.get(path("leases", namespace, lease), _Lease)).spec
+        found = (await api.get(object_path("leases", namespace, lease), _Lease)).spec
     except ApiError as error:
         raise NoAnswer(_without_lease(error, namespace, lease)) from None
     if not found.holder_identity:
         raise NoAnswer(
             f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}; see whether the operator runs"
         )
-    if not is_name(found.holder_identity):
+    if not is_dns_subdomain(found.holder_identity):
         raise NoAnswer(
             f"The Lease {lease} in namespace {namespace} is held by {found.holder_identity!r}, which is no pod; "
             "give --operator with its address"

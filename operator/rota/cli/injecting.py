@@ -15,11 +15,11 @@ from rota.cli.show import ENDLESS
 from rota.kube.manifests import IMAGE, SidecarSpec, injected, newest_image, uninjected
 from rota.kube.objects import GROUP_LABEL
 from rota.spec import Mistake, Seconds
+from rota.spec.names import is_dns_subdomain
 
 WORKLOADS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "DaemonSet": "apps/v1", "Pod": "v1"}
 MOST_NAMED = 5  # of what stays as it is
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _LEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")  # comments before it, and its beginning
 
 
@@ -78,10 +78,10 @@ def run(given: Mapping[str, Any]) -> None:
 
 def asked(given: Mapping[str, Any]) -> Asked:
     """Read the options."""
-    if len(given["group"]) > 63 or not _NAME.fullmatch(given["group"]):  # noqa: PLR2004 - a label's value
+    if len(given["group"]) > 63 or not is_dns_subdomain(given["group"]):  # noqa: PLR2004 - a label's value
         raise ValueError(f"--group {given['group']!r} is no name of a ConsumerGroup; give its metadata.name")
     for option in ("credentials_secret", "ca_secret"):
-        if given[option] and not _NAME.fullmatch(given[option]):
+        if given[option] and not is_dns_subdomain(given[option]):
             raise ValueError(f"--{option.replace('_', '-')} {given[option]!r} is no name of a Secret; give one")
     image = given["image"] or newest_image()
     if not re.fullmatch(r"\S+", image):

@@ -1,7 +1,6 @@
 """How groups are named on the command line, and in which namespace a bare name is."""
 
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,17 +10,16 @@ import yaml
 
 from rota.cli.given import UNREADABLE
 from rota.model import plain
+from rota.spec.names import is_dns_label, is_dns_subdomain
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # where a pod is told its own
 DEFAULT = "default"
-
-_NAME = r"[a-z0-9]([-a-z0-9.]{,251}[a-z0-9])?"
 
 
 def group_of(given: str, namespace: str | None) -> tuple[str, str]:
     """Read the name of a group, NAME or NAMESPACE/NAME; return its namespace and its name."""
     within, slash, name = given.rpartition("/")
-    if not re.fullmatch(_NAME, name) or (slash and not is_name(within)):
+    if not is_dns_subdomain(name) or (slash and not is_dns_label(within)):
         known = "kubectl get consumergroups -A shows them"
         raise ValueError(f"GROUP {plain(given, 100)!r} is no name; write NAME or NAMESPACE/NAME, {known}")
     if slash and namespace not in {None, within}:
@@ -33,14 +31,9 @@ def namespace_of(given: str | None) -> str:
     """Return the namespace that is meant: as given, or else where kubectl would look."""
     if given is None:
         return _own()
-    if not is_name(given):
+    if not is_dns_label(given):
         raise ValueError(f"--namespace {plain(given, 100)!r} is no name; give one that kubectl get namespaces shows")
     return given
-
-
-def is_name(text: str) -> bool:
-    """Whether a namespace, a Lease or a pod can be called so."""
-    return re.fullmatch(_NAME, text) is not None
 
 
 def _own() -> str:
@@ -48,7 +41,7 @@ def _own() -> str:
     found = None
     with suppress(OSError, StopIteration, *UNREADABLE):
         found = ACCOUNT.read_text(encoding="utf-8").strip() if ACCOUNT.exists() else _of_the_context()
-    return found if isinstance(found, str) and is_name(found) else DEFAULT
+    return found if isinstance(found, str) and is_dns_label(found) else DEFAULT
 
 
 def _of_the_context() -> Any:

@@ -14,7 +14,7 @@ from rota.cli.progress import Progress
 from rota.cli.show import show, table
 from rota.cli.words import count, say
 from rota.model import plain
-from rota.pipeline.names import NAME
+from rota.pipeline.names import is_manifest_name
 from rota.spec import PolicySpec, policy_body, policy_spec
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _check_name(name: str, it: Document) -> None:
         raise ValueError(f"{where}: this RebalancePolicy has no name; give it one in metadata.name")
     if name == "recorded":
         raise ValueError(f"{where}: recorded is what the policy that was really used is called; rename yours")
-    if not NAME.match(name):
+    if not is_manifest_name(name):
         raise ValueError(f"{where}: {plain(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
 
 

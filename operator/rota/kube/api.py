@@ -5,6 +5,7 @@ known: a write may have happened or not.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from http import HTTPStatus
@@ -14,6 +15,9 @@ from typing import Any, Final, Self, TypeVar, cast
 import aiohttp
 import kopf
 import msgspec
+
+from rota.http_client import TooLongError, is_redirect, read_body
+from rota.model import plain
 
 T = TypeVar("T")
 Params = Mapping[str, str]
@@ -121,9 +125,12 @@ class Api:
         """Read an object."""
         return _read(await self._ask("GET", path, params=params), kind)
 
-    async def read(self, path: str, params: Params | None = None) -> tuple[int, bytes]:
-        """Read what a pod answers by the server's proxy, with its status: what it refuses it says in its own shape."""
-        return await self._answer("GET", path, None, params=params)
+    async def read_through_proxy(self, path: str, params: Params, limit_bytes: int) -> tuple[int, bytes]:
+        """Return the status and body that a pod answers through the API server's proxy.
+
+        The pod is trusted less than the server, so its answer is bounded.
+        """
+        return await self._answer("GET", path, None, params=params, limit_bytes=limit_bytes)
 
     async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
         """Read a collection page by page, as it is now; return its objects and the version it has."""
@@ -148,8 +155,10 @@ class Api:
             "timeoutSeconds": str(WATCH_SECONDS + random.randrange(60)),  # noqa: S311 - not all at once
         }
         try:
-            async with self._session.get(path, params=asked, timeout=_WATCH, headers=self._headers()) as answer:
-                if not answer.ok:
+            options: dict[str, Any] = {"timeout": _WATCH, "headers": self._headers(), "allow_redirects": False}
+            async with self._session.get(path, params=asked, **options) as answer:
+                _check_not_redirected("GET", path, answer)
+                if answer.status != HTTPStatus.OK:
                     raise _refusal(answer.status, await answer.read())
                 async for line in answer.content:
                     news = _read(line, _News)
@@ -188,9 +197,16 @@ class Api:
         headers: dict[str, str] = self._access.as_http_headers()
         return headers
 
-    async def _once(self, method: str, path: str, **sent: Any) -> tuple[aiohttp.ClientResponse, bytes]:
-        async with self._session.request(method, path, **sent) as answer:
-            return answer, await answer.read()
+    async def _once(
+        self, method: str, path: str, *, limit_bytes: float, **sent: Any
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Send one request. A redirect is not followed: the request carries credentials for this server alone."""
+        async with self._session.request(method, path, allow_redirects=False, **sent) as response:
+            _check_not_redirected(method, path, response)
+            try:
+                return response, await read_body(response, limit_bytes)
+            except TooLongError as error:
+                raise Unanswered(f"What is answered to {method} {path} is too long: {error}") from error
 
     async def _ask(
         self,
@@ -214,18 +230,26 @@ class Api:
         *,
         params: Params | None,
         content: str = "application/json",
+        limit_bytes: float = math.inf,
     ) -> tuple[int, bytes]:
         data = None if body is None else msgspec.json.encode(body)
         headers = {**self._headers(), "Content-Type": content}
         try:
             async with self._room:
-                answer, told = await self._once(method, path, data=data, params=params, headers=headers)
+                sent: dict[str, Any] = {"data": data, "params": params, "headers": headers, "limit_bytes": limit_bytes}
+                answer, told = await self._once(method, path, **sent)
                 if answer.status == HTTPStatus.TOO_MANY_REQUESTS:  # once: who waits longer looks at everything anew
                     await asyncio.sleep(_wait(answer))
-                    answer, told = await self._once(method, path, data=data, params=params, headers=headers)
+                    answer, told = await self._once(method, path, **sent)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unanswered(f"The API server did not answer {method} {path}: {_told(error)}") from None
         return answer.status, told
+
+
+def _check_not_redirected(method: str, path: str, response: aiohttp.ClientResponse) -> None:
+    if is_redirect(response.status):
+        location = plain(response.headers.get("Location", "nowhere"), 100)
+        raise Unanswered(f"The API server redirects {method} {path} to {location}, which is not followed")
 
 
 def _wait(answer: aiohttp.ClientResponse) -> float:

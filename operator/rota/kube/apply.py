@@ -16,7 +16,8 @@ import msgspec
 from rota.kube.api import MANAGER, Api, ApiError, Unanswered
 from rota.kube.group import SETTINGS, Group
 from rota.kube.manifests import OURS, owner
-from rota.kube.objects import DELETION_COST, GROUP_LABEL, GROUPS, POKE, ConfigMap, Custom, Object, Pod, path, record_of
+from rota.kube.objects import DELETION_COST, GROUP_LABEL, POKE, ConfigMap, Custom, Object, Pod, record_of
+from rota.kube.paths import GROUPS, collection_path, object_path
 from rota.model import Holder
 from rota.planner import Event, Plan, Poke
 
@@ -33,11 +34,10 @@ async def write_document(api: Api, group: Group, found: Plan) -> ConfigMap:
     """Write the document, unless the record is not the one that was read."""
     assert group.body is not None  # noqa: S101 - nobody plans for a group that is not there
     body = record(group, found.data)
-    collection = path("configmaps", group.namespace)
     try:
         if group.record.version:
-            return await api.replace(f"{collection}/{record_of(group.name)}", body, ConfigMap)
-        return await api.create(collection, body, ConfigMap)
+            return await api.replace(object_path("configmaps", group.namespace, record_of(group.name)), body, ConfigMap)
+        return await api.create(collection_path("configmaps", group.namespace), body, ConfigMap)
     except ApiError as error:
         if error.conflict or error.unknown:
             raise Stale(str(error)) from None
@@ -85,7 +85,7 @@ async def mark(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bo
         body = {"metadata": {"uid": pod.metadata.uid, "annotations": {**poke, DELETION_COST: cost(pod)}}}
         try:
             async with room:
-                await api.merge(path("pods", group.namespace, name), body, Object)
+                await api.merge(object_path("pods", group.namespace, name), body, Object)
         except (ApiError, Unanswered) as error:
             if not (isinstance(error, ApiError) and (error.unknown or error.conflict)):  # it ended: the watch tells
                 _log.warning("%s/%s could not be told: %s", group.namespace, name, error)
@@ -109,7 +109,7 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
         "status": status,
     }
     try:
-        return await api.apply(path(GROUPS, group.namespace, group.name, "status"), body, Custom)
+        return await api.apply(object_path(GROUPS, group.namespace, group.name, "status"), body, Custom)
     except (ApiError, Unanswered) as error:
         _log.warning("The status of %s was not taken: %s", group.spelled, error)
         return None
@@ -118,7 +118,7 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
 async def tell(api: Api, group: Group, event: Event) -> None:
     """Post an Event about the group, or count one that says the same; one that is not taken only people miss."""
     try:
-        await _post_or_count(api, path("events", group.namespace), _event(group, event))
+        await _post_or_count(api, group.namespace, _event(group, event))
     except (ApiError, Unanswered) as error:
         _log.info("An Event about %s was not taken: %s", group.spelled, error)
 
@@ -127,15 +127,15 @@ class _Told(msgspec.Struct):
     count: int | None = None
 
 
-async def _post_or_count(api: Api, where: str, body: Mapping[str, Any]) -> None:
+async def _post_or_count(api: Api, namespace: str, body: Mapping[str, Any]) -> None:
     try:
-        await api.create(where, body, msgspec.Raw)
+        await api.create(collection_path("events", namespace), body, msgspec.Raw)
     except ApiError as error:
         if not error.conflict:
             raise
-        there = f"{where}/{body['metadata']['name']}"
-        count = (await api.get(there, _Told)).count or 1
-        await api.merge(there, {"count": count + 1, "lastTimestamp": body["lastTimestamp"]}, msgspec.Raw)
+        event = object_path("events", namespace, body["metadata"]["name"])
+        count = (await api.get(event, _Told)).count or 1
+        await api.merge(event, {"count": count + 1, "lastTimestamp": body["lastTimestamp"]}, msgspec.Raw)
 
 
 def _event(group: Group, event: Event) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.apply import Stale
 from rota.kube.group import Group
 from rota.kube.manifests import SidecarSpec, deployment, newest_image
-from rota.kube.objects import Deployment, path
+from rota.kube.objects import Deployment
+from rota.kube.paths import object_path
 from rota.model import Reason, Verdict, plain
 from rota.spec import GroupSpec, Mistake
 from rota.spec.resolved import drain
@@ -70,7 +71,7 @@ class Fleets:
 
     async def _there(self, key: Key) -> Deployment | None:
         try:
-            return await self._api.get(path("deployments", *key), Deployment)
+            return await self._api.get(object_path("deployments", *key), Deployment)
         except ApiError as error:
             if error.unknown:
                 return None
@@ -89,7 +90,7 @@ class Fleets:
         if standing:  # a leader that was deposed knows an older one
             wanted["metadata"]["resourceVersion"] = standing.metadata.resource_version
         try:
-            made = await self._api.apply(path("deployments", *key), wanted, Deployment)
+            made = await self._api.apply(object_path("deployments", *key), wanted, Deployment)
         except ApiError as error:
             if not error.conflict:
                 raise
@@ -103,7 +104,7 @@ class Fleets:
     async def _end(self, standing: Deployment) -> int:
         """End the fleet of a group that has no template any more."""
         try:
-            await self._api.delete(path("deployments", *standing.metadata.key), standing.metadata.uid)
+            await self._api.delete(object_path("deployments", *standing.metadata.key), standing.metadata.uid)
         except ApiError as error:
             if not (error.unknown or error.conflict):
                 raise

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rota.kube.api import Api, ApiError, Params, Unanswered
 from rota.kube.objects import Metadata
+from rota.kube.paths import collection_path
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 
@@ -34,15 +35,18 @@ class Follower(Generic[T]):
     def __init__(
         self,
         api: Api,
-        path: str,
+        resource: str,
+        namespace: str,
         kind: type[T],
         *,
         seen: Callable[[T], None],
         gone: Callable[[T], None],
         params: Params | None = None,
     ) -> None:
-        """Do nothing before `run`."""
-        self.path = path
+        """Do nothing before `run`; an empty namespace stands for all of them."""
+        self.resource = resource
+        self.namespace = namespace
+        self.path = collection_path(resource, namespace)
         self._api, self._kind, self._params = api, kind, params
         self._seen, self._gone = seen, gone
         self._known: dict[tuple[str, str], T] = {}
@@ -50,16 +54,6 @@ class Follower(Generic[T]):
         self.refused = False  # it is not ours to see
         self.listed = asyncio.Event()  # all that was there when we began has been told
         self.heard = asyncio.get_running_loop().time()  # when the server last said something
-
-    @property
-    def namespace(self) -> str:
-        """Where they are; empty: anywhere."""
-        return self.path.partition("/namespaces/")[2].partition("/")[0]
-
-    @property
-    def what(self) -> str:
-        """Of what kind the objects are, as paths name them."""
-        return self.path.rpartition("/")[2]
 
     async def run(self) -> None:
         """Follow for ever."""

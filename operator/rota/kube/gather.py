@@ -9,11 +9,13 @@ from typing import TypeVar
 from rota.kube.api import Api, ApiError
 from rota.kube.group import Group
 from rota.kube.known import Known
-from rota.kube.objects import GROUP_LABEL, ConfigMap, Pod, path, record_of
+from rota.kube.objects import GROUP_LABEL, ConfigMap, Pod, record_of
+from rota.kube.paths import collection_path, object_path
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 from rota.kube.rooms import Rooms
 from rota.model import Holder
+from rota.spec.names import is_dns_subdomain
 
 T = TypeVar("T")
 
@@ -97,7 +99,7 @@ class Gatherer:
         """Ask for record, pods, routes and reports, whatever is known of them."""
         await self._ask_for_record(group)
         selector = {"labelSelector": f"{GROUP_LABEL}={group.name}"}
-        pods, _ = await self._api.list(path("pods", group.namespace), Pod, selector)
+        pods, _ = await self._api.list(collection_path("pods", group.namespace), Pod, selector)
         there = {pod.metadata.uid for pod in pods}
         for known in [known for known in group.pods.values() if known.pod.metadata.uid not in there]:
             group.miss(known.pod)
@@ -133,13 +135,13 @@ class Gatherer:
             still.hear(report, self._now, asked)
 
     async def _ask_for_record(self, group: Group) -> None:
-        where = path("configmaps", group.namespace, record_of(group.name))
-        group.keep(await self._found(where, ConfigMap))
+        path = object_path("configmaps", group.namespace, record_of(group.name))
+        group.keep(await self._read_object(path, ConfigMap))
 
     async def _ask_for_unseen(self, group: Group) -> None:
         """Ask for those who are not told of: a read of the one object tells whether they ended."""
         holders = sorted(group.unseen)
-        asked = [self._found(path("pods", group.namespace, holder.name), Pod) for holder in holders]
+        asked = [self._read_pod(group.namespace, holder.name) for holder in holders]
         found = dict(zip(holders, await asyncio.gather(*asked), strict=True))
         gone = [holder for holder, pod in found.items() if pod is None or pod.metadata.uid != holder.uid]
         for holder in found.keys() - gone:  # at once: what is told meanwhile is newer
@@ -174,10 +176,17 @@ class Gatherer:
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
 
-    async def _found(self, where: str, kind: type[T]) -> T | None:
-        """Return the object, or nothing if there is none."""
+    async def _read_pod(self, namespace: str, name: str) -> Pod | None:
+        """Return the pod, or None if it does not exist.
+
+        Tenants can write the ConfigMap that names it: a name that no pod can have is never asked for.
+        """
+        return await self._read_object(object_path("pods", namespace, name), Pod) if is_dns_subdomain(name) else None
+
+    async def _read_object(self, path: str, kind: type[T]) -> T | None:
+        """Return the object, or None if it does not exist."""
         try:
-            return await self._api.get(where, kind)
+            return await self._api.get(path, kind)
         except ApiError as error:
             if error.unknown:
                 return None

@@ -9,7 +9,8 @@ from typing import Any
 import kopf
 import msgspec
 
-from rota.kube.objects import GROUPS, POLICIES, Custom
+from rota.kube.objects import Custom
+from rota.kube.paths import GROUPS, POLICIES
 
 VERSION = "rota.dev/v1alpha1"
 

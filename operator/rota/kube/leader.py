@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from rota.kube.api import Api, ApiError, Unanswered
-from rota.kube.objects import Metadata, path
+from rota.kube.objects import Metadata
+from rota.kube.paths import collection_path, object_path
 
 SAID = 60.0  # seconds between two complaints of the same trouble
 LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
@@ -38,7 +39,9 @@ class Leader:
     def __init__(self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str) -> None:
         """Stand for nothing before `run`."""
         self._api, self._me, self._leads = api, me, leads
-        self._path, self._name = path("leases", namespace), name
+        self._collection = collection_path("leases", namespace)
+        self._path = object_path("leases", namespace, name)
+        self._name = name
         self._seen: tuple[str | None, str | None] = (None, None)  # holder and time, as they last changed
         self._changed = 0.0  # and when we saw that: clocks of machines differ
         self._free = math.inf  # when nobody will hold it, if it is not renewed
@@ -82,7 +85,7 @@ class Leader:
         """Say what is wrong; where it stays so, now and then."""
         if why != self._said or self._now - self._said_at >= SAID:
             self._said, self._said_at = why, self._now
-            _log.warning("The Lease %s could not be renewed: %s", f"{self._path}/{self._name}", why)
+            _log.warning("The Lease %s could not be renewed: %s", self._path, why)
 
     async def _take(self) -> bool:
         """Renew our Lease, or take one that nobody holds; return whether it is ours."""
@@ -101,7 +104,7 @@ class Leader:
 
     async def _read(self) -> _Lease | None:
         try:
-            return await self._api.get(f"{self._path}/{self._name}", _Lease)
+            return await self._api.get(self._path, _Lease)
         except ApiError as error:
             if error.unknown:
                 return None
@@ -122,10 +125,10 @@ class Leader:
         }
         try:
             if lease is None:
-                await self._api.create(self._path, body, _Lease)
+                await self._api.create(self._collection, body, _Lease)
             else:
                 body["metadata"]["resourceVersion"] = lease.metadata.resource_version
-                await self._api.replace(f"{self._path}/{self._name}", body, _Lease)
+                await self._api.replace(self._path, body, _Lease)
         except ApiError as error:
             if error.conflict:  # somebody else was quicker
                 return False
@@ -146,6 +149,6 @@ class Leader:
                 if lease and lease.spec.holder_identity == self._me:
                     spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
                     metadata = {"name": self._name, "resourceVersion": lease.metadata.resource_version}
-                    await self._api.replace(f"{self._path}/{self._name}", {"metadata": metadata, "spec": spec}, _Lease)
+                    await self._api.replace(self._path, {"metadata": metadata, "spec": spec}, _Lease)
         except (ApiError, Unanswered, TimeoutError) as error:
             _log.info("The Lease was not given back: %s", error)

@@ -15,16 +15,6 @@ SIDECAR = "rota-sidecar"  # its container's name
 DOCUMENTS = "/etc/rota"  # where it has the group's record
 _RECORD = "-rota"  # ends the record's name
 
-GROUPS, POLICIES = "consumergroups", "rebalancepolicies"
-_CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/rota.dev/v1alpha1"
-
-
-def path(kind: str, namespace: str = "", name: str = "", part: str = "") -> str:
-    """Return where a collection or an object is."""
-    root = {"deployments": _APPS, GROUPS: _OURS, POLICIES: _OURS, "leases": "/apis/coordination.k8s.io/v1"}
-    within = f"/namespaces/{namespace}" if namespace else ""
-    return "/".join([root.get(kind, _CORE) + within, kind, *([name] if name else []), *([part] if part else [])])
-
 
 def record_of(group: str) -> str:
     """Return the name of a group's record."""

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 import msgspec
 
+from rota.http_client import read_body
 from rota.kube import traces
 from rota.kube.tally import News
 from rota.kube.traces import Trace
@@ -29,6 +30,7 @@ GATHER_SECONDS = 1.0  # what ends within so long goes together
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after failures in a row; then the next are tried
 LONGEST_WAIT = 60.0  # seconds, whatever a busy receiver asks for
 CLOSE_SECONDS = 3.0
+LONGEST_ANSWER_BYTES = 2**20  # of a receiver, unpacked
 AGAIN = frozenset({429, 502, 503, 504})  # the specification's
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10)
@@ -190,7 +192,7 @@ class Exporter:
         headers = {**to.headers, "content-type": "application/json"}
         try:
             async with self._session.post(to.url, data=body, headers=headers, allow_redirects=False) as answer:
-                text = await answer.read()
+                text = await read_body(answer, LONGEST_ANSWER_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return _Answer(str(error) or type(error).__name__, again=True)
         if answer.status < HTTPStatus.MULTIPLE_CHOICES:

@@ -20,7 +20,7 @@ def ages(following: Sequence[Follower[Any]]) -> Mapping[str, float]:
     """Return for how long nothing was heard of each kind; where namespaces are watched one by one: of the stillest."""
     now, found = asyncio.get_running_loop().time(), dict[str, float]()
     for it in following:
-        found[it.what] = max(found.get(it.what, 0.0), now - it.heard)
+        found[it.resource] = max(found.get(it.resource, 0.0), now - it.heard)
     return found
 
 

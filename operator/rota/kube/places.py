@@ -19,7 +19,7 @@ from rota.brokers.rocketmq.cluster import Cluster
 from rota.kube.api import Api, ApiError
 from rota.kube.group import AtBroker, Group
 from rota.kube.lags import Lag, Lags
-from rota.kube.objects import path
+from rota.kube.paths import object_path
 from rota.kube.views import Interest, Views
 from rota.model import Queue, Reason, Verdict
 from rota.spec import GroupSpec, RocketMQ
@@ -278,11 +278,12 @@ class Places:
 
     async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:
-            found = await self._api.get(path("secrets", namespace, name), _Secret)
+            found = await self._api.get(object_path("secrets", namespace, name), _Secret)
         except ApiError as error:
-            if error.unknown:
-                raise Missing(f"There is no Secret {name}, which spec.broker names; create it") from None
-            raise Missing(f"Secret {name} cannot be read: {error}") from None
+            # One sentence for both cases: a condition must not tell tenants which Secrets exist.
+            _log.info("Secret %s/%s could not be read: %s", namespace, name, error)
+            reason = "does not exist or the operator may not read it"
+            raise Missing(f"Secret {name}, which spec.broker names, {reason}; create it, or grant get on it") from error
         missing = [key for key in keys if key not in found.data]
         if missing:
             raise Missing(f"Secret {name} has no key {missing[0]}; add it")

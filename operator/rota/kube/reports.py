@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import NamedTuple
 
 import aiohttp
 
 from rota.documents import Report, read_offsets, read_report
+from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
 from rota.kube.manifests import PORT
 from rota.model import Queue
 
@@ -30,8 +32,17 @@ class Reports:
     """Where members can be heard."""
 
     def __init__(self) -> None:
-        """Connect when something is asked, and anew each time: most are asked once, and ten thousand are many."""
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        """Open a connection for each request: a fleet has up to ten thousand members, and most are asked once.
+
+        Any pod with the group's label is asked, so nothing that it answers may cost more than its own report: it is
+        not unpacked, and cookies are not kept.
+        """
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=NOT_COMPRESSED,
+            auto_decompress=False,
+        )
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def close(self) -> None:
@@ -80,12 +91,12 @@ class Reports:
         return asyncio.get_running_loop().time()
 
     async def drain(self, address: str, uid: str) -> None:
-        """Ask a member for its final drain; who does not hear it is asked again."""
-        limit = aiohttp.ClientTimeout(total=READ_SECONDS)
+        """Ask a member for its final drain. The caller repeats this until the member's report says that it drains."""
+        timeout = aiohttp.ClientTimeout(total=READ_SECONDS)
+        url = f"http://{_host(address)}:{PORT}/v1/drain"
         try:
-            url = f"http://{_host(address)}:{PORT}/v1/drain"
-            async with self._session.post(url, json={"uid": uid}, timeout=limit) as answer:
-                await answer.read()
+            async with self._session.post(url, json={"uid": uid}, timeout=timeout, allow_redirects=False):
+                pass  # its status and body say nothing that the member's next report does not
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             _log.debug("%s was not asked to drain: %s", address, error)
 
@@ -97,18 +108,19 @@ class Reports:
             return None
 
     async def _ask(self, address: str, asked: dict[str, str], seconds: float) -> bytes | None:
-        """Return what is answered, if it is not too long."""
-        limit = aiohttp.ClientTimeout(total=seconds)
+        """Return the body of the answer; None if it is no report: an error, a redirect, compressed or too long.
+
+        A redirect is not followed: NetworkPolicies admit the operator to members that the pod could not reach.
+        """
+        timeout = aiohttp.ClientTimeout(total=seconds)
         url = f"http://{_host(address)}:{PORT}/v1/report"
-        async with self._session.get(url, params=asked, timeout=limit) as answer:
-            if not answer.ok:
+        async with self._session.get(url, params=asked, timeout=timeout, allow_redirects=False) as response:
+            if response.status != HTTPStatus.OK or is_compressed(response):
                 return None
-            text = b""
-            async for piece in answer.content.iter_any():
-                text += piece
-                if len(text) > LARGEST:
-                    return None
-        return text
+            try:
+                return await read_body(response, LARGEST)
+            except TooLongError:
+                return None
 
 
 def _report(text: bytes | None, uid: str) -> Report | None:

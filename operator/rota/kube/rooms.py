@@ -5,7 +5,8 @@ import logging
 
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.group import Group
-from rota.kube.objects import Object, path
+from rota.kube.objects import Object
+from rota.kube.paths import object_path
 
 NODE_SECONDS = 300.0  # for which a node's labels are believed
 
@@ -31,7 +32,7 @@ class Rooms:
 
     async def _ask(self, name: str, now: float) -> None:
         try:
-            self._nodes[name] = now, (await self._api.get(path("nodes", "", name), Object)).metadata.labels
+            self._nodes[name] = now, (await self._api.get(object_path("nodes", "", name), Object)).metadata.labels
         except (ApiError, Unanswered) as error:
             _log.warning("The rooms of pods on node %s are not known: %s", name, error)
 

@@ -25,15 +25,17 @@ from rota.kube.hearing import hear_all
 from rota.kube.journal import LIMIT, Journal
 from rota.kube.leader import Leader
 from rota.kube.measures import Measures
-from rota.kube.objects import GROUP_LABEL, GROUPS, POLICIES, ConfigMap, Custom, Deployment, Pod, path
+from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Deployment, Pod
 from rota.kube.otlp import Exporter, settings
 from rota.kube.outlets import Outlets
 from rota.kube.page import PORT, Page, ages, metrics
+from rota.kube.paths import GROUPS, POLICIES
 from rota.kube.places import Places
 from rota.kube.reports import Reports
 from rota.kube.sight import Sight
 from rota.kube.site import Hub, routes
 from rota.model import plain
+from rota.spec.names import is_dns_label, is_dns_subdomain
 
 RESYNC_SECONDS = 60.0
 LOOK_AGAIN, LIST_AGAIN = 0.02, 2.0  # while it is not known what is there at the start; after a list that failed
@@ -72,17 +74,17 @@ def namespaces(texts: Sequence[str]) -> list[str]:
     """Read names, each alone or several with commas between them."""
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{,61}[a-z0-9])?", name):
+        if not is_dns_label(name):
             raise ValueError(f"--namespace {plain(name, 100)!r} is no name; give one that kubectl get namespaces shows")
     return names
 
 
 def check(options: Options) -> None:
     """Refuse names that nothing can have: what uses them would only fail, again and again."""
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{,61}[a-z0-9])?", options.own_namespace):
+    if not is_dns_label(options.own_namespace):
         told = f"--own-namespace {plain(options.own_namespace, 100)!r} is no name"
         raise ValueError(f"{told}; give one that kubectl get namespaces shows")
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{,251}[a-z0-9])?", options.lease):
+    if not is_dns_subdomain(options.lease):
         told = f"--lease {plain(options.lease, 100)!r} is no name"
         raise ValueError(f"{told} that an object can have; give lower-case letters, digits and -, such as rota")
     if options.identity and not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{,239}", options.identity):
@@ -187,7 +189,7 @@ def followers(api: Api, brain: Brain, namespaces: Sequence[str], news: News = la
         ("pods", Pod, brain.pod_seen, brain.pod_gone),
     ]
     return [
-        Follower(api, path(kind, namespace), read_as, seen=seen, gone=gone, params=_LABELLED)
+        Follower(api, kind, namespace, read_as, seen=seen, gone=gone, params=_LABELLED)
         for namespace in namespaces or [""]
         for kind, read_as, seen, gone in kinds
     ]
@@ -200,7 +202,7 @@ def our_kinds(api: Api, brain: Brain, namespaces: Sequence[str], news: News = la
         (GROUPS, *_groups(brain, news)),
     ]
     return [
-        Follower(api, path(kind, namespace), Custom, seen=seen, gone=gone)
+        Follower(api, kind, namespace, Custom, seen=seen, gone=gone)
         for namespace in namespaces or [""]
         for kind, seen, gone in kinds
     ]

@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 
 from rota.model import plain
 from rota.pipeline.layout import ADVICE
-from rota.pipeline.names import NAME, NAMESPACE
+from rota.pipeline.names import is_manifest_name
 from rota.pipeline.schemas import RECORDED
 from rota.spec import PolicySpec, policy_body
+from rota.spec.names import is_dns_label
 
 
 class Where(NamedTuple):
@@ -27,7 +28,7 @@ class Where(NamedTuple):
 def where(group: str) -> Where | None:
     """Return where a group is; nothing, if Kubernetes has no such names: they come from files."""
     namespace, _, name = group.partition("/")
-    return Where(namespace, name) if NAMESPACE.match(namespace) and NAME.match(name) else None
+    return Where(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
 
 
 def check(policies: Mapping[str, PolicySpec]) -> None:
@@ -35,7 +36,7 @@ def check(policies: Mapping[str, PolicySpec]) -> None:
     if RECORDED in policies:
         raise ValueError(f"A policy is named {RECORDED}, which stands for what was really used; give it another name")
     for name in policies:
-        if not NAME.match(name):
+        if not is_manifest_name(name):
             raise ValueError(f"{plain(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
 
 

@@ -1,7 +1,10 @@
-"""Names that Kubernetes takes."""
+"""Names from files that become names of Kubernetes objects and of files."""
 
-import re
+from rota.spec.names import is_dns_subdomain
 
-_LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-NAME = re.compile(rf"(?=.{{1,240}}\Z){_LABEL}(\.{_LABEL})*\Z")  # with .yaml still the name of a file
-NAMESPACE = re.compile(rf"{_LABEL}\Z")
+_LONGEST = 240  # with .yaml it is still the name of a file
+
+
+def is_manifest_name(name: str) -> bool:
+    """Whether an object can have this name, and the file of its manifest, too."""
+    return len(name) <= _LONGEST and is_dns_subdomain(name)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rota.model import plain
+from rota.spec.names import NAMING_RULE, SUBDOMAIN_PATTERN, ObjectName
 from rota.spec.rules import MOST_MOVES, in_group, in_policy
 
 T = TypeVar("T", bound=Struct)
@@ -58,7 +59,7 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, renam
 class Reference(_Part, frozen=True):
     """A named object in the same namespace."""
 
-    name: Word
+    name: ObjectName
 
 
 class Tls(_Part, frozen=True):
@@ -363,6 +364,8 @@ def _sentence(told: str, kind: type[Struct]) -> str:
     """Say msgspec's message with the path first: what people look for is the field."""
     message, _, path = told.partition(" - at ")
     key, _, where = path.strip("`").rpartition("$")  # "key in $.template": it is no value that is wrong
+    if repr(SUBDOMAIN_PATTERN) in message:  # as msgspec quotes it
+        return f"spec{where} is not the name of a Kubernetes object; write {NAMING_RULE}"
     choices = f"; choose one of {', '.join(_choices(kind, where))}" if message.startswith("Invalid enum") else ""
     return f"spec{where}: {'of a key, ' if key else ''}{message[0].lower()}{message[1:]}{choices}".replace("`", "")
 

@@ -1,0 +1,76 @@
+"""Paths of the Kubernetes API. No other module builds one.
+
+Names reach the operator from objects that tenants write. A name such as `../../other/secrets/admin` must not lead to
+another object, so each segment is checked as what it stands for before it becomes part of a path.
+"""
+
+import re
+from typing import Final
+from urllib.parse import quote
+
+from rota.model import plain
+from rota.spec.names import is_dns_label, is_dns_subdomain
+
+GROUPS: Final = "consumergroups"
+POLICIES: Final = "rebalancepolicies"
+
+_CORE = "/api/v1"
+_ROTA = "/apis/rota.dev/v1alpha1"
+_API_OF_RESOURCE = {
+    "configmaps": _CORE,
+    "events": _CORE,
+    "nodes": _CORE,
+    "pods": _CORE,
+    "secrets": _CORE,
+    "deployments": "/apis/apps/v1",
+    "leases": "/apis/coordination.k8s.io/v1",
+    GROUPS: _ROTA,
+    POLICIES: _ROTA,
+}
+_HIGHEST_PORT = 65535
+_PROXIED_PATH = re.compile(r"(/[A-Za-z0-9][-A-Za-z0-9_.]*)+")
+
+
+def collection_path(resource: str, namespace: str = "") -> str:
+    """Return the path of a resource's collection, in one namespace or in all of them."""
+    return _joined(_collection(resource, namespace))
+
+
+def object_path(resource: str, namespace: str, name: str, subresource: str = "") -> str:
+    """Return the path of an object, or of its status; a cluster-wide object has an empty namespace.
+
+    Raise ValueError if Kubernetes would not accept the name.
+    """
+    if subresource not in {"", "status"}:
+        raise ValueError(f"{plain(subresource, 100)!r} is not a subresource that Rota uses")
+    segments = [*_collection(resource, namespace), _checked_name(name)]
+    return _joined([*segments, subresource] if subresource else segments)
+
+
+def proxy_path(namespace: str, pod: str, port: int, path: str) -> str:
+    """Return the path by which the API server passes a request on to a port of a pod."""
+    if not 0 < port <= _HIGHEST_PORT:
+        raise ValueError(f"{port} is not a port")
+    if not _PROXIED_PATH.fullmatch(path):
+        raise ValueError(f"{plain(path, 100)!r} is not a path that a pod can be asked for")
+    return _joined([*_collection("pods", namespace), f"{_checked_name(pod)}:{port}", "proxy"]) + path
+
+
+def _collection(resource: str, namespace: str) -> list[str]:
+    if resource not in _API_OF_RESOURCE:
+        raise ValueError(f"{plain(resource, 100)!r} is not a resource that Rota uses")
+    if namespace and not is_dns_label(namespace):
+        raise ValueError(f"{plain(namespace, 100)!r} is not the name of a namespace")
+    within = ["namespaces", namespace] if namespace else []
+    return [_API_OF_RESOURCE[resource], *within, resource]
+
+
+def _checked_name(name: str) -> str:
+    if not is_dns_subdomain(name):
+        raise ValueError(f"{plain(name, 100)!r} is not the name of a Kubernetes object")
+    return name
+
+
+def _joined(segments: list[str]) -> str:
+    api, *below = segments
+    return "/".join([api, *(quote(segment, safe=":") for segment in below)])

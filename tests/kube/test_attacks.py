@@ -1,0 +1,263 @@
+"""Attacks on an operator that runs with the chart's own rights, beside a real broker and real members.
+
+The attacker may edit ConsumerGroups, Secrets and ConfigMaps in one namespace, and run a pod there.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from brokers.scripted import Server, a_server
+from chart.charts import Release, as_its_account, started
+from ground.api import Api, ApiError, Object
+from ground.controlplane import Cluster
+from ground.fixtures import a_namespace
+from ground.instance import Instance
+from ground.local import LocalNode
+from ground.ours import BUSY, CRDS, conditions, made
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from kube.members import a_pod, running_status
+from kube.shop import Shop, a_shop
+from rota.kube.manifests import PORT
+
+pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
+
+VICTIMS_SECRET = "rmq-admin"
+ACCESS_KEY = "the-victims-access-key"
+GROUP = "attack"
+ASKED_OFTEN_ENOUGH = 8  # requests of the operator to the attacker's pod, after which its answer has been acted upon
+
+
+@pytest.fixture
+async def attackers(api: Api) -> AsyncIterator[str]:
+    """Make a namespace in which the attacker may edit."""
+    async with a_namespace(api) as name:
+        yield name
+
+
+@pytest.fixture
+async def operator(
+    control_plane: Cluster, instance: Instance, release: Release, tmp_path: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the operator as the chart does, with the rights of its ServiceAccount, for all namespaces."""
+    release.install()
+    fields = {
+        "metadata.namespace": release.namespace,
+        "metadata.name": "rota-0",
+        "status.podIP": f"{instance.block}.90.9",
+    }
+    kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
+    async with started(release.template(), kubeconfig, fields) as process:
+        yield process
+
+
+@pytest.fixture
+async def shop(
+    api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
+) -> AsyncIterator[Shop]:
+    """Run the victim's group: two pods with real sidecars at a real broker."""
+    async with a_shop(api, namespace, rocketmq, local_node, tmp_path) as running:
+        await running.works(2)
+        yield running
+
+
+@pytest.fixture
+async def name_server() -> AsyncIterator[Server]:
+    """Start the attacker's name server, which hears requests and closes the connection."""
+    async with a_server(lambda _: None) as server:
+        yield server
+
+
+@asynccontextmanager
+async def definitions_of_an_earlier_version(api: Api) -> AsyncIterator[None]:
+    """Let the API server accept any name for a Secret meanwhile: what an earlier CRD has accepted stays stored."""
+    definition = yaml.safe_load((CRDS / "rota.dev_consumergroups.yaml").read_text())
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
+    await api.patch(path, without_patterns(definition), "apply")
+    yield
+    await api.patch(path, definition, "apply")
+
+
+def without_patterns(schema: Object) -> Object:
+    """Return a copy of a definition that has no pattern anywhere."""
+    if isinstance(schema, dict):
+        return {key: without_patterns(value) for key, value in schema.items() if key != "pattern"}
+    return [without_patterns(value) for value in schema] if isinstance(schema, list) else schema
+
+
+def a_group(name: str, name_server: str, secret: str) -> Object:
+    """Return the attacker's group, with a Secret's name of the attacker's choice."""
+    broker = {"nameServers": [name_server], "credentialsSecret": {"name": secret}}
+    return made("ConsumerGroup", name, broker={"rocketmq": broker}, subscriptions=[{"topic": "orders"}])
+
+
+async def is_accepted(api: Api, path: str, body: Object) -> bool:
+    """Create an object; False as long as the API server does not apply the schema that accepts it."""
+    try:
+        await api.create(path, body)
+    except ApiError as error:
+        if error.status not in {*BUSY, 422}:
+            raise
+        return False
+    return True
+
+
+async def test_a_secret_name_cannot_lead_to_the_secret_of_another_namespace(
+    api: Api, namespace: str, attackers: str, name_server: Server
+) -> None:
+    keys = {"accessKey": ACCESS_KEY, "secretKey": "the-victims-secret-key"}
+    await api.create(
+        f"/api/v1/namespaces/{namespace}/secrets", {"metadata": {"name": VICTIMS_SECRET}, "stringData": keys}
+    )
+    target = f"{namespace}/secrets/{VICTIMS_SECRET}"
+    names = [
+        f"../../{target}",
+        f"%2e%2e/%2e%2e/{target}",
+        f"..%2f..%2f{target.replace('/', '%2f')}",
+        f"own/../../../{target}",
+        f".//../..//{target}",
+        f"../../{target}?limit=1",
+        f"../../{target}#own",
+    ]
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
+    for name in names:
+        with pytest.raises(ApiError, match=r"credentialsSecret\.name"):
+            await api.create(groups, a_group(GROUP, name_server.address, name))
+
+    async with definitions_of_an_earlier_version(api):
+        for number, name in enumerate(names):
+            body = a_group(f"{GROUP}-{number}", name_server.address, name)
+            await soon(partial(is_accepted, api, groups, body), 60)
+
+    async def all_are_refused() -> list[str]:
+        try:
+            found = [conditions(group).get("InvalidSpec", {}) for group in await api.list(groups)]
+        except ApiError as error:
+            if error.status not in BUSY:
+                raise
+            return []
+        return [one["message"] for one in found] if len(found) == len(names) and all(found) else []
+
+    for message in await soon(all_are_refused, 60):
+        assert message.startswith("spec.broker.rocketmq.credentialsSecret.name is not the name of a Kubernetes object")
+    assert ACCESS_KEY not in json.dumps([frame.fields for frame in name_server.heard])
+    assert name_server.connections == 0
+
+
+async def test_a_condition_does_not_tell_whether_a_secret_exists_that_the_operator_may_not_read(
+    api: Api, control_plane: Cluster, attackers: str, release: Release, name_server: Server
+) -> None:
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
+
+    async def told(name: str) -> str:
+        """Return what a group is told of its Secret."""
+        await api.create(groups, a_group(name, name_server.address, "hidden"))
+
+        async def message() -> str:
+            found = conditions(await api.get(f"{groups}/{name}"))
+            return str(found.get("MissingSecret", {}).get("message", ""))
+
+        return await soon(message, 60)
+
+    missing = await told("missing")
+    control_plane.kubectl("delete", "clusterrolebinding", release.name)
+    control_plane.kubectl(
+        *("create", "clusterrole", f"{release.name}-blind", "--verb=get,list,watch,patch,create,update"),
+        "--resource=consumergroups.rota.dev,consumergroups.rota.dev/status,rebalancepolicies.rota.dev,pods,configmaps,"
+        "events,deployments.apps",
+    )
+    control_plane.kubectl(
+        *("create", "clusterrolebinding", f"{release.name}-blind", f"--clusterrole={release.name}-blind"),
+        f"--serviceaccount={release.namespace}:{release.name}",
+    )
+    try:
+        secret = {"metadata": {"name": "hidden"}, "stringData": {"accessKey": "a", "secretKey": "b"}}
+        await api.create(f"/api/v1/namespaces/{attackers}/secrets", secret)
+        assert await told("unreadable") == missing
+    finally:
+        for kind in ("clusterrolebinding", "clusterrole"):
+            control_plane.kubectl("delete", kind, f"{release.name}-blind")
+
+
+class Attacker:
+    """A pod with a group's label that sends everybody who asks it to the victim's drain."""
+
+    def __init__(self, victim: str) -> None:
+        self.requests = 0
+        self._location = f"http://{victim}:{PORT}/v1/drain"
+
+    async def redirect(self, request: web.Request) -> web.Response:
+        """Answer with a redirect that keeps the method of a POST."""
+        self.requests += 1
+        return web.Response(status=307 if request.method == "POST" else 302, headers={"Location": self._location})
+
+
+@asynccontextmanager
+async def a_redirecting_pod(api: Api, namespace: str, name: str, address: str, victim: str) -> AsyncIterator[Attacker]:
+    """Run a pod of the attacker's group that answers every request with a redirect."""
+    attacker = Attacker(victim)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", attacker.redirect)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, address, PORT).start()
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    created = await api.create(pods, a_pod(name, GROUP))
+    await api.patch(f"{pods}/{name}/status", {"status": running_status(address, ready=True)}, "strategic")
+    yield attacker
+    await api.delete(f"{pods}/{name}", {"gracePeriodSeconds": 0, "preconditions": {"uid": created["metadata"]["uid"]}})
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def watched_reports(address: str) -> AsyncIterator[list[Object]]:
+    """Collect each report of a member while the block runs, by long poll."""
+    reports: list[Object] = []
+
+    async def collect() -> None:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                after = str(reports[-1]["revision"]) if reports else ""
+                query = {"after": after, "wait": "10s"}
+                async with session.get(f"http://{address}:{PORT}/v1/report", params=query) as response:
+                    reports.append(await response.json())
+
+    async def has_report() -> bool:
+        return bool(reports)
+
+    collecting = asyncio.create_task(collect())
+    await soon(has_report, 60)
+    try:
+        yield reports
+    finally:
+        collecting.cancel()
+
+
+@pytest.mark.usefixtures("node")
+async def test_a_redirect_of_a_pod_drains_no_member_of_another_group(
+    api: Api, attackers: str, shop: Shop, rocketmq: RocketMQ, addresses: Callable[[], str]
+) -> None:
+    victim = (await shop.pods())[0]["status"]["podIP"]
+    broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
+    group = made("ConsumerGroup", GROUP, broker=broker, subscriptions=[{"topic": "shipping"}])
+    await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups", group)
+    async with (
+        watched_reports(victim) as reports,
+        a_redirecting_pod(api, attackers, "orders-a", addresses(), victim) as attacker,
+    ):
+
+        async def asked_often() -> bool:
+            return attacker.requests >= ASKED_OFTEN_ENOUGH
+
+        await soon(asked_often, 120)
+    assert {report["state"] for report in reports} == {"serving"}
+    assert len({json.dumps(report["held"], sort_keys=True) for report in reports}) == 1

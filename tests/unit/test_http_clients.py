@@ -1,0 +1,161 @@
+"""HTTP clients follow no redirect, unpack nothing from members, and read a bounded answer."""
+
+import gzip
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import kopf
+import msgspec
+import pytest
+from aiohttp import web
+
+import rota
+from builders import a_report
+from rota.kube import reports
+from rota.kube.api import Api, Unanswered
+from rota.kube.reports import Reports
+
+HOST = "127.0.0.1"
+UID = "uid-m1"
+REDIRECTS = [301, 302, 303, 307, 308]
+ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Recorder:
+    """A server that remembers what it was asked for."""
+
+    def __init__(self, handler: Handler | None = None) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        self.port = 0
+        self._handler = handler
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Remember a request and answer it."""
+        self.requests.append((request.method, request.path))
+        self.headers.append(dict(request.headers))
+        return await self._handler(request) if self._handler else web.json_response({})
+
+
+@asynccontextmanager
+async def recording(handler: Handler | None = None) -> AsyncIterator[Recorder]:
+    """Start a server on loopback, and stop it."""
+    recorder = Recorder(handler)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", recorder.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    recorder.port = int(runner.addresses[0][1])
+    yield recorder
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Reports]:
+    created = Reports()
+    yield created
+    await created.close()
+
+
+def redirect_to(port: int, status: int, path: str) -> Handler:
+    """Return a handler that sends every request on to another server."""
+
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": f"http://{HOST}:{port}{path}"})
+
+    return redirect
+
+
+@pytest.mark.parametrize("status", REDIRECTS)
+async def test_a_member_cannot_send_the_operator_to_another_member(
+    client: Reports, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    async with recording() as victim, recording(redirect_to(victim.port, status, "/v1/drain")) as attacker:
+        monkeypatch.setattr(reports, "PORT", attacker.port)
+        assert (await client.read(HOST, UID)).report is None
+        assert (await client.read_with_offsets(HOST, UID))[0].report is None
+        assert (await client.next(HOST, UID, 1)).report is None
+        assert await client.last_words(HOST, UID) is None
+        await client.drain(HOST, UID)
+        assert len(attacker.requests) == 5
+        assert victim.requests == []
+
+
+async def test_a_compressed_report_is_not_asked_for_and_not_unpacked(
+    client: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = gzip.compress(msgspec.json.encode(a_report("m1", 7)))
+
+    async def answer_compressed(_: web.Request) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    async with recording(answer_compressed) as member:
+        monkeypatch.setattr(reports, "PORT", member.port)
+        assert (await client.read(HOST, UID)).report is None
+        assert [headers["Accept-Encoding"] for headers in member.headers] == ["identity"]
+
+
+async def test_a_report_that_is_too_long_is_read_no_further(client: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = 0
+
+    async def answer_without_end(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while sent < 64 * reports.LARGEST:
+            await response.write(bytes(2**16))
+            sent += 2**16
+        return response
+
+    monkeypatch.setattr(reports, "LARGEST", 2**20)
+    async with recording(answer_without_end) as member:
+        monkeypatch.setattr(reports, "PORT", member.port)
+        assert (await client.read(HOST, UID)).report is None
+    assert sent < 64 * reports.LARGEST
+
+
+@pytest.mark.parametrize("status", REDIRECTS)
+async def test_the_api_server_cannot_send_credentials_elsewhere(status: int) -> None:
+    async with recording() as victim, recording(redirect_to(victim.port, status, "/api/v1/pods")) as server:
+        access = kopf.ConnectionInfo(server=f"http://{HOST}:{server.port}", token="anything")  # noqa: S106 - of nobody
+        async with Api(lambda: access) as api:
+            with pytest.raises(Unanswered, match=r"redirects GET /api/v1/pods to .*, which is not followed"):
+                await api.list("/api/v1/pods", msgspec.Raw)
+            with pytest.raises(Unanswered, match="redirects POST"):
+                await api.create("/api/v1/pods", {}, msgspec.Raw)
+            with pytest.raises(Unanswered, match="redirects"):
+                await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 100)
+            async with aclosing(api.watch("/api/v1/pods", msgspec.Raw, "0")) as events:
+                with pytest.raises(Unanswered, match="redirects"):
+                    await anext(events)
+        assert len(server.requests) == 4
+        assert victim.requests == []
+
+
+async def test_a_proxied_answer_is_bounded_also_unpacked() -> None:
+    async def answer_with_a_bomb(_: web.Request) -> web.Response:
+        return web.Response(body=gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"})
+
+    async with recording(answer_with_a_bomb) as server:
+        access = kopf.ConnectionInfo(server=f"http://{HOST}:{server.port}")
+        async with Api(lambda: access) as api:
+            with pytest.raises(Unanswered, match="is too long"):
+                await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 2**20)
+
+
+def test_the_architecture_page_tells_what_each_http_client_does() -> None:
+    """A module that opens HTTP connections has a row in the table."""
+    root = Path(rota.__file__).parent
+    openers = {
+        f"{path.relative_to(root)}"
+        for path in root.rglob("*.py")
+        if re.search(r"aiohttp\.ClientSession\(|create_connection\(_Connection|kopf\.run_tasks\(", path.read_text())
+    }
+    rows = re.findall(r"^\| `([a-z_/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert openers <= {*rows}, "docs/architecture.md, HTTP clients"
+    assert {"kube/reports.py", "kube/api.py", "sidecar/post.py", "cli/asking.py"} <= openers
