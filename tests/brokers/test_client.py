@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-import zstandard
 
 from brokers.scripted import Names, Say, Server, a_broker, a_server, an_answer, silent, until
 from fuzz.corpus import a_message
@@ -19,7 +18,6 @@ from rota.brokers.rocketmq.cluster import Cluster
 from rota.brokers.rocketmq.codes import Answer, Request
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.brokers.rocketmq.frames import Frame, encode
-from rota.brokers.rocketmq.messages import LARGEST_BODY
 from rota.model import Queue
 from rota.spec import Subscription
 
@@ -353,16 +351,6 @@ async def test_a_pull_that_cannot_be_read_is_garbled_and_the_connection_stays(wo
         await member.pull(A, 0)
     assert [it.body for it in (await member.pull(A, 0)).messages] == [b"body"]
     assert a.connections == 1
-
-
-async def test_what_finds_no_room_is_where_the_next_pull_begins(world: World) -> None:
-    packed = zstandard.compress(bytes(LARGEST_BODY))
-    numbered = [(message := a_message(packed, 0x201))[:20] + offset.to_bytes(8) + message[28:] for offset in range(3)]
-    await world.broker("a", lambda it: pulled(it, b"".join(numbered[int(it.fields["queueOffset"]) :])))
-    member = world.member(await world.start(world.names))
-    await member._client.refresh(["orders"])
-    found = [await member.pull(A, offset) for offset in range(3)]
-    assert [(it.next, [message.offset for message in it.messages]) for it in found] == [(1, [0]), (2, [1]), (99, [2])]
 
 
 async def test_an_offset_of_0_is_not_believed_of_what_was_deleted(

@@ -8,13 +8,14 @@ from random import Random
 from typing import Any
 
 from fuzz.corpus import BINARY_HEADER, BODIES, FRAMES, JSON_HEADER, MESSAGES, PACKED, a_frame, a_message
-from rota.brokers import Message
+from rota.brokers import ADMIT_ALL, MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
 from rota.brokers.rocketmq import bodies, fastjson
 from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed
-from rota.brokers.rocketmq.messages import LARGEST_BODY, ROOM, prefix
+from rota.brokers.rocketmq.messages import prefix
 
 LONGEST = 2**16  # bytes of a try
-MEMORY = 2**29  # bytes more than before; a body may have 64 MiB, and while it grows there are two of it
+MEMORY = 2**27  # bytes more than before; the messages of a try may have 16 MiB, and while a body grows there are two of it
+ADMITTED_BYTES = 16 * MEBIBYTE  # of one try's messages
 
 Read = Callable[[bytes], None]
 Change = Callable[[Random, bytes], bytes]
@@ -56,18 +57,33 @@ def read_bodies(data: bytes) -> None:
                 fastjson.queue(key)
 
 
+class Limited:
+    """Admits messages up to a limit."""
+
+    largest_body_bytes = ADMIT_ALL.largest_body_bytes
+
+    def __init__(self) -> None:
+        self.free_bytes = ADMITTED_BYTES
+
+    def admit(self, memory_bytes: int) -> bool:
+        """Whether a message fits."""
+        assert memory_bytes <= self.largest_body_bytes + MESSAGE_OVERHEAD_BYTES, "a body is larger than the limit"
+        self.free_bytes -= memory_bytes
+        return self.free_bytes >= 0
+
+
 def read_messages(data: bytes) -> None:
     """Read messages."""
     with suppress(Malformed):
-        found, _ = prefix(data, "broker-a")
-        assert sum(len(message.body) for message in found) <= ROOM + len(data), "more than there is room for"
+        found, _ = prefix(data, "broker-a", 0, Limited())
+        assert sum(message.memory_bytes for message in found) <= ADMITTED_BYTES, "more than was admitted"
         for message in found:
             assert _whole(message), f"no message: {str(message)[:200]}"
 
 
 def _whole(message: Message) -> bool:
     texts = (message.topic, message.tag, message.id, *message.properties.values())
-    return len(message.body) <= LARGEST_BODY and all(isinstance(text, str) for text in texts)
+    return len(message.body) <= ADMIT_ALL.largest_body_bytes and all(isinstance(text, str) for text in texts)
 
 
 READERS: Mapping[str, Read] = {"frames": read_frames, "bodies": read_bodies, "messages": read_messages}

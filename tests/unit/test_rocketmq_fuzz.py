@@ -20,7 +20,7 @@ def test_what_is_mutated_can_be_read() -> None:
     damages = {it.damage for data in MESSAGES for it in prefix(data, "broker-a")[0]}
     assert damages == {
         "",
-        "it cannot be unpacked: it says that it has 78,643,200 bytes unpacked; 33,554,432 are the most",
+        "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows",
     }
 
 

@@ -3,6 +3,7 @@
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import lz4.frame
 import pytest
@@ -10,12 +11,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers import Message
+from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
 from rota.brokers.rocketmq.frames import Malformed
 from rota.brokers.rocketmq.messages import (
     LARGEST_BATCH,
-    LARGEST_BODY,
-    ROOM,
+    ZSTD_WINDOW_BYTES,
     decode,
     java_hash,
     prefix,
@@ -197,22 +197,82 @@ def test_what_cannot_be_unpacked_is_damaged_and_stops_nothing(kind: int, pack: C
         assert following == HELLO
 
 
+LIMIT = 4 * MEBIBYTE
+TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
+
+
 @EACH
-def test_a_body_that_unpacks_beyond_all_is_damaged(kind: int, pack: Callable[[bytes], bytes]) -> None:
-    bomb = pack(bytes(LARGEST_BODY + 1))
-    body, damage = unpacked(bomb, kind >> 8)
-    assert body == bomb
+@pytest.mark.parametrize("size", [LIMIT - 1, LIMIT])
+def test_unpacking_yields_a_body_of_up_to_the_limit(kind: int, pack: Callable[[bytes], bytes], size: int) -> None:
+    body, damage = unpacked(pack(bytes(size)), kind >> 8, LIMIT)
+    assert (len(body), damage) == (size, "")
+
+
+@EACH
+@pytest.mark.parametrize("size", [LIMIT + 1, 31 * MEBIBYTE])
+def test_unpacking_leaves_a_body_over_the_limit_packed(kind: int, pack: Callable[[bytes], bytes], size: int) -> None:
+    bomb = pack(bytes(size))
+    assert unpacked(bomb, kind >> 8, LIMIT) == (bomb, TOO_LARGE)
+
+
+@EACH
+def test_unpacking_tells_a_body_that_is_cut_off_from_one_over_the_limit(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
+    packed = pack(TEXT)[:-1]
+    body, damage = unpacked(packed, kind >> 8, LIMIT)
+    assert body == packed
     assert damage.startswith("it cannot be unpacked: ")
 
 
-def test_a_zstd_body_is_not_believed_what_it_says_of_its_length() -> None:
+@EACH
+def test_unpacking_a_bomb_takes_no_more_memory_than_three_bodies_of_the_limit(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
+    bomb = pack(bytes(64 * MEBIBYTE))
+    assert 0 <= peak_memory_of(lambda: unpacked(bomb, kind >> 8, LIMIT)) <= 3 * LIMIT
+
+
+def peak_memory_of(work: Callable[[], object]) -> int:
+    """Return by how many bytes the process was larger than before, at most: libraries' own memory counts."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = memory_status("VmRSS")
+    work()
+    return memory_status("VmHWM") - before
+
+
+def memory_status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def test_unpacking_says_the_limit_that_is_in_force() -> None:
+    limits = [3 * MEBIBYTE, 7 * MEBIBYTE // 2]
+    told = [unpacked(zlib.compress(bytes(8 * MEBIBYTE)), 3, limit)[1] for limit in limits]
+    assert [it.split(",")[0] for it in told] == [f"it has more than {it} MiB unpacked" for it in ("3", "3.5")]
+
+
+def test_unpacking_does_not_begin_where_a_zstd_frame_declares_more_than_the_limit() -> None:
     frame = zstandard.ZstdCompressor().compress(b"a")
     assert frame[4:6] == b"\x20\x01"  # a length in one byte: 1
     liar = frame[:4] + b"\xe0" + (2**50).to_bytes(8, "little") + frame[6:]
-    _, damage = unpacked(liar, 2)
-    assert damage == (
-        "it cannot be unpacked: it says that it has 1,125,899,906,842,624 bytes unpacked; 33,554,432 are the most"
-    )
+    assert unpacked(liar, 2, LIMIT) == (liar, TOO_LARGE)
+
+
+def a_zstd_window(window_log: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=window_log)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return packer.compress(TEXT) + packer.flush()
+
+
+def test_unpacking_takes_a_zstd_window_of_8_mib_and_none_that_is_larger() -> None:
+    most, more = a_zstd_window(23), a_zstd_window(24)
+    assert zstandard.get_frame_parameters(most).window_size == ZSTD_WINDOW_BYTES
+    assert unpacked(most, 2, LIMIT) == (TEXT, "")
+    body, damage = unpacked(more, 2, LIMIT)
+    assert body == more
+    assert damage.startswith("it cannot be unpacked: ")
+    assert "requires too much memory" in damage
 
 
 @pytest.mark.parametrize("kind", [4, 5, 6, 7])
@@ -298,42 +358,70 @@ def test_a_batch_that_does_not_match_its_checksum_is_not_taken_apart() -> None:
     assert (found.body, found.damage) == (item(b"two"), "its checksum does not match")
 
 
-# How much is taken of a pull.
+# What is admitted of a pull.
+
+
+class Room:
+    """Admits messages as long as they fit."""
+
+    def __init__(self, free_bytes: int, largest_body_bytes: int = LIMIT) -> None:
+        self.free_bytes, self.largest_body_bytes = free_bytes, largest_body_bytes
+        self.asked: list[int] = []
+
+    def admit(self, memory_bytes: int) -> bool:
+        self.asked.append(memory_bytes)
+        self.free_bytes -= memory_bytes
+        return self.free_bytes >= 0
 
 
 def a_pack(size: int, offset: int) -> bytes:
     return written(zstandard.compress(bytes(size)), flags=0x201, offset=offset)
 
 
-def taken(data: bytes) -> tuple[list[int], int | None]:
-    """Return the offsets of what is taken, and the first one that is left."""
-    found, left = prefix(data, "broker-a")
-    assert not any(it.damage for it in found)
-    return [it.offset for it in found], left
+def admitted(data: Sequence[bytes], room: Room, start: int = 0) -> tuple[list[int], int | None]:
+    """Return the offsets of what is admitted, and of the first message that is not."""
+    messages, refused_offset = prefix(b"".join(data), "broker-a", start, room)
+    return [it.offset for it in messages], refused_offset
 
 
-def test_what_finds_no_room_when_it_is_unpacked_is_left_for_the_next_pull() -> None:
-    half = ROOM // 2
-    data = [a_pack(half, 7), written(offset=8), a_pack(half, 9), a_pack(1, 10), written(offset=11)]
-    assert taken(b"".join(data)) == ([7, 8, 9], 10)
-    assert taken(b"".join(data[3:])) == ([10, 11], None)
+def test_admission_is_asked_for_each_message_with_its_unpacked_size() -> None:
+    room = Room(10 * MEBIBYTE)
+    data = [a_pack(LIMIT, 7), a_pack(LIMIT + 1, 8), written(bytes(1000), offset=9), V1]
+    assert admitted(data, room) == ([7, 8, 9, 7], None)
+    packed = len(zstandard.compress(bytes(LIMIT + 1)))
+    assert room.asked == [size + MESSAGE_OVERHEAD_BYTES for size in (LIMIT, packed, 1000, 5)]
 
 
-def test_the_first_message_is_taken_however_large_it_is() -> None:
-    assert taken(a_pack(LARGEST_BODY, 7) + a_pack(LARGEST_BODY, 8)) == ([7], 8)
+@pytest.mark.parametrize("kept", range(4))
+def test_admission_that_is_refused_ends_the_pull_before_the_message(kept: int) -> None:
+    data = [a_pack(1000, 7), written(bytes(1000), offset=8), a_pack(1000, 9), written(bytes(1000), offset=10)]
+    cost = 1000 + MESSAGE_OVERHEAD_BYTES
+    for room in (Room(kept * cost), Room((kept + 1) * cost - 1)):
+        assert admitted(data, room) == ([7, 8, 9, 10][:kept], 7 + kept)
+        assert len(room.asked) == kept + 1  # nothing behind it was read
 
 
-def test_what_came_as_it_is_finds_room_always() -> None:
-    assert taken(a_pack(ROOM, 7) + written(bytes(1000), offset=8)) == ([7, 8], None)
+def test_admission_takes_a_batch_message_by_message_and_the_next_pull_goes_on_within_it() -> None:
+    batch = written(zlib.compress(b"".join(item(b"%d" % number) for number in range(5))), flags=0x3C1, offset=7)
+    cost = 1 + MESSAGE_OVERHEAD_BYTES
+    data = [batch, written(b"x", offset=12)]
+    assert admitted(data, Room(3 * cost)) == ([7, 8, 9], 10)
+    assert admitted(data, Room(2 * cost), 10) == ([10, 11], 12)
+    room = Room(3 * cost)
+    assert admitted(data, room, 10) == ([10, 11, 12], None)
+    assert room.asked == [cost] * 3  # what lies before the offset is nobody's memory
 
 
-def test_many_messages_of_batches_take_room_though_they_are_short() -> None:
-    data = [written(zlib.compress(item(b"") * 30_000), flags=0x3C1, offset=30_000 * number) for number in range(3)]
-    assert taken(b"".join(data)) == ([*range(30_000)], 30_000)
+def test_admission_of_a_batch_that_unpacks_beyond_the_limit_is_of_its_packed_body() -> None:
+    packed = zlib.compress(item(bytes(1000)) * 5000)
+    room = Room(MEBIBYTE)
+    [message], refused_offset = prefix(written(packed, flags=0x3C1), "broker-a", 0, room)
+    assert (message.body, message.damage, refused_offset) == (packed, TOO_LARGE, None)
+    assert room.asked == [len(packed) + MESSAGE_OVERHEAD_BYTES]
 
 
-def test_all_is_taken_of_who_cannot_pull_again() -> None:
-    assert len(read(a_pack(ROOM, 7) + a_pack(ROOM, 8))) == 2
+def test_all_is_admitted_where_no_memory_is_limited() -> None:
+    assert len(read(a_pack(LIMIT, 7) + a_pack(LIMIT, 8))) == 2
 
 
 # What is no message makes all of it unreadable.

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers import Message, Moved, Pulled
+from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, Moved, Pulled
 from rota.model import Queue
-from rota.sidecar.window import BESIDES, MEBIBYTE, Delivery, Limits, Window
+from rota.sidecar.window import Delivery, Limits, Window
 from rota.spec import Buffer
 
 Q = Queue("orders", "broker-a", 3)
@@ -108,7 +108,7 @@ def test_what_comes_back_goes_first_again_in_its_order_and_alone() -> None:
     window = a_window(0, 1, 2, 3, 4, orderly=True)
     delivery = taken(window, 4)
     finish(window, delivery, 0, 2)
-    for message in (delivery.messages[3], delivery.messages[1]):
+    for message in reversed(delivery.messages):
         window.back(delivery, message, 0.0)
     for offset in (1, 3):
         again = taken(window)
@@ -342,11 +342,46 @@ def test_a_queue_has_no_more_room_than_its_part_of_the_memory() -> None:
     assert Limits.of(buffer, 5, 3.5 * MEBIBYTE).bytes == 3.5 * MEBIBYTE
 
 
-def test_as_many_messages_fit_as_their_mean_size_says_and_one_always_does() -> None:
+def test_of_the_next_messages_those_fit_whose_bodies_have_the_size_together_and_one_always_does() -> None:
     window = Window(next=0)
-    assert window.fit(32, 100) == 32
-    window.put(0, Pulled((a_message(0, 10), a_message(1, 30)), 2, 0, 2))
-    assert (window.fit(32, 100), window.fit(3, 100), window.fit(32, 5)) == (5, 3, 1)
+    assert window.fit(32, 100) == 1
+    window.put(0, Pulled((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
+    assert [window.fit(32, size) for size in (0, 59, 60, 99, 100, 101)] == [1, 1, 1, 1, 2, 3]
+    assert [window.fit(most, 101) for most in (1, 2, 3)] == [1, 2, 3]
+    taken(window, 1)
+    assert window.fit(32, 40) == 1
+    assert window.fit(32, 41) == 2
+
+
+def test_memory_is_bodies_and_an_overhead_for_each_message_until_it_is_finished() -> None:
+    window = a_window(0, 1, 2)
+    assert window.memory_bytes == 30 + 3 * MESSAGE_OVERHEAD_BYTES
+    delivery = taken(window, 2)
+    assert window.memory_bytes == 30 + 3 * MESSAGE_OVERHEAD_BYTES
+    finish(window, delivery, 0)
+    assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
+    window.stop()
+    assert window.memory_bytes == 10 + MESSAGE_OVERHEAD_BYTES
+
+
+def test_memory_of_a_delivery_from_before_a_reset_counts_until_it_ends() -> None:
+    window = a_window(0, 1, 2)
+    old = taken(window, 2)
+    finish(window, old, 0)
+    for _ in range(2):
+        window.reset(0)
+        assert (window.buffered, window.memory_bytes) == (0, 10 + MESSAGE_OVERHEAD_BYTES)
+    window.put(0, a_pull(0))
+    assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
+    bring_back(window, old, 1)
+    assert window.memory_bytes == 10 + MESSAGE_OVERHEAD_BYTES
+
+
+def test_memory_of_a_finished_message_is_free_while_others_of_its_delivery_are_open() -> None:
+    window = a_window(0, 1)
+    delivery = taken(window, 2)
+    finish(window, delivery, 0)
+    assert offsets_of(delivery) == [1]
 
 
 def test_what_was_finished_before_a_reset_is_unfinished_after_it() -> None:
@@ -460,8 +495,8 @@ def test_the_answer_to_a_commit_from_before_a_reset_counts_for_nothing() -> None
     [
         (Limits(messages=4), None),
         (Limits(messages=3), "3 messages are not finished; the limit is 3"),
-        (Limits(bytes=2 * MEBIBYTE + 3 * BESIDES), "2.0 MiB are not finished; the limit is 2.0 MiB"),
-        (Limits(bytes=2 * MEBIBYTE + 3 * BESIDES + 1), None),
+        (Limits(bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES), "2.0 MiB are not finished; the limit is 2.0 MiB"),
+        (Limits(bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES + 1), None),
         (Limits(span=19), "10 is not finished and 20 offsets behind the last; the limit is 19"),
         (Limits(span=20), None),
     ],
@@ -489,6 +524,10 @@ def test_the_limits_are_those_of_the_reference() -> None:
 def test_the_limits_of_a_topic_are_shared_among_its_queues(queues: int, share: int) -> None:
     assert Limits.of(Buffer(messages_per_queue=7, messages_per_topic=1024), queues) == Limits(messages=share)
     assert Limits.of(Buffer(mebibytes_per_queue=7, mebibytes_per_topic=1024), queues) == Limits(bytes=share << 20)
+
+
+def test_limits_have_the_size_of_an_unpacked_body() -> None:
+    assert Limits.of(Buffer(mebibytes_per_message=7), 3).body == 7 * MEBIBYTE
 
 
 def test_the_limits_of_a_queue_hold_where_its_topic_has_none() -> None:
@@ -582,7 +621,7 @@ class Naive:
         unfinished = self.unfinished
         # A fetched message counts for the span although it is finished, if a lower one is not.
         span = max(self.where, default=0) - min(unfinished, default=0) if unfinished and not self.orderly else 0
-        size = sum(self.sizes[offset] + BESIDES for offset in unfinished)
+        size = sum(self.sizes[offset] + MESSAGE_OVERHEAD_BYTES for offset in unfinished)
         return len(unfinished) >= limits.messages or size >= limits.bytes or span > limits.span
 
 
@@ -593,6 +632,7 @@ class Walk:
         self.window, self.naive = Window(next=0, orderly=orderly), Naive(orderly=orderly)
         self.orderly, self.now, self.committed = orderly, 0.0, 0
         self.asked = [0]
+        self.handed_out: dict[Delivery, tuple[Message, ...]] = {}
 
     def put(self, many: int, gap: int) -> None:
         asked = self.window.next
@@ -627,6 +667,7 @@ class Walk:
             assert wanted == unfinished[: len(wanted)]
             assert not (delivery and before)
         if delivery:
+            self.handed_out[delivery] = delivery.messages
             self.naive.deliveries.append((delivery, set(wanted), True))
             self.naive.where.update(dict.fromkeys(wanted, "open"))
 
@@ -640,7 +681,8 @@ class Walk:
         if self.naive.deliveries:
             at = which % len(self.naive.deliveries)
             delivery = self.naive.deliveries[at][0]
-            ended = delivery.messages[message % len(delivery.messages)]
+            messages = self.handed_out[delivery]
+            ended = messages[message % len(messages)]
             if until is None:
                 self.window.done(delivery, ended)
             else:
@@ -675,9 +717,12 @@ class Walk:
         self.committed = window.committable
         assert (window.next, window.buffered) == (naive.next, len(unfinished))
         assert window.bytes == sum(naive.sizes[offset] for offset in unfinished)
+        left = [message for delivery, _, counts in naive.deliveries if not counts for message in delivery.messages]
+        orphaned_bytes = sum(message.memory_bytes for message in left)
+        assert window.memory_bytes == window.bytes + MESSAGE_OVERHEAD_BYTES * len(unfinished) + orphaned_bytes
         assert window.in_flight == sum(len(left) for _, left, _ in naive.deliveries)
         assert window.empty == (not naive.deliveries)
-        for limits in (Limits(messages=4), Limits(bytes=3 * BESIDES + 9), Limits(span=5)):
+        for limits in (Limits(messages=4), Limits(bytes=3 * MESSAGE_OVERHEAD_BYTES + 9), Limits(span=5)):
             assert (window.full(limits) is not None) == naive.full(limits)
 
 

@@ -8,9 +8,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from rota.model import RETRY, Queue
-from rota.spec import Subscription
+from rota.spec import Buffer, Subscription
 
 LATER, NEVER = 0, -1  # levels of a message that is given back: later the more often it was tried; to the dead letters
+MEBIBYTE = 1 << 20
+MESSAGE_OVERHEAD_BYTES = 1536  # memory that a message takes besides its body: measured, with eight properties
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -25,6 +27,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     stored: int = 0  # the same, by the broker
     place: int = 0  # where the broker keeps it: how it is named when it is given back
     damage: str = ""  # why its body is not what was sent, if that is so
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that the message takes while a member holds it."""
+        return len(self.body) + MESSAGE_OVERHEAD_BYTES
 
     @property
     def topic(self) -> str:
@@ -90,6 +97,33 @@ class Pulled(NamedTuple):
     first: int  # the offset of the queue's oldest message
     last: int  # the offset that its next message will have
     moved: Moved | None = None  # after a RESET whatever was fetched of the queue before is worth nothing
+
+
+class Admission(Protocol):
+    """The memory that one pull may take: the consumer asks before it keeps a message.
+
+    All messages of one pull are asked for in one turn of the event loop, in the order of their offsets.
+    """
+
+    @property
+    def largest_body_bytes(self) -> int:
+        """The size up to which a packed body is unpacked; a larger one stays packed, with the reason as its damage."""
+
+    def admit(self, memory_bytes: int) -> bool:
+        """Whether a message that takes so much memory is kept; after a refusal the pull keeps no other one."""
+
+
+class AdmitAll:
+    """Admits every message: for pulls whose memory is not limited."""
+
+    largest_body_bytes = Buffer().mebibytes_per_message * MEBIBYTE
+
+    def admit(self, memory_bytes: int) -> bool:  # noqa: ARG002 - the port's signature
+        """Return True."""
+        return True
+
+
+ADMIT_ALL = AdmitAll()
 
 
 class Client(NamedTuple):
@@ -229,12 +263,20 @@ class Consumer(Protocol):
         """Ask a broker something that changes nothing: whatever it answers, it is reached."""
 
     async def pull(
-        self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0, commit: int | None = None
+        self,
+        queue: Queue,
+        offset: int,
+        *,
+        most: int = 32,
+        wait: float = 15.0,
+        commit: int | None = None,
+        admission: Admission = ADMIT_ALL,
     ) -> Pulled:
         """Ask for messages from an offset on; where there are none, the broker waits for some.
 
         What is to be committed is so before it waits, and surely so when it is answered. Until then nobody knows, and
-        what is committed later may be undone by it.
+        what is committed later may be undone by it. At the first message that is not admitted the result ends: that
+        message's offset is where to ask next.
         """
 
     async def committed(self, queue: Queue) -> int | None:

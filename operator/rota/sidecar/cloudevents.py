@@ -1,6 +1,5 @@
 """Messages as CloudEvents 1.0 over HTTP: one in binary mode, several as a JSON batch."""
 
-from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -32,11 +31,11 @@ def batch(messages: Iterable[tuple[Message, int]], generation: int) -> bytes:
     """Return the body of a request with several messages, each with its attempt."""
     events = []
     for message, attempt in messages:
-        event: dict[str, str | int] = dict(_attributes(message, attempt, generation))
+        event: dict[str, str | int | bytes] = dict(_attributes(message, attempt, generation))
         event |= {name: str(event[name]) for name in _LONG}
         event |= dict(_traces(message))
         event["datacontenttype"] = "application/octet-stream"
-        event["data_base64"] = b64encode(message.body).decode()
+        event["data_base64"] = message.body  # the encoder writes bytes as base64, without a copy in between
         events.append(event)
     return msgspec.json.encode(events)
 

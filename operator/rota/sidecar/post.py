@@ -13,6 +13,7 @@ from urllib.parse import quote
 from rota.waiting import call_after_all
 
 LONGEST_HEAD = 64 * 1024
+WRITE_BYTES = 64 * 1024  # of a large body at once: what the transport cannot send yet, it copies
 _NO_BODY = {204, 304}
 _FIRST, _FINAL = 100, 200  # the lowest status, and the lowest that is no provisional one
 _STATUS = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?: .*)?", re.DOTALL)
@@ -65,7 +66,7 @@ class Post:
             if connection.closed:
                 continue
             try:
-                status = await connection.ask(head + body, until, may)
+                status = await connection.ask(head, body, until, may)
             except _Stale:
                 sent = True
                 continue  # most likely it did not hear us; a new connection is not stale, so this ends
@@ -107,6 +108,7 @@ class _Connection(asyncio.Protocol):
         self.closed = False
         self._used = self._heard = False  # an answer; anything of this one
         self._answer: asyncio.Future[int] | None = None
+        self._writable: asyncio.Future[None] | None = None  # while the transport has as much as it takes
         self._read = bytearray()
         self._status = 0
         self._left: int | None = None  # bytes of the body that are to come; None: until the connection is closed
@@ -116,7 +118,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio's signature says less than it gives
         self.transport = transport
 
-    async def ask(self, request: bytes, until: float, may: Callable[[], bool]) -> int:
+    async def ask(self, head: bytes, body: bytes, until: float, may: Callable[[], bool]) -> int:
         """Send a request and return its answer's status; who stops waiting leaves a connection that is closed.
 
         Time that is up fails the answer, and not who waits for it: an answer that is here counts, also where the
@@ -129,7 +131,7 @@ class _Connection(asyncio.Protocol):
         self._status, self._heard = 0, False
         timer = call_after_all(until, self._late, self._answer)
         try:
-            self.transport.write(request)
+            await self._send(head, body, self._answer)
             return await self._answer
         except BaseException:
             self.close()
@@ -137,6 +139,29 @@ class _Connection(asyncio.Protocol):
         finally:
             timer.cancel()
             self._answer, self._used = None, True
+
+    async def _send(self, head: bytes, body: bytes, answer: asyncio.Future[int]) -> None:
+        """Write a request; of a large body one part after the other, as the transport sends them, until it is answered."""
+        if len(body) <= WRITE_BYTES:
+            self.transport.write(head + body)
+            return
+        self.transport.write(head)
+        parts = memoryview(body)
+        for start in range(0, len(body), WRITE_BYTES):
+            if self._writable:
+                await asyncio.wait([self._writable, answer], return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                self.closed = True  # after this answer: the other end may wait for the rest of the body
+                return
+            self.transport.write(parts[start : start + WRITE_BYTES])
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable:
+            self._writable.set_result(None)
+            self._writable = None
 
     def close(self) -> None:
         self.closed = True

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 from aiohttp import web
 
-from rota.brokers import Message
+from rota.brokers import MEBIBYTE, Message
 from rota.documents import FullReport
 from rota.listening import listen
 from rota.model import Queue
@@ -37,12 +37,13 @@ from rota.sidecar.measures import Measures
 from rota.sidecar.page import duration
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Shelf, Taken
-from rota.sidecar.window import MEBIBYTE, Delivery
+from rota.sidecar.window import Delivery
 
 PORT = 9912
 MOST = 1000  # messages in an answer
-LARGEST = 8 * MEBIBYTE  # an answer's bodies; the last turn may go beyond it
+LARGEST = 8 * MEBIBYTE  # an answer's bodies; its last message may go beyond it
 SIDE_BY_SIDE = 32  # messages on their way back to their brokers, of those that end together
+WRITE_BYTES = 256 * 1024  # of an answer at once: what the transport cannot send yet, it copies
 LEAST_SWEEP = 0.05  # between two looks for what is overdue
 STOOD_STILL = 0.5  # that late a look is only where the whole process was
 OPEN_AGAIN = 2.0  # where the port cannot be listened at
@@ -212,16 +213,16 @@ class Pull:
         """Take so many messages, or fewer if they are large, of one queue after another."""
         taken: list[Taken] = []
         now, size = self._shell.now(), 0
-        while room > 0 and size < LARGEST and (it := self._shelf.take(now, partial(self._most, room))):
+        while room > 0 and size < LARGEST and (it := self._shelf.take(now, partial(self._most, room, LARGEST - size))):
             taken.append(it)
             room -= len(it.delivery.messages)
             size += sum([len(message.body) for message in it.delivery.messages])
         return taken
 
-    def _most(self, room: int, queue: Queue) -> int:
-        """Return how many messages of a queue fit into an answer, as large as they are on the whole."""
+    def _most(self, room: int, size: int, queue: Queue) -> int:
+        """Return how many messages of a queue fit into what is left of an answer; one at least."""
         reading = self._shell.reading(queue)
-        return reading.window.fit(room, LARGEST) if reading else room
+        return reading.window.fit(room, size) if reading else room
 
     # What the app asks.
 
@@ -234,13 +235,12 @@ class Pull:
             self._heard.add(asked.protocol)
         asker = Asker(asked, int(most))
         self._asking[asker] = None
-        answer = web.Response(content_type="application/json")
+        answer = web.StreamResponse()
         try:
             self._fill()
             await asker.wait(wait)
-            answer.body = self._hand_out(asker.taken)
-            await self._write(answer, asked)
-        except ConnectionError:
+            await self._write(answer, asked, self._hand_out(asker.taken))
+        except (ConnectionError, TimeoutError):
             self._return(asker.taken)
         except BaseException:
             self._return(asker.taken)
@@ -249,9 +249,21 @@ class Pull:
             del self._asking[asker]
         return answer
 
-    async def _write(self, answer: web.Response, asked: web.Request) -> None:
-        await answer.prepare(asked)
-        await answer.write_eof()
+    async def _write(self, answer: web.StreamResponse, asked: web.Request, body: bytes) -> None:
+        """Write an answer as fast as the app reads it; close the connection of one that does not in time."""
+        answer.content_type = "application/json"
+        answer.content_length = len(body)
+        parts = memoryview(body)
+        try:
+            async with asyncio.timeout(self._patience or None):
+                await answer.prepare(asked)
+                for start in range(0, len(body), WRITE_BYTES):
+                    await answer.write(parts[start : start + WRITE_BYTES])
+                await answer.write_eof()
+        except TimeoutError:  # its messages are the app's no more, so their copies go
+            if asked.transport:
+                asked.transport.abort()
+            raise
         if asked.transport is None:  # the end of a connection is no error to aiohttp
             raise ConnectionResetError
 

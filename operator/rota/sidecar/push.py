@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol
 
-from rota.brokers import Message
+from rota.brokers import MEBIBYTE, Message
 from rota.model import Queue
 from rota.sidecar import cloudevents, endings
 from rota.sidecar.endings import NOT_TAKEN_PAUSE, Endings
@@ -28,7 +28,6 @@ from rota.sidecar.measures import Measures
 from rota.sidecar.post import Away, Broken, Forbidden, Post
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Shelf, Taken
-from rota.sidecar.window import MEBIBYTE
 
 LARGEST = MEBIBYTE  # a batch's bodies: so many requests are open at once, and each holds its own twice
 IN_PLACE_PAUSE = 1.0  # before an Orderly queue tries its message again
@@ -160,11 +159,12 @@ class Push:
         error = None if task.cancelled() else task.exception()
         if error:
             _log.error("A delivery of %s failed", taken.queue, exc_info=error)
-        if taken.delivery.left:
-            self._endings.back(taken, taken.delivery.messages, NOT_TAKEN_PAUSE if error else 0.0)
+        unfinished = taken.delivery.messages
+        if unfinished:
+            self._endings.back(taken, unfinished, NOT_TAKEN_PAUSE if error else 0.0)
         now, went_wrong = self._shell.now(), "cut" if task.cancelled() else "failed" if error else ""
         self._shell.measures.answered(now - taken.delivery.since)
-        for outcome, messages in [(went_wrong, taken.delivery.messages)] if went_wrong else task.result():
+        for outcome, messages in [(went_wrong, unfinished)] if went_wrong else task.result():
             self._shell.measures.ended(messages, outcome)
         if reading := self._shell.reading(taken.queue):
             reading.delivered_at = now

@@ -16,6 +16,7 @@ from rota.sidecar.beginning import FROM_THE_OLDEST, Store, beginning
 from rota.sidecar.health import Health
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.measures import Measures
+from rota.sidecar.memory_budget import MemoryBudget, PullAdmission, Reservation
 from rota.sidecar.window import Commit, Limits, Window
 from rota.spec.resolved import Settings
 from rota.waiting import to_the_end
@@ -24,6 +25,7 @@ PULL_SECONDS = 15.0  # that a broker holds a pull for which there is nothing
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # after a pull that failed
 SWITCHED_OFF_PAUSE = 3.0
 COMMIT_PAUSE = 1.0
+RESUME_AT_FREE_SHARE = 4  # a queue that reached its limit fetches again once a quarter of it is free
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Shell(Protocol):
 
     health: Health
     measures: Measures
+    memory_budget: MemoryBudget
 
     def answer(self, event: Event, queue: Queue, life: int, sent: float | None = None) -> None:
         """Take an answer to a command."""
@@ -75,6 +78,7 @@ class Reading:
         self._doubts = False  # somebody else may have worked it: it is about to be released, or its broker was away
         self._late = False  # the drain is over, and what cannot be committed now never will be
         self._changed = asyncio.Event()
+        self._refused_offset = self._refused_bytes = 0  # of the message that the last pull had no memory for
         self._turn, self._committing = asyncio.Lock(), asyncio.Lock()
         self._pulling: asyncio.Task[None] | None = None
         self._placing: asyncio.Task[None] | None = None
@@ -106,8 +110,9 @@ class Reading:
         self.changed()
 
     def changed(self) -> None:
-        """Notice that a delivery has ended, or that more may be fetched."""
+        """Notice that a delivery has ended, or that more may be fetched; other queues may use memory that is free now."""
         self._changed.set()
+        self._shell.memory_budget.grant()
 
     def reset(self, offset: int) -> None:
         """Go on there: somebody set the group's offset."""
@@ -228,6 +233,7 @@ class Reading:
             self._answered()
             # What was finished here stays so: a broker that was killed has forgotten what it was told last.
             self.window.reset(max(start, self.window.committable), start)
+        self.changed()
         self._answer(Event.PLACED, life)
 
     async def _end(self, life: int) -> None:
@@ -244,8 +250,7 @@ class Reading:
     async def _until_empty(self, life: int) -> None:
         """Wait until no delivery is open, or this life is over."""
         while self._life == life and not self.window.empty:
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
 
     def _answer(self, event: Event, life: int, sent: float | None = None) -> None:
         if self._life == life:
@@ -254,33 +259,74 @@ class Reading:
     async def _pull(self) -> None:
         pause, told = 0.0, ""
         while True:
-            while self.window.full(self.limits):
-                self._changed.clear()
-                await self._changed.wait()
+            reservation = await self._wait_for_memory()
             asked = self.window.next
-            try:
-                # Whether a broker that failed answers again is known at once, not when the next message comes.
-                found = await (self.source.consumer.pull(self.queue, asked, wait=0.0) if pause else self._ask(asked))
-            except (BrokerError, ValueError) as error:  # the latter where the settings name no such topic
-                pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
-                if isinstance(error, SwitchedOff):
-                    pause = SWITCHED_OFF_PAUSE
-                self._shell.measures.pulls.add(_outcome(error))
-                self._failed("Pulling", error, quietly=str(error) == told)
-                told = str(error)
+            with PullAdmission(self._shell.memory_budget, self, reservation) as admission:
+                try:
+                    found = await self._ask(asked, admission, retries=bool(pause))
+                except (BrokerError, ValueError) as error:  # the latter where the settings name no such topic
+                    pause = _next_pause(error, pause)
+                    self._shell.measures.pulls.add(_outcome(error))
+                    self._failed("Pulling", error, quietly=str(error) == told)
+                    told = str(error)
+                    self._refused_bytes = 0  # reserve no memory for a broker that does not answer
+                else:
+                    if pause:  # the broker may have been killed, and have forgotten what it was told last
+                        self.window.committed, self._doubts = None, True
+                    pause, told = 0.0, ""
+                    self._put(asked, found, admission)
+            if pause:
                 await asyncio.sleep(pause)
-                continue
-            if pause:  # the broker may have been killed, and have forgotten what it was told last
-                self.window.committed, self._doubts = None, True
-            pause, told, self.pulled_at = 0.0, "", self._shell.now()
-            self._answered()
-            self._shell.health.takes(self.queue)
-            self._shell.measures.pulls.add("moved" if found.moved else "found" if found.messages else "empty")
-            self.window.put(asked, found)
-            if found.messages:
-                self._shell.offer(self)
 
-    async def _ask(self, offset: int) -> Pulled:
+    def _put(self, asked: int, found: Pulled, admission: PullAdmission) -> None:
+        """Take what a pull brought, and remember the message that there was no memory for."""
+        self.pulled_at = self._shell.now()
+        self._answered()
+        self._shell.health.takes(self.queue)
+        self._shell.measures.pulls.add(_result(found, admission))
+        self.window.put(asked, found)
+        self._refused_offset, self._refused_bytes = found.next, admission.refused_bytes
+        if found.messages:
+            self._shell.offer(self)
+
+    async def _wait_for_memory(self) -> Reservation | None:
+        """Wait until the window, and the member's memory, have room; after a refusal return what is reserved for it."""
+        while self.window.full(self.limits) or not self._has_drained():
+            await self._change()
+        if not self._is_refused():
+            return None
+        reservation = self._shell.memory_budget.reserve(self._refused_bytes, self._changed.set)
+        try:
+            while not reservation.granted:
+                await self._change()
+        except asyncio.CancelledError:
+            self._shell.memory_budget.cancel(reservation)
+            raise
+        return reservation
+
+    def _is_refused(self) -> bool:
+        """Whether the next message is one that the last pull had no memory for."""
+        return bool(self._refused_bytes) and self.window.next == self._refused_offset
+
+    def _has_drained(self) -> bool:
+        """Whether a queue that was refused memory has room for the message and, if any, for some more."""
+        if not self._is_refused() or not self.window.buffered:
+            return True
+        wanted_bytes = max(self._refused_bytes, self.limits.bytes // RESUME_AT_FREE_SHARE)
+        return self.window.memory_bytes + wanted_bytes <= self.limits.bytes
+
+    async def _change(self) -> None:
+        """Wait until something of the queue has changed, or memory was granted to it."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _ask(self, offset: int, admission: PullAdmission, *, retries: bool) -> Pulled:
+        """Pull; after a failure without being held, so that it is known at once whether the broker answers again."""
+        if retries:
+            return await self.source.consumer.pull(self.queue, offset, wait=0.0, admission=admission)
+        return await self._ask_and_commit(offset, admission)
+
+    async def _ask_and_commit(self, offset: int, admission: PullAdmission) -> Pulled:
         """Pull, and take along what is to be committed: so a crash repeats little more than what was in flight.
 
         A broker stores what was taken along when it has looked for messages, which may be after a commit that was sent
@@ -291,9 +337,10 @@ class Reading:
         sure = mine and not (self._doubts or self._committing.locked()) and self._shell.may_commit(self.queue)
         commit = self.window.to_commit() if sure else None
         if commit is None:
-            return await consumer.pull(self.queue, offset, wait=PULL_SECONDS)
+            return await consumer.pull(self.queue, offset, wait=PULL_SECONDS, admission=admission)
         async with self._committing:
-            found = await to_the_end(consumer.pull(self.queue, offset, wait=0.0, commit=commit.offset))
+            pulling = consumer.pull(self.queue, offset, wait=0.0, commit=commit.offset, admission=admission)
+            found = await to_the_end(pulling)
             self._shell.measures.commits.add("done")
             self.window.answered(commit)
         return found
@@ -313,6 +360,22 @@ class Reading:
 
     def _say(self, what: str, error: Exception) -> None:
         _log.warning("%s failed for %s: %s", what, self.queue, error)
+
+
+def _next_pause(error: Exception, pause: float) -> float:
+    """Return for how many seconds a queue rests after a pull that failed."""
+    if isinstance(error, SwitchedOff):
+        return SWITCHED_OFF_PAUSE
+    return min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+
+
+def _result(found: Pulled, admission: PullAdmission) -> str:
+    """Return the label by which an answered pull is counted."""
+    if found.moved:
+        return "moved"
+    if found.messages:
+        return "found"
+    return "no_memory" if admission.refused_bytes else "empty"
 
 
 def _outcome(error: Exception) -> str:

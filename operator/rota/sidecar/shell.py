@@ -4,11 +4,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
+from rota.brokers import MEBIBYTE
 from rota.documents import FullReport, Report, Worked
 from rota.model import Queue
 from rota.sidecar.environment import Who, memory
@@ -16,13 +17,14 @@ from rota.sidecar.health import Health
 from rota.sidecar.machine import Command, Event
 from rota.sidecar.measures import Measures
 from rota.sidecar.member import Member, Step
+from rota.sidecar.memory_budget import MemoryBudget
 from rota.sidecar.notes import Notes
 from rota.sidecar.probes import Probes
 from rota.sidecar.reading import Reading
 from rota.sidecar.sources import Connect, Sources
 from rota.sidecar.steps import NOT_WRITTEN, Steps
 from rota.sidecar.volume import Files, Volume
-from rota.sidecar.window import Limits
+from rota.sidecar.window import Limits, Window
 from rota.spec.resolved import Settings, read_settings
 
 COMMIT_SECONDS = 5.0
@@ -78,7 +80,7 @@ class Sidecar:
         self._clock: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
-        self._memory = memory() * FOR_MESSAGES
+        self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, self._windows)
         self._drains: set[str] = {END} if remembered.final else set()
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
@@ -256,6 +258,7 @@ class Sidecar:
         report = self._steps.told
         for queue in self.readings.keys() - self.member.lives.keys():
             self._probes.given_up(self.readings.pop(queue))
+            self.memory_budget.grant()
         if self._said is not report:
             self._said = report
             self._limit()
@@ -276,11 +279,15 @@ class Sidecar:
     def _limit(self) -> None:
         """Divide a topic's room by the queues of it that are worked here, and the memory by all of them."""
         if self._sources.now:
+            buffer = self.settings.delivery.buffer
             queues = Counter(queue.topic for queue in self.readings)
-            most = self._memory / max(1, len(self.readings))
+            most = self.memory_budget.share_bytes(len(self.readings), buffer.mebibytes_per_message * MEBIBYTE)
             for queue, reading in self.readings.items():
-                reading.limits = Limits.of(self.settings.delivery.buffer, queues[queue.topic], most)
+                reading.limits = Limits.of(buffer, queues[queue.topic], most)
                 reading.changed()
+
+    def _windows(self) -> Iterable[Window]:
+        return [reading.window for reading in self.readings.values()]
 
     # Drains.
 
@@ -392,7 +399,7 @@ class Sidecar:
 
     def metrics(self) -> str:
         """Render what is counted."""
-        windows = [reading.window for reading in self.readings.values()]
+        windows = [*self._windows()]
         return self.measures.text(
             inflight=sum(window.in_flight for window in windows),
             buffered=sum(window.buffered for window in windows),

@@ -15,24 +15,24 @@ one window serves for as long as a member has the queue, however often its start
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 from typing import NamedTuple, Self
 
-from rota.brokers import Message, Moved, Pulled
+from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, Moved, Pulled
 from rota.spec import Buffer
 
-MEBIBYTE = 1 << 20
-BESIDES = 1536  # bytes that a message takes in memory besides its body: measured, with eight properties
 AT_ONCE = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a queue may be fetched and not finished; the last pull may go beyond it by what it brings."""
+    """How much of a queue may be fetched and not finished; the last pull may bring more messages than that."""
 
     messages: int = 1000
-    bytes: int = 100 * MEBIBYTE  # of memory
+    bytes: int = 100 * MEBIBYTE  # of memory; a window without messages takes a larger one all the same
     span: int = 2000  # from the first unfinished offset to the last, which a crash may repeat; Orderly has none
+    body: int = 4 * MEBIBYTE  # bytes of a packed body; a larger one stays packed
 
     @classmethod
     def of(cls, buffer: Buffer, queues: int, most: float = inf) -> Self:
@@ -43,7 +43,8 @@ class Limits:
         messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queues)
         mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queues)
         room = (mebibytes or buffer.mebibytes_per_queue) * MEBIBYTE
-        return cls(messages or buffer.messages_per_queue, int(min(room, most)))
+        body = buffer.mebibytes_per_message * MEBIBYTE
+        return cls(messages or buffer.messages_per_queue, int(min(room, most)), body=body)
 
 
 class Commit(NamedTuple):
@@ -57,10 +58,14 @@ class Commit(NamedTuple):
 class Delivery:
     """Messages that were handed out together; open until each of them is done or back."""
 
-    messages: tuple[Message, ...]
     since: float
     resets: int  # how many there were before it
-    left: set[int]  # offsets that are neither done nor back
+    left: dict[int, Message]  # by offset, those that are neither done nor back; the others' memory is free
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages that are neither done nor back."""
+        return tuple(self.left.values())
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True)
@@ -76,6 +81,7 @@ class Window:
     open: dict[Delivery, None] = field(default_factory=dict, init=False)
     tried: dict[int, int] = field(default_factory=dict, init=False)  # offsets, and attempts nobody else counts
     _resets: int = field(default=0, init=False)
+    _orphaned_bytes: int = field(default=0, init=False)  # memory of open deliveries from before a reset
     _waiting: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
     _again: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # came back; a heap
     _not_before: float = field(default=AT_ONCE, init=False)  # of an Orderly queue
@@ -85,6 +91,9 @@ class Window:
     def reset(self, start: int, committed: int | None = None) -> None:
         """Forget everything but what is open, and begin there."""
         self.next, self.committed, self.bytes, self._not_before = start, committed, 0, AT_ONCE
+        for delivery in self.open:
+            if delivery.resets == self._resets:
+                self._orphaned_bytes += sum(message.memory_bytes for message in delivery.left.values())
         self._resets += 1
         for forgotten in (self._waiting, self._again, self._taken, self._done, self.tried):
             forgotten.clear()
@@ -136,14 +145,20 @@ class Window:
             self._taken.extend([message.offset for message in messages])
         if not messages:
             return None
-        delivery = Delivery(tuple(messages), now, self._resets, {message.offset for message in messages})
+        delivery = Delivery(now, self._resets, {message.offset: message for message in messages})
         self.open[delivery] = None
         self.in_flight += len(messages)
         return delivery
 
     def fit(self, most: int, size: int) -> int:
-        """Return how many messages of that size together, as large as they are on the whole; one at least."""
-        return max(1, min(most, size * self.buffered // self.bytes)) if self.bytes else most
+        """Return how many of the next messages have bodies of that size together; one at least."""
+        number = 0
+        for message in islice(self._waiting, most):
+            size -= len(message.body)
+            if size < 0:
+                break
+            number += 1
+        return max(1, number)
 
     def tries(self, delivery: Delivery, message: Message) -> None:
         """Count an attempt of which the broker does not hear; a reset has forgotten what was handed out before it."""
@@ -174,11 +189,14 @@ class Window:
         """Note that a message is no longer in flight; say whether that is news, and of what is fetched now."""
         if message.offset not in delivery.left:
             return False
-        delivery.left.remove(message.offset)
+        del delivery.left[message.offset]
         self.in_flight -= 1
         if not delivery.left:
             del self.open[delivery]
-        return delivery.resets == self._resets
+        if delivery.resets == self._resets:
+            return True
+        self._orphaned_bytes -= message.memory_bytes
+        return False
 
     def to_commit(self) -> Commit | None:
         """Return what the broker does not have yet; one is answered before the next, lest they overtake each other."""
@@ -200,13 +218,18 @@ class Window:
         """Say why no more is to be fetched now, if so."""
         if self.buffered >= limits.messages:
             return f"{self.buffered} messages are not finished; the limit is {limits.messages}"
-        memory = self.bytes + BESIDES * self.buffered
-        if memory >= limits.bytes:
-            return f"{memory / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.bytes / MEBIBYTE:.1f} MiB"
+        unfinished = self.bytes + MESSAGE_OVERHEAD_BYTES * self.buffered
+        if unfinished >= limits.bytes:
+            return f"{unfinished / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.bytes / MEBIBYTE:.1f} MiB"
         span = 0 if self.orderly or self.last is None else self.last - self.committable
         if span > limits.span:
             return f"{self.committable} is not finished and {span} offsets behind the last; the limit is {limits.span}"
         return None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of what is not finished, and of open deliveries from before a reset."""
+        return self.bytes + MESSAGE_OVERHEAD_BYTES * self.buffered + self._orphaned_bytes
 
     @property
     def empty(self) -> bool:

@@ -127,6 +127,7 @@ class Buffer(_Part, frozen=True):
     mebibytes_per_queue: Count = 100
     messages_per_topic: Count | None = None
     mebibytes_per_topic: Count | None = None
+    mebibytes_per_message: Count = 4  # a packed body that is larger is delivered packed
 
 
 class Delivery(_Part, frozen=True):

@@ -43,6 +43,7 @@ class Memory:
         self.offsets: defaultdict[str, dict[Queue, int]] = defaultdict(dict)
         self.pulled: defaultdict[str, dict[Queue, int]] = defaultdict(dict)
         self.marked: defaultdict[str, set[Queue]] = defaultdict(set)  # whose offset was set, until they are pulled
+        self.packed: set[str] = set()  # ids of messages whose producer packed the body by ZLIB
         self.locks: dict[tuple[str, Queue], tuple[str, float]] = {}  # whose, and until when
         self.held: dict[asyncio.Future[None], tuple[Queue, object]] = {}  # pulls, and whose
         self._brokers, self._down = tuple(brokers), set[str]()

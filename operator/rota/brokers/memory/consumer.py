@@ -6,9 +6,9 @@ from random import choice
 
 from msgspec.structs import replace
 
-from rota.brokers import LATER, Membership, Message, Moved, Pulled, Refused, SwitchedOff, Unreachable
+from rota.brokers import ADMIT_ALL, LATER, Admission, Membership, Message, Moved, Pulled, Refused, SwitchedOff, Unreachable
 from rota.brokers.memory.cluster import LOCK_SECONDS, NAME_SERVER, Memory
-from rota.brokers.rocketmq.messages import java_hash
+from rota.brokers.rocketmq.messages import ZLIB, java_hash, unpacked
 from rota.brokers.rocketmq.requests import one_broker, tags_of
 from rota.model import RETRY, Queue
 
@@ -82,7 +82,14 @@ class MemoryConsumer:
             await self._memory.queues(next(iter(self._subscriptions)))  # says why
 
     async def pull(
-        self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0, commit: int | None = None
+        self,
+        queue: Queue,
+        offset: int,
+        *,
+        most: int = 32,
+        wait: float = 15.0,
+        commit: int | None = None,
+        admission: Admission = ADMIT_ALL,
     ) -> Pulled:
         """Ask for messages from an offset on; where there are none, wait for some."""
         now = asyncio.get_running_loop().time
@@ -95,7 +102,24 @@ class MemoryConsumer:
                 await self._memory.more(queue, self, until - now())
                 found = await self._fetch(queue, offset, most)
         tags = self._tags[queue.topic]
+        found = self._admitted(found, admission)
         return found._replace(messages=tuple(it for it in found.messages if not tags or it.tag in tags))
+
+    def _admitted(self, pulled: Pulled, admission: Admission) -> Pulled:
+        """Return the messages up to the first that is not admitted, each unpacked as far as the limit allows."""
+        messages: list[Message] = []
+        for stored in pulled.messages:
+            message = self._unpacked(stored, admission.largest_body_bytes)
+            if not admission.admit(message.memory_bytes):
+                return pulled._replace(messages=tuple(messages), next=message.offset)
+            messages.append(message)
+        return pulled._replace(messages=tuple(messages))
+
+    def _unpacked(self, message: Message, limit: int) -> Message:
+        if message.id not in self._memory.packed:
+            return message
+        body, damage = unpacked(message.body, ZLIB, limit)
+        return replace(message, body=body, damage=damage)
 
     async def _fetch(self, queue: Queue, offset: int, most: int) -> Pulled:
         """Ask as a broker is asked: it looks at the hash of a tag only."""

@@ -7,7 +7,7 @@ from itertools import product
 
 import msgspec
 
-from rota.brokers import LATER, Garbled, Membership, Message, Moved, Pulled, Unknown, Working
+from rota.brokers import ADMIT_ALL, LATER, Admission, Garbled, Membership, Message, Moved, Pulled, Unknown, Working
 from rota.brokers.rocketmq import bodies, fastjson, requests
 from rota.brokers.rocketmq.answers import body, good, number, reason, refusal, side_by_side
 from rota.brokers.rocketmq.client import Client, Site
@@ -71,7 +71,14 @@ class RocketMQConsumer:
     # Messages.
 
     async def pull(
-        self, queue: Queue, offset: int, *, most: int = 32, wait: float = 15.0, commit: int | None = None
+        self,
+        queue: Queue,
+        offset: int,
+        *,
+        most: int = 32,
+        wait: float = 15.0,
+        commit: int | None = None,
+        admission: Admission = ADMIT_ALL,
     ) -> Pulled:
         """Ask for messages from an offset on; where there are none, the broker waits for some."""
         data = self._subscriptions.get(queue.topic)
@@ -89,11 +96,9 @@ class RocketMQConsumer:
         if answer.code == Answer.PULL_OFFSET_MOVED:
             return Pulled((), following, first, last, Moved.RESET if answer.remark == _RESET else Moved.OUTSIDE)
         try:
-            found, left = prefix(answer.body, queue.broker)
+            kept, left = prefix(answer.body, queue.broker, offset, admission)
         except Malformed as error:
             raise Garbled(f"What was pulled from {queue} cannot be read: {error}") from None
-        # A batch is one message to the broker; of its messages some may lie before the offset.
-        kept = [it for it in found if it.offset >= offset]
         if tags := self._tags.get(queue.topic):  # the broker looked at their hashes only
             kept = [it for it in kept if it.tag in tags]
         return Pulled(tuple(kept), following if left is None else left, first, last)

@@ -9,23 +9,20 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from math import inf
 from typing import Final
 
 import msgspec
 
-from rota.brokers import Message
+from rota.brokers import ADMIT_ALL, MEBIBYTE, Admission, Message
 from rota.brokers.rocketmq.frames import Malformed
 from rota.model import Queue
 
 V1, V2 = 0xDAA320A7, 0xDAA320AB
-LARGEST_BODY: Final = 32 * 2**20  # unpacked; a broker takes 4 MiB by default, packed or not
 LARGEST_BATCH: Final = 2**15 - 1  # messages; a broker counts them in 16 bits
-ROOM: Final = 32 * 2**20  # bytes that packed bodies and batches of one pull may take; the first one may in any case
+ZSTD_WINDOW_BYTES: Final = 8 * MEBIBYTE  # the window that RFC 8878 recommends every decoder to support
 
 _COMPRESSED, _SIX_BORN, _SIX_STORED, _BATCH, _KIND = 0x1, 0x10, 0x20, 0xC0, 0x700
 _FOLDED = _COMPRESSED | _BATCH
-_ITEM_COST = 1024  # bytes that a message of a batch takes besides its body
 _NAME, _PAIR = "\x01", "\x02"  # what ends a property's name, and its value
 
 # Length, magic, checksum, queue, (a flag), offset, place, system flag, born, (its host), stored, (its host),
@@ -37,41 +34,57 @@ _ITEM = struct.Struct(">I12xI")  # of a batch: length, (magic, checksum, flag), 
 _SHORT = struct.Struct(">H")
 
 
-class _Full(Exception):  # noqa: N818 - it says what is so
-    """There is no more room."""
+class _TooLargeError(Exception):
+    """An unpacked body has more bytes than the limit."""
 
 
-class _Room:
-    """What is left of it."""
+class _Reader:
+    """The messages of one pull's body that were read so far, as far as they were admitted."""
 
-    def __init__(self, size: float) -> None:
-        self.left = size
+    def __init__(self, data: bytes, broker: str, start: int, admission: Admission) -> None:
+        self.data = data
+        self.broker = broker
+        self.start = start
+        self.admission = admission
+        self.messages: list[Message] = []
+        self.refused_offset: int | None = None
+
+    def keep(self, message: Message) -> None:
+        """Keep an admitted message; pass over one before the offset that was asked for: a pull may enter a batch."""
+        if message.offset < self.start:
+            return
+        if self.admission.admit(message.memory_bytes):
+            self.messages.append(message)
+        else:
+            self.refused_offset = message.offset
 
 
 def decode(data: bytes, broker: str) -> list[Message]:
     """Return all messages in a pull's body; what is no message makes all of it unreadable."""
-    return prefix(data, broker, inf)[0]
+    return prefix(data, broker)[0]
 
 
-def prefix(data: bytes, broker: str, room: float = ROOM) -> tuple[list[Message], int | None]:
-    """Return the first messages in a pull's body that find room, and the offset of the first that does not.
+def prefix(
+    data: bytes, broker: str, start: int = 0, admission: Admission = ADMIT_ALL
+) -> tuple[list[Message], int | None]:
+    """Return the messages from an offset on that are admitted, and the offset of the first that is not.
 
-    What is packed may be a thousand times larger than what came; what is left is pulled again, and comes first then.
+    A packed body may be a thousand times larger than what came. Each message is unpacked and admitted before the next
+    one is read, so at most one of them is in memory without being admitted.
     """
-    found: list[Message] = []
-    at, end, left = 0, len(data), _Room(room)
+    reader = _Reader(data, broker, start, admission)
+    at, end = 0, len(data)
     try:
-        while at < end:
-            at = _read(data, at, broker, found, left)
+        while at < end and reader.refused_offset is None:
+            at = _read(reader, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise Malformed(f"A message at byte {at} of {end} cannot be read: {error}") from None
-    except _Full as full:
-        return found, full.args[0]
-    return found, None
+    return reader.messages, reader.refused_offset
 
 
-def _read(data: bytes, at: int, broker: str, found: list[Message], room: _Room) -> int:
+def _read(reader: _Reader, at: int) -> int:
     """Read the message at a place, and return where the next one begins."""
+    data = reader.data
     head = _HEAD
     fields = head.unpack_from(data, at)
     if fields[6] & (_SIX_BORN | _SIX_STORED):
@@ -91,31 +104,35 @@ def _read(data: bytes, at: int, broker: str, found: list[Message], room: _Room) 
     end: int = properties_at + 2 + properties_length
     if end != at + total or end > len(data):
         raise Malformed(f"A message at byte {at} says that it has {total} bytes; what is in it has {end - at}")
-    queue = _queue(data[topic_start:properties_at], broker, number)
+    queue = _queue(data[topic_start:properties_at], reader.broker, number)
     body, damage = data[start:topic_at], ""
     if zlib.crc32(body) & 0x7FFFFFFF != checksum:
         damage = "its checksum does not match"
     properties = read_properties(data[properties_at + 2 : end])
     message = Message(queue, offset, body, properties, attempt, born, stored, place, damage)
     if flags & _FOLDED and not damage:
-        found += _unfolded(message, flags, properties, room, first=not found)
+        _unfold(reader, message, flags, properties)
     else:
-        found.append(message)
+        reader.keep(message)
     return end
 
 
-def _unfolded(message: Message, flags: int, properties: dict[str, str], room: _Room, *, first: bool) -> list[Message]:
-    """Return what is in a message that is packed or a batch, if there is room for it."""
+def _unfold(reader: _Reader, message: Message, flags: int, properties: dict[str, str]) -> None:
+    """Keep the messages in a message that is packed or a batch, up to the first that is not admitted."""
     if flags & _COMPRESSED:
-        body, damage = unpacked(message.body, (flags & _KIND) >> 8)
+        body, damage = unpacked(message.body, (flags & _KIND) >> 8, reader.admission.largest_body_bytes)
         message = msgspec.structs.replace(message, body=body, damage=damage)
-    items = [message]
-    if flags & _BATCH == _BATCH and not message.damage:
-        items = _items(message, properties)
-    room.left -= len(message.body) + _ITEM_COST * (len(items) - 1)
-    if room.left < 0 and not first:
-        raise _Full(message.offset)
-    return items
+    if flags & _BATCH != _BATCH or message.damage:
+        reader.keep(message)
+        return
+    damage = _batch_damage(message.body)
+    if damage:
+        reader.keep(msgspec.structs.replace(message, damage=damage))
+        return
+    for item in _apart(message, properties):
+        reader.keep(item)
+        if reader.refused_offset is not None:
+            return
 
 
 @lru_cache(maxsize=4096)
@@ -141,72 +158,98 @@ def write_properties(properties: Mapping[str, str]) -> str:
     return "".join(f"{name}{_NAME}{value}{_PAIR}" for name, value in properties.items())
 
 
-def _items(batch: Message, common: dict[str, str]) -> list[Message]:
-    """Return the messages of a batch; the producer made it, so if it cannot be taken apart only it is damaged."""
+def _batch_damage(body: bytes) -> str:
+    """Return why a batch cannot be taken apart; the producer made it, so only this message is damaged."""
     try:
-        return list(_apart(batch, common))
+        for number, _ in enumerate(_items(body)):
+            if number == LARGEST_BATCH:
+                raise Malformed(f"it has more than {LARGEST_BATCH:,} messages")
     except (struct.error, Malformed) as error:
-        return [msgspec.structs.replace(batch, damage=f"it is a batch that cannot be taken apart: {error}")]
+        return f"it is a batch that cannot be taken apart: {error}"
+    return ""
 
 
-def _apart(batch: Message, common: dict[str, str]) -> Iterator[Message]:
-    """Yield the messages of a batch; they have its properties in common, besides their own."""
-    data, at, offset = batch.body, 0, batch.offset
+def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the places in a batch's body where each message's body begins and ends, and where the message ends."""
+    at = 0
     while at < len(data):
-        if offset - batch.offset == LARGEST_BATCH:
-            raise Malformed(f"it has more than {LARGEST_BATCH:,} messages")
         total, length = _ITEM.unpack_from(data, at)
         start = at + _ITEM.size
         (properties_length,) = _SHORT.unpack_from(data, start + length)
         end = start + length + 2 + properties_length
         if end != at + total or end > len(data):
             raise Malformed(f"a message at byte {at} says it has {total} bytes; what is in it has {end - at}")
-        properties = ChainMap(read_properties(data[start + length + 2 : end]), common)
-        body = data[start : start + length]
+        yield start, start + length, end
+        at = end
+
+
+def _apart(batch: Message, common: dict[str, str]) -> Iterator[Message]:
+    """Yield the messages of a batch; they have its properties in common, besides their own."""
+    data = batch.body
+    for offset, (start, body_end, end) in enumerate(_items(data), batch.offset):
+        properties = ChainMap(read_properties(data[body_end + 2 : end]), common)
+        body = data[start:body_end]
         yield Message(batch.queue, offset, body, properties, batch.attempt, batch.born, batch.stored, batch.place)
-        at, offset = end, offset + 1
 
 
-def _zlib(body: bytes) -> bytes:
-    packed = zlib.decompressobj()
-    return _whole(packed.decompress(body, LARGEST_BODY), ended=packed.eof)
+# Each unpacks into at most one byte more than the limit, which tells a body that is too large from one that is cut off.
 
 
-def _lz4(body: bytes) -> bytes:
+def _zlib(body: bytes, limit: int) -> bytes:
+    unpacker = zlib.decompressobj()
+    return _whole(unpacker.decompress(body, limit + 1), limit, ended=unpacker.eof)
+
+
+def _lz4(body: bytes, limit: int) -> bytes:
     import lz4.frame  # noqa: PLC0415 - only who meets such a message needs it
 
-    packed = lz4.frame.LZ4FrameDecompressor()
-    return _whole(packed.decompress(body, max_length=LARGEST_BODY), ended=packed.eof)
+    unpacker = lz4.frame.LZ4FrameDecompressor()
+    return _whole(unpacker.decompress(body, max_length=limit + 1), limit, ended=unpacker.eof)
 
 
-def _zstd(body: bytes) -> bytes:
+def _zstd(body: bytes, limit: int) -> bytes:
     import zstandard  # noqa: PLC0415 - as above
 
-    told = zstandard.frame_content_size(body)  # -1 if it does not tell; if it does, the limit below is read over
-    if told > LARGEST_BODY:
-        raise ValueError(f"it says that it has {told:,} bytes unpacked; {LARGEST_BODY:,} are the most")
-    return zstandard.ZstdDecompressor().decompress(body, max_output_size=LARGEST_BODY)
+    if zstandard.frame_content_size(body) > limit:  # -1: the frame does not declare it
+        raise _TooLargeError
+    unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
+    try:
+        return unpacker.decompress(body, max_output_size=limit)
+    except zstandard.ZstdError:
+        if len(unpacker.stream_reader(body).read(limit + 1)) > limit:
+            raise _TooLargeError from None
+        raise
 
 
-def _whole(body: bytes, *, ended: bool) -> bytes:
+def _whole(body: bytes, limit: int, *, ended: bool) -> bytes:
+    if len(body) > limit:
+        raise _TooLargeError
     if not ended:
-        raise ValueError(f"it is cut off, or unpacked over {LARGEST_BODY:,} bytes")
+        raise ValueError("it is cut off")
     return body
 
 
-_UNPACK: dict[int, Callable[[bytes], bytes]] = {0: _zlib, 1: _lz4, 2: _zstd, 3: _zlib}
+ZLIB: Final = 3  # of old producers: 0
+_UNPACK: dict[int, Callable[[bytes, int], bytes]] = {0: _zlib, 1: _lz4, 2: _zstd, ZLIB: _zlib}
 
 
-def unpacked(body: bytes, kind: int) -> tuple[bytes, str]:
-    """Unpack a body; if that cannot be done it stays as it is, and why is told."""
+def unpacked(body: bytes, kind: int, limit: int) -> tuple[bytes, str]:
+    """Unpack a body into at most `limit` bytes; if that cannot be done it stays as it is, with the reason."""
     try:
-        return _UNPACK[kind](body), ""
+        return _UNPACK[kind](body, limit), ""
+    except _TooLargeError:
+        return body, _too_large(limit)
     except KeyError:
         return body, f"it is compressed in a way of number {kind}, which is not known"
     except ImportError as error:
         return body, f"it is compressed, and {error.name} is not installed to unpack it"
     except Exception as error:  # noqa: BLE001 - each library has its own; a damaged message must not stop a queue
         return body, f"it cannot be unpacked: {error}"
+
+
+def _too_large(limit: int) -> str:
+    size = f"{limit / MEBIBYTE:g} MiB"
+    return f"it has more than {size} unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
 
 
 def java_hash(text: str) -> int:

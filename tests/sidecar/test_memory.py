@@ -1,0 +1,178 @@
+"""Memory: a producer's messages never take more than the sidecar's container has, whatever they unpack to.
+
+The sidecar is a process in a container of 256 MiB, at a real broker; the app is in this process.
+"""
+
+import asyncio
+import hashlib
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from rota.brokers.rocketmq import requests
+from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
+from rota.model import Queue
+from sidecar.fleet import Fleet, a_fleet
+from sidecar.pods import APP_PORT, Pod
+from sidecar.small_memory import LIMIT_BYTES, Container
+
+MEBIBYTE = 2**20
+ZLIB = 0x301  # system flag: the body is packed, by ZLIB
+QUEUES = 16
+TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
+PATIENCE_SECONDS = 300.0
+
+
+class Body(NamedTuple):
+    """A delivered message."""
+
+    digest: str
+    damage: str
+
+
+class App:
+    """Notes what it is posted; until `opens` is set it answers nothing."""
+
+    def __init__(self) -> None:
+        self.delivered: set[Body] = set()
+        self.open = 0
+        self.opens = asyncio.Event()
+
+    @asynccontextmanager
+    async def at(self, address: str) -> AsyncIterator[None]:
+        app = web.Application(client_max_size=64 * MEBIBYTE)
+        app.add_routes([web.post("/", self._post)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, address, APP_PORT).start()
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _post(self, asked: web.Request) -> web.Response:
+        self.open += 1
+        await self.opens.wait()
+        body = await asked.read()
+        damage = asked.headers.get("ce-rocketmqdamage", "")
+        self.delivered.add(Body(hashlib.sha256(body).hexdigest(), damage.replace("%20", " ")))
+        self.open -= 1
+        return web.Response(status=204)
+
+
+class Sent(NamedTuple):
+    """A message on its way to the broker, and how it is to be delivered."""
+
+    body: bytes
+    flags: int
+    expected: Body
+
+
+def a_message(body: bytes, delivered: bytes, flags: int = 0, damage: str = "") -> Sent:
+    return Sent(body, flags, Body(hashlib.sha256(delivered).hexdigest(), damage))
+
+
+def a_bomb(number: int) -> Sent:
+    """Return a message of about 31 KB that unpacks to 31 MiB."""
+    packed = zlib.compress(b"%d " % number + bytes(31 * MEBIBYTE))
+    assert len(packed) < 33_000
+    return a_message(packed, packed, ZLIB, TOO_LARGE)
+
+
+def a_large_one(number: int) -> Sent:
+    """Return a packed message that unpacks to a little less than the limit."""
+    body = b"%d " % number + bytes(4 * MEBIBYTE - 100)
+    return a_message(zlib.compress(body), body, ZLIB)
+
+
+def a_plain_one(number: int) -> Sent:
+    """Return a message as large as a broker takes it."""
+    body = b"%d " % number + bytes(4 * MEBIBYTE - 64 * 1024)
+    return a_message(body, body)
+
+
+def a_good_one(number: int) -> Sent:
+    body = b"good %d" % number
+    return a_message(zlib.compress(body), body, ZLIB)
+
+
+async def send(cluster: Cluster, queues: Sequence[Queue], messages: Iterable[Sent]) -> None:
+    for number, message in enumerate(messages):
+        queue = queues[number % len(queues)]
+        born = int(time.time() * 1000)
+        request = requests.send(PRODUCER, queue.topic, message.body, {}, broker=queue.broker, queue=queue.id, born=born)
+        marked = msgspec.structs.replace(request, fields={**request.fields, "f": message.flags})
+        await cluster._client.get(queue.broker, marked)
+
+
+@asynccontextmanager
+async def attacked(
+    hurried: RocketMQ, folder: Path, messages: Sequence[Sent], app: App
+) -> AsyncIterator[tuple[Fleet, Pod, Container]]:
+    """Have messages wait at the broker for a sidecar with 256 MiB, and start that."""
+    try:
+        container = Container(folder.name)
+    except OSError as error:
+        pytest.skip(f"only who may make cgroups can limit a process: {error}")
+    try:
+        async with a_fleet(hurried, folder, queues=QUEUES) as fleet:
+            fleet.program = container.program
+            await send(fleet.cluster, fleet.queues, messages)
+            pod = await fleet.add("a", app=False)
+            async with app.at(pod.address):
+                await fleet.give(a=fleet.queues)
+                yield fleet, pod, container
+    finally:
+        container.remove()
+
+
+async def is_delivered(pod: Pod, app: App, messages: Sequence[Sent]) -> bool:
+    assert pod.sidecar
+    assert pod.sidecar.poll() is None, "the sidecar was killed"
+    return {it.expected for it in messages} <= app.delivered
+
+
+def peak_bytes(pod: Pod) -> int:
+    """Return the most memory that the sidecar's process had."""
+    assert pod.sidecar
+    lines = Path(f"/proc/{pod.sidecar.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+ATTACKS = {
+    "bombs of 31 MiB": a_bomb,
+    "bodies of just under 4 MiB": a_large_one,
+    "plain bodies of nearly 4 MiB": a_plain_one,
+}
+
+
+@pytest.mark.parametrize("make", ATTACKS.values(), ids=ATTACKS)
+async def test_memory_stays_within_the_container_and_every_message_arrives(
+    hurried: RocketMQ, tmp_path: Path, make: object
+) -> None:
+    assert callable(make)
+    attack = [make(number) for number in range(64)]
+    good = [a_good_one(number) for number in range(64)]
+    messages = [it for both in zip(attack, good, strict=True) for it in both]
+    app = App()
+    async with attacked(hurried, tmp_path, messages, app) as (_, pod, container):
+
+        async def is_busy() -> bool:
+            return app.open >= QUEUES
+
+        await soon(is_busy, PATIENCE_SECONDS)  # the app hangs on as many as it is given at once
+        app.opens.set()
+        await soon(lambda: is_delivered(pod, app, messages), PATIENCE_SECONDS)
+        print(f"peak {peak_bytes(pod) / MEBIBYTE:.0f} MiB, cgroup {container.peak_bytes / MEBIBYTE:.0f} MiB")
+        assert peak_bytes(pod) < LIMIT_BYTES
+        assert {it for it in app.delivered if it.damage} == {it.expected for it in messages if it.expected.damage}
+        assert not pod.complaints()
