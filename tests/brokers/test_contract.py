@@ -2,17 +2,20 @@
 
 import asyncio
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers import (
     LATER,
+    MESSAGE_OVERHEAD_BYTES,
     NEVER,
     BrokerError,
     Consumer,
@@ -28,8 +31,9 @@ from rota.brokers import (
     Unreachable,
 )
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory, MemoryConsumer
+from rota.brokers.rocketmq import requests
 from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.model import Queue
 from rota.spec import Subscription
@@ -48,6 +52,7 @@ class World:
     new: Callable[[Membership], Consumer]
     enable: Callable[[str, int], Awaitable[None]]
     delete: Callable[[str], Awaitable[None]]
+    send_packed: Callable[[Queue, bytes], Awaitable[None]]  # by ZLIB
     broker: str
     number: int = field(default_factory=lambda: next(_numbers))
     members: list[Consumer] = field(default_factory=list)
@@ -120,7 +125,14 @@ def in_memory(memory: Memory) -> World:
     async def enable(group: str, enabled: int) -> None:
         await memory.update_group(group, BROKER, enabled=bool(enabled))
 
-    return World(memory, lambda member: MemoryConsumer(memory, member), enable, memory.delete_topic, BROKER)
+    async def send_packed(queue: Queue, body: bytes) -> None:
+        await memory.send(queue.topic, body, {"UNIQ_KEY": f"packed-{len(memory.packed)}"}, queue)
+        memory.packed.add(f"packed-{len(memory.packed)}")
+
+    def new(member: Membership) -> Consumer:
+        return MemoryConsumer(memory, member)
+
+    return World(memory, new, enable, memory.delete_topic, send_packed, BROKER)
 
 
 def real(rocketmq: RocketMQ) -> World:
@@ -133,7 +145,12 @@ def real(rocketmq: RocketMQ) -> World:
     async def delete(topic: str) -> None:
         await asyncio.to_thread(rocketmq.delete_topic, topic)
 
-    return World(cluster, lambda member: RocketMQConsumer(site, member), enable, delete, "broker-0")
+    async def send_packed(queue: Queue, body: bytes) -> None:
+        request = requests.send(PRODUCER, queue.topic, body, {}, broker=queue.broker, queue=queue.id, born=0)
+        packed = msgspec.structs.replace(request, fields={**request.fields, "f": 0x301})
+        await cluster._client.get(queue.broker, packed)
+
+    return World(cluster, lambda member: RocketMQConsumer(site, member), enable, delete, send_packed, "broker-0")
 
 
 def bodies(found: Pulled) -> list[str]:
@@ -265,6 +282,48 @@ async def test_a_pull_brings_256_kib_at_most_but_one_message_in_any_case(world: 
     for offset, number in ((0, 2), (2, 1), (3, 1)):
         found = await member.pull(queue, offset, wait=0)
         assert (len(found.messages), found.next) == (number, offset + number)
+
+
+class Room:
+    """Admits messages as long as they fit, and packed ones unpacked as long as they have no more than 1,000 bytes."""
+
+    largest_body_bytes = 1000
+
+    def __init__(self, free_bytes: int) -> None:
+        self.free_bytes = free_bytes
+
+    def admit(self, memory_bytes: int) -> bool:
+        self.free_bytes -= memory_bytes
+        return self.free_bytes >= 0
+
+
+async def test_admission_ends_a_pull_before_the_first_message_that_is_refused(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    await world.send(queue, "x" * 100, "y" * 200, "z")
+    sizes = [it + MESSAGE_OVERHEAD_BYTES for it in (100, 200, 1)]
+    for kept in range(3):
+        for free_bytes in (sum(sizes[:kept]), sum(sizes[: kept + 1]) - 1):
+            found = await member.pull(queue, 0, wait=LONG, admission=Room(free_bytes))
+            assert (len(found.messages), found.next, found.last) == (kept, kept, 3)
+    found = await member.pull(queue, 1, wait=0, admission=Room(sizes[1]))
+    assert (bodies(found), found.next) == (["y" * 200], 2)
+    assert len((await member.pull(queue, 0, wait=0, admission=Room(sum(sizes)))).messages) == 3
+
+
+async def test_admission_leaves_a_packed_body_over_its_limit_packed_and_says_why(world: World) -> None:
+    [queue] = await world.topic()
+    member = await world.joined(queue.topic)
+    bomb = zlib.compress(bytes(1001))
+    for body in (bomb, zlib.compress(bytes(1000))):
+        await world.send_packed(queue, body)
+    await world.send(queue, "good")
+    found = await member.pull(queue, 0, wait=0, admission=Room(10_000))
+    assert [it.body for it in found.messages] == [bomb, bytes(1000), b"good"]
+    too_large = "unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
+    assert [too_large in it.damage for it in found.messages] == [True, False, False]
+    assert [bool(it.damage) for it in found.messages] == [True, False, False]
+    assert len((await member.pull(queue, 0, wait=0)).messages[0].body) == 1001  # with the default limit
 
 
 async def test_a_pull_at_the_end_brings_nothing(world: World) -> None:

@@ -14,7 +14,9 @@ from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed
 from rota.brokers.rocketmq.messages import prefix
 
 LONGEST = 2**16  # bytes of a try
-MEMORY = 2**27  # bytes more than before; the messages of a try may have 16 MiB, and while a body grows there are two of it
+MEMORY = (
+    2**27
+)  # bytes more than before; the messages of a try may have 16 MiB, and while a body grows there are two of it
 ADMITTED_BYTES = 16 * MEBIBYTE  # of one try's messages
 
 Read = Callable[[bytes], None]

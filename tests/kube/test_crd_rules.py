@@ -135,7 +135,10 @@ BAD_GROUPS: list[tuple[Object, str, str]] = [
     (nested("delivery.retry.maxAttempts", -2), "greater than or equal to -1", "expected int >= -1"),
     *(
         (nested(f"delivery.buffer.{field}", value), f"spec.delivery.buffer.{field}: Invalid value", "expected int")
-        for field in ("messagesPerQueue", "mebibytesPerQueue", "messagesPerTopic", "mebibytesPerTopic")
+        for field in (
+            *("messagesPerQueue", "mebibytesPerQueue", "mebibytesPerMessage"),
+            *("messagesPerTopic", "mebibytesPerTopic"),
+        )
         for value in (0, 2**31)
     ),
     ({"replicas": 3}, "spec.replicas goes with spec.template; without one somebody else runs the pods", ""),

@@ -103,7 +103,7 @@ async def test_what_a_group_does_not_say_is_filled_in(api: Api, namespace: str) 
             "push": {"port": 8080, "path": "/", "timeout": "30s", "concurrency": 16, "maxBatch": 1},
             "pull": {"visibilityTimeout": "30s"},
             "retry": {},
-            "buffer": {"messagesPerQueue": 1000, "mebibytesPerQueue": 100},
+            "buffer": {"messagesPerQueue": 1000, "mebibytesPerQueue": 100, "mebibytesPerMessage": 4},
         },
         "rollout": {"maxSurge": 1, "maxUnavailable": 0},
         "sidecar": {"autoUpgrade": False},

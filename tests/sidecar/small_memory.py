@@ -50,7 +50,7 @@ def main(folder: str, root: str, *arguments: str) -> None:
     mount = ["mount", "--bind", folder, root]
     command = [sys.executable, *arguments]
     script = '"$1" "$2" "$3" "$4" && shift 4 && exec "$@"'
-    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script, "sh", *mount, *command])
+    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script, "sh", *mount, *command])  # noqa: S606 - fixed words
 
 
 if __name__ == "__main__":

@@ -141,6 +141,12 @@ async def is_delivered(pod: Pod, app: App, messages: Sequence[Sent]) -> bool:
     return {it.expected for it in messages} <= app.delivered
 
 
+async def is_busy(pod: Pod, app: App) -> bool:
+    assert pod.sidecar
+    assert pod.sidecar.poll() is None, "the sidecar was killed"
+    return app.open >= QUEUES
+
+
 def peak_bytes(pod: Pod) -> int:
     """Return the most memory that the sidecar's process had."""
     assert pod.sidecar
@@ -165,11 +171,7 @@ async def test_memory_stays_within_the_container_and_every_message_arrives(
     messages = [it for both in zip(attack, good, strict=True) for it in both]
     app = App()
     async with attacked(hurried, tmp_path, messages, app) as (_, pod, container):
-
-        async def is_busy() -> bool:
-            return app.open >= QUEUES
-
-        await soon(is_busy, PATIENCE_SECONDS)  # the app hangs on as many as it is given at once
+        await soon(lambda: is_busy(pod, app), PATIENCE_SECONDS)  # the app hangs on as many as it is given at once
         app.opens.set()
         await soon(lambda: is_delivered(pod, app, messages), PATIENCE_SECONDS)
         print(f"peak {peak_bytes(pod) / MEBIBYTE:.0f} MiB, cgroup {container.peak_bytes / MEBIBYTE:.0f} MiB")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from builders import a_spec
-from rota.spec import Seconds
+from rota.spec import Buffer, Seconds
 from rota.spec.resolved import Settings, drain, read_settings, write_settings
 
 MADE = "2026-11-21T08:00:00Z"
@@ -45,7 +45,7 @@ def test_the_drain_timeout_is_read_back_and_has_a_default() -> None:
 
 def test_what_is_written_is_read_back() -> None:
     push = {"port": 9000, "path": "/in", "timeout": "1500ms", "concurrency": 4, "maxBatch": 32}
-    delivery = {"push": push, "buffer": {"messagesPerTopic": 50}}
+    delivery = {"push": push, "buffer": {"messagesPerTopic": 50, "mebibytesPerMessage": 9}}
     changed: dict[str, Any] = {"delivery": delivery, "startFrom": {"position": "Timestamp"}}
     spec, found = a_spec(**changed), read(told(timeout=12.5, **changed))
     assert (found.group, found.drain_timeout, found.broker) == ("shop", 12.5, spec.broker)
@@ -72,6 +72,19 @@ def test_fields_of_a_later_operator_are_passed_over() -> None:
     later["new"] = later["delivery"]["push"]["new"] = later["subscriptions"][0]["new"] = {"of": "later"}
     later["broker"]["rocketmq"]["new"] = 1
     assert read(later) == read(told())
+
+
+def test_settings_of_an_operator_without_the_size_of_a_message_have_the_default() -> None:
+    earlier = told(delivery={"buffer": {"mebibytesPerMessage": 9}})
+    del earlier["delivery"]["buffer"]["mebibytesPerMessage"]
+    assert read(earlier).delivery.buffer.mebibytes_per_message == 4
+
+
+def test_settings_with_the_size_of_a_message_are_read_by_a_sidecar_that_does_not_know_the_field() -> None:
+    # That sidecar passes over what its blocks do not have, as this one does with a field of the same block.
+    later = told(delivery={"buffer": {"mebibytesPerMessage": 9}})
+    later["delivery"]["buffer"]["mebibytesPerBatch"] = 1
+    assert read(later).delivery.buffer == Buffer(mebibytes_per_message=9)
 
 
 @pytest.mark.parametrize(

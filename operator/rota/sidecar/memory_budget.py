@@ -9,12 +9,15 @@ Three rules decide whether a message is kept:
   a large message is not overtaken for ever by small ones.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
-from rota.brokers import MESSAGE_OVERHEAD_BYTES
+from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES
+from rota.model import Queue
 from rota.sidecar.window import Limits, Window
+from rota.spec import Buffer
 
 SMALLEST_SHARE_BYTES = 64 * 1024  # of one queue, however many a member has
 
@@ -54,8 +57,15 @@ class MemoryBudget:
         """The memory that is neither used nor promised to the line."""
         return self.limit_bytes - self.used_bytes - sum(it.memory_bytes for it in self._line)
 
+    def divide(self, buffer: Buffer, queues: Mapping[Queue, QueueMemory]) -> None:
+        """Set each queue's limits: a topic's are divided among its queues, the budget among all queues."""
+        topics = Counter(queue.topic for queue in queues)
+        share_bytes = self.share_bytes(len(queues), buffer.mebibytes_per_message * MEBIBYTE)
+        for queue, memory in queues.items():
+            memory.limits = Limits.of(buffer, topics[queue.topic], share_bytes)
+
     def share_bytes(self, queues: int, largest_body_bytes: int) -> float:
-        """Return each queue's part of the budget, of which one largest message, or half of it, is kept for any queue."""
+        """Return each queue's part of the budget, less what one largest message takes: that is for any queue."""
         kept_bytes = min(largest_body_bytes + MESSAGE_OVERHEAD_BYTES, self.limit_bytes / 2)
         return max(SMALLEST_SHARE_BYTES, (self.limit_bytes - kept_bytes) / max(1, queues))
 
@@ -159,7 +169,9 @@ class PullAdmission:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close: the window has the messages, or they are dropped."""
         self._open = False
         if self._reservation:

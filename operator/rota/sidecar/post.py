@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote
 
 from rota.waiting import call_after_all
@@ -141,7 +142,7 @@ class _Connection(asyncio.Protocol):
             self._answer, self._used = None, True
 
     async def _send(self, head: bytes, body: bytes, answer: asyncio.Future[int]) -> None:
-        """Write a request; of a large body one part after the other, as the transport sends them, until it is answered."""
+        """Write a request; a large body in parts, as fast as they are sent, unless the answer comes before."""
         if len(body) <= WRITE_BYTES:
             self.transport.write(head + body)
             return
@@ -149,7 +150,8 @@ class _Connection(asyncio.Protocol):
         parts = memoryview(body)
         for start in range(0, len(body), WRITE_BYTES):
             if self._writable:
-                await asyncio.wait([self._writable, answer], return_when=asyncio.FIRST_COMPLETED)
+                waited: list[asyncio.Future[Any]] = [self._writable, answer]
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 self.closed = True  # after this answer: the other end may wait for the rest of the body
                 return

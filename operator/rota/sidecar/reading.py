@@ -110,7 +110,7 @@ class Reading:
         self.changed()
 
     def changed(self) -> None:
-        """Notice that a delivery has ended, or that more may be fetched; other queues may use memory that is free now."""
+        """Notice that a delivery has ended, or that more may be fetched, by other queues too: memory may be free."""
         self._changed.set()
         self._shell.memory_budget.grant()
 

@@ -3,13 +3,11 @@
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-from rota.brokers import MEBIBYTE
 from rota.documents import FullReport, Report, Worked
 from rota.model import Queue
 from rota.sidecar.environment import Who, memory
@@ -24,7 +22,6 @@ from rota.sidecar.reading import Reading
 from rota.sidecar.sources import Connect, Sources
 from rota.sidecar.steps import NOT_WRITTEN, Steps
 from rota.sidecar.volume import Files, Volume
-from rota.sidecar.window import Limits, Window
 from rota.spec.resolved import Settings, read_settings
 
 COMMIT_SECONDS = 5.0
@@ -80,7 +77,7 @@ class Sidecar:
         self._clock: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
-        self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, self._windows)
+        self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, lambda: (it.window for it in self.readings.values()))
         self._drains: set[str] = {END} if remembered.final else set()
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
@@ -279,15 +276,9 @@ class Sidecar:
     def _limit(self) -> None:
         """Divide a topic's room by the queues of it that are worked here, and the memory by all of them."""
         if self._sources.now:
-            buffer = self.settings.delivery.buffer
-            queues = Counter(queue.topic for queue in self.readings)
-            most = self.memory_budget.share_bytes(len(self.readings), buffer.mebibytes_per_message * MEBIBYTE)
-            for queue, reading in self.readings.items():
-                reading.limits = Limits.of(buffer, queues[queue.topic], most)
+            self.memory_budget.divide(self.settings.delivery.buffer, self.readings)
+            for reading in self.readings.values():
                 reading.changed()
-
-    def _windows(self) -> Iterable[Window]:
-        return [reading.window for reading in self.readings.values()]
 
     # Drains.
 
@@ -399,7 +390,7 @@ class Sidecar:
 
     def metrics(self) -> str:
         """Render what is counted."""
-        windows = [*self._windows()]
+        windows = [reading.window for reading in self.readings.values()]
         return self.measures.text(
             inflight=sum(window.in_flight for window in windows),
             buffered=sum(window.buffered for window in windows),

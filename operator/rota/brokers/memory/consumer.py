@@ -6,7 +6,18 @@ from random import choice
 
 from msgspec.structs import replace
 
-from rota.brokers import ADMIT_ALL, LATER, Admission, Membership, Message, Moved, Pulled, Refused, SwitchedOff, Unreachable
+from rota.brokers import (
+    ADMIT_ALL,
+    LATER,
+    Admission,
+    Membership,
+    Message,
+    Moved,
+    Pulled,
+    Refused,
+    SwitchedOff,
+    Unreachable,
+)
 from rota.brokers.memory.cluster import LOCK_SECONDS, NAME_SERVER, Memory
 from rota.brokers.rocketmq.messages import ZLIB, java_hash, unpacked
 from rota.brokers.rocketmq.requests import one_broker, tags_of

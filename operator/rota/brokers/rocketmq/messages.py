@@ -9,6 +9,7 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -161,12 +162,11 @@ def write_properties(properties: Mapping[str, str]) -> str:
 def _batch_damage(body: bytes) -> str:
     """Return why a batch cannot be taken apart; the producer made it, so only this message is damaged."""
     try:
-        for number, _ in enumerate(_items(body)):
-            if number == LARGEST_BATCH:
-                raise Malformed(f"it has more than {LARGEST_BATCH:,} messages")
+        number = sum(1 for _ in islice(_items(body), LARGEST_BATCH + 1))
     except (struct.error, Malformed) as error:
         return f"it is a batch that cannot be taken apart: {error}"
-    return ""
+    too_many = f"it is a batch that cannot be taken apart: it has more than {LARGEST_BATCH:,} messages"
+    return too_many if number > LARGEST_BATCH else ""
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, int]]:

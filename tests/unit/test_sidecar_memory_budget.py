@@ -1,0 +1,291 @@
+"""The memory budget: which messages of a pull are kept, who waits, and who goes on when memory becomes free."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, Pulled
+from rota.model import Queue
+from rota.sidecar.memory_budget import SMALLEST_SHARE_BYTES, MemoryBudget, PullAdmission, Reservation
+from rota.sidecar.window import Limits, Window
+from rota.spec import Buffer
+
+BUDGET = 100_000
+
+
+class AQueue:
+    """A queue with a window; each message takes as much memory as a test says."""
+
+    def __init__(self, limit_bytes: int = BUDGET) -> None:
+        self.window, self.limits = Window(next=0, committed=0), Limits(bytes=limit_bytes)
+
+    def put(self, *memory_bytes: int) -> None:
+        start = self.window.next
+        bodies = [bytes(it - MESSAGE_OVERHEAD_BYTES) for it in memory_bytes]
+        messages = [Message(Queue("t", "b", 0), offset, body, {}) for offset, body in enumerate(bodies, start)]
+        self.window.put(start, Pulled(tuple(messages), start + len(messages), 0, 1000))
+
+    def finish(self) -> None:
+        """Deliver one message."""
+        delivery = self.window.take(1, 0.0)
+        assert delivery
+        self.window.done(delivery, delivery.messages[0])
+
+
+class Member:
+    """Some queues with one budget."""
+
+    def __init__(self, *limits: int, budget: float = BUDGET) -> None:
+        self.queues = [AQueue(it) for it in limits]
+        self.budget = MemoryBudget(budget, lambda: [it.window for it in self.queues])
+        self.woken: list[str] = []
+
+    def wait(self, name: str, memory_bytes: int) -> Reservation:
+        return self.budget.reserve(memory_bytes, lambda: self.woken.append(name))
+
+    def pull(self, queue: int, reservation: Reservation | None = None) -> PullAdmission:
+        return PullAdmission(self.budget, self.queues[queue], reservation)
+
+
+def admit(admission: PullAdmission, *memory_bytes: int) -> int:
+    """Return how many of these messages are admitted before the first that is not."""
+    for number, it in enumerate(memory_bytes):
+        if not admission.admit(it):
+            assert admission.refused_bytes == it
+            return number
+    assert admission.refused_bytes == 0
+    return len(memory_bytes)
+
+
+# One pull.
+
+
+def test_admission_keeps_messages_up_to_the_queues_limit() -> None:
+    member = Member(10_000)
+    assert admit(member.pull(0), 4000, 6000, 2000) == 2
+
+
+def test_admission_counts_what_the_window_holds() -> None:
+    member = Member(10_000)
+    member.queues[0].put(4000)
+    assert admit(member.pull(0), 6000, 2000) == 1
+    assert admit(member.pull(0), 6001) == 0
+
+
+def test_admission_of_a_queue_that_holds_nothing_keeps_one_message_over_the_queues_limit() -> None:
+    member = Member(10_000)
+    assert admit(member.pull(0), 50_000, 2000) == 1
+    member.queues[0].put(2000)
+    assert admit(member.pull(0), 50_000) == 0
+
+
+def test_admission_keeps_messages_up_to_the_members_budget() -> None:
+    member = Member(BUDGET, BUDGET)
+    member.queues[0].put(60_000)
+    assert admit(member.pull(1), 20_000, 20_000, 2000) == 2
+
+
+def test_admission_counts_what_other_pulls_have_admitted_until_they_are_closed() -> None:
+    member = Member(BUDGET, BUDGET)
+    with member.pull(0) as other:
+        assert admit(other, 90_000) == 1
+        assert admit(member.pull(1), 20_000) == 0
+    assert (member.budget.used_bytes, admit(member.pull(1), 20_000)) == (0, 1)
+
+
+def test_admission_of_a_member_that_holds_nothing_keeps_one_message_of_any_size() -> None:
+    member = Member(10_000, 10_000)
+    assert admit(member.pull(0), 10 * BUDGET, 2000) == 1
+    assert admit(member.pull(1), 2000) == 0
+
+
+@pytest.mark.parametrize("held", ["by a window", "by a pull"])
+def test_admission_of_a_member_that_holds_something_keeps_no_message_over_the_budget(held: str) -> None:
+    member = Member(10_000, 10_000)
+    if held == "by a window":
+        member.queues[1].put(2000)
+    else:
+        member.pull(1).admit(2000)
+    assert admit(member.pull(0), BUDGET - 2000 + 1) == 0
+    assert admit(member.pull(0), BUDGET - 2000) == 1
+
+
+def test_admission_that_is_closed_counts_nothing() -> None:
+    member = Member(10_000)
+    with member.pull(0) as admission:
+        admission.admit(2000)
+    assert admission.admit(10 * BUDGET)
+    assert member.budget.used_bytes == 0
+
+
+def test_admission_is_closed_by_an_error() -> None:
+    member = Member(10_000)
+    admission = member.pull(0)
+    admission.admit(2000)
+    with pytest.raises(OSError, match="gone"), admission:
+        raise OSError("gone")
+    assert member.budget.used_bytes == 0
+
+
+def test_admission_unpacks_up_to_the_size_that_is_in_force() -> None:
+    member = Member(10_000)
+    admission = member.pull(0)
+    assert admission.largest_body_bytes == 4 * MEBIBYTE
+    member.queues[0].limits = Limits(body=7)
+    assert admission.largest_body_bytes == 7
+
+
+# The line.
+
+
+def test_budget_reserves_at_once_what_is_free() -> None:
+    member = Member(BUDGET)
+    assert member.wait("a", BUDGET).granted
+    assert member.budget.used_bytes == BUDGET
+
+
+def test_budget_grants_the_first_in_the_line_what_becomes_free() -> None:
+    member = Member(BUDGET, BUDGET)
+    member.queues[0].put(60_000, 30_000)
+    waiting = [member.wait("large", 50_000), member.wait("small", 20_000), member.wait("next", 60_000)]
+    assert [it.granted for it in waiting] == [False] * 3  # the small one waits behind the large one
+    member.queues[0].finish()
+    member.budget.grant()
+    assert (member.woken, [it.granted for it in waiting]) == (["large", "small"], [True, True, False])
+
+
+def test_budget_promises_memory_to_the_line_before_later_pulls() -> None:
+    member = Member(BUDGET, BUDGET)
+    member.queues[0].put(60_000)
+    member.wait("large", 50_000)
+    assert admit(member.pull(1), 2000) == 0
+    member.queues[0].finish()
+    member.budget.grant()
+    assert admit(member.pull(1), 50_000, 2000) == 1
+
+
+def test_budget_grants_one_message_of_any_size_once_nothing_is_held() -> None:
+    member = Member(BUDGET, BUDGET)
+    member.queues[0].put(2000)
+    large, next_one = member.wait("large", 3 * BUDGET), member.wait("next", 2000)
+    assert not large.granted
+    member.queues[0].finish()
+    member.budget.grant()
+    assert (large.granted, next_one.granted) == (True, False)
+
+
+def test_reservation_is_used_by_its_pull_whatever_the_line_wants() -> None:
+    member = Member(BUDGET, BUDGET)
+    member.queues[1].put(50_000)
+    reservation = member.wait("a", 50_000)
+    member.wait("b", 90_000)
+    with member.pull(0, reservation) as admission:
+        assert admit(admission, 50_000, 2000) == 1
+        member.queues[0].put(50_000)
+    assert member.budget.used_bytes == BUDGET
+
+
+def test_reservation_that_its_pull_does_not_use_goes_to_the_next_in_the_line() -> None:
+    member = Member(BUDGET, BUDGET)
+    member.queues[1].put(50_000)
+    reservation = member.wait("a", 50_000)
+    member.wait("b", 40_000)
+    with member.pull(0, reservation):
+        assert member.woken == ["a"]
+    assert member.woken == ["a", "b"]
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_reservation_that_is_cancelled_goes_to_the_next_in_the_line(granted: bool) -> None:  # noqa: FBT001 - a case
+    member = Member(BUDGET, BUDGET)
+    member.queues[0].put(60_000)
+    first, second = member.wait("first", 40_000 if granted else 50_000), member.wait("second", 30_000)
+    assert (first.granted, second.granted) == (granted, False)
+    member.budget.cancel(first)
+    assert second.granted
+    assert member.budget.used_bytes == 90_000
+    member.budget.cancel(first)  # a second time changes nothing
+    assert member.budget.used_bytes == 90_000
+
+
+class Walk:
+    """Four queues that pull, wait and finish in any order."""
+
+    def __init__(self, budget: int) -> None:
+        self.member, self.budget = Member(*[5000] * 4, budget=budget), budget
+        self.waiting: dict[int, tuple[int, Reservation]] = {}
+
+    def pull(self, queue: int, memory_bytes: int) -> None:
+        """Pull a message; a queue that waits pulls the same one again, once its memory is granted."""
+        memory_bytes, reservation = self.waiting.pop(queue, (memory_bytes, None))
+        if reservation and not reservation.granted:
+            self.waiting[queue] = memory_bytes, reservation
+            return
+        with self.member.pull(queue, reservation) as admission:
+            if admission.admit(memory_bytes):
+                self.member.queues[queue].put(memory_bytes)
+        if admission.refused_bytes and not self.member.queues[queue].window.buffered:
+            self.waiting[queue] = memory_bytes, self.member.wait(str(queue), memory_bytes)
+        assert self.member.budget.used_bytes <= max(self.budget, 30_000)
+
+    def finish(self, queue: int) -> None:
+        if self.member.queues[queue].window.buffered:
+            self.member.queues[queue].finish()
+            self.member.budget.grant()
+
+    def finish_all(self) -> None:
+        """End deliveries until no queue waits; each turn some queue must go on, or some delivery end."""
+        while self.waiting:
+            granted = [queue for queue, (_, reservation) in self.waiting.items() if reservation.granted]
+            assert granted or self.member.budget.used_bytes, "queues wait for memory that nobody holds"
+            for queue in granted:
+                self.pull(queue, 0)
+                assert queue not in self.waiting, "less was reserved than was refused"
+            for queue in range(4):
+                self.finish(queue)
+
+
+@given(
+    budget=st.integers(10_000, 60_000),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(2000, 30_000), st.booleans()), max_size=60),
+)
+def test_every_queue_goes_on_as_long_as_deliveries_end(budget: int, steps: Sequence[tuple[int, int, bool]]) -> None:
+    walk = Walk(budget)
+    for queue, memory_bytes, ends in steps:
+        if ends:
+            walk.finish(queue)
+        else:
+            walk.pull(queue, memory_bytes)
+    walk.finish_all()
+
+
+# Shares.
+
+
+def test_shares_leave_memory_for_one_largest_message() -> None:
+    budget = MemoryBudget(64 * MEBIBYTE, list)
+    assert budget.share_bytes(16, 4 * MEBIBYTE) == (60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES) / 16
+    assert budget.share_bytes(0, 4 * MEBIBYTE) == 60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES
+
+
+def test_shares_are_of_half_the_budget_at_least_and_never_too_small() -> None:
+    budget = MemoryBudget(4 * MEBIBYTE, list)
+    assert budget.share_bytes(2, 64 * MEBIBYTE) == MEBIBYTE
+    assert budget.share_bytes(1000, MEBIBYTE) == SMALLEST_SHARE_BYTES
+
+
+def test_shares_have_no_end_where_nothing_limits_the_container() -> None:
+    assert MemoryBudget(float("inf"), list).share_bytes(7, MEBIBYTE) == float("inf")
+
+
+def test_budget_is_divided_among_queues_and_a_topics_limits_among_its_own() -> None:
+    member = Member(1, 1, 1, budget=64 * MEBIBYTE)
+    names = [Queue("orders", "b", 0), Queue("orders", "b", 1), Queue("bills", "b", 0)]
+    buffer = Buffer(messages_per_topic=100, mebibytes_per_message=2)
+    member.budget.divide(buffer, dict(zip(names, member.queues, strict=True)))
+    share_bytes = int(member.budget.share_bytes(3, 2 * MEBIBYTE))
+    assert [it.limits for it in member.queues] == [
+        Limits(messages, share_bytes, body=2 * MEBIBYTE) for messages in (50, 50, 100)
+    ]
