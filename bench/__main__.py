@@ -3,7 +3,20 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import brokers, ground, handover, journal, pipeline, planner, rebalance, scale, sidecar, strategies, watching
+from bench import (
+    brokers,
+    ground,
+    handover,
+    journal,
+    memory,
+    pipeline,
+    planner,
+    rebalance,
+    scale,
+    sidecar,
+    strategies,
+    watching,
+)
 from bench.measure import Row
 from ground.report import Missing, say
 
@@ -13,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "planner": planner.rows,
     "brokers": brokers.rows,
     "sidecar": sidecar.rows,
+    "memory": memory.rows,
     "handover": handover.rows,
     "rebalance": rebalance.rows,
     "scale": scale.rows,

@@ -189,6 +189,7 @@ class Member:
         self.folder = self.instance.folder / self.name
         self._log = self.folder / "deliveries"
         start, mode = more.pop("startFrom", {"position": "Earliest"}), more.pop("mode", "Push")
+        program = more.pop("program", ("-m", "rota.sidecar"))
         spec = {
             "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
             "subscriptions": [{"topic": topic}],
@@ -211,7 +212,7 @@ class Member:
             "ROTA_DOCUMENTS": str(self.folder / "documents"),
             "ROTA_STATE": str(self.folder / "state"),
         }
-        self.process = self.instance.start(self.name, [sys.executable, "-m", "rota.sidecar"], env=told)
+        self.process = self.instance.start(self.name, [sys.executable, *program], env=told)
         self.instance.wait(self.name, lambda: bool(self.get("healthz")), 30, "the sidecar")
         if mode == "Pull":
             app = [sys.executable, "-m", "bench.asker", self.address]

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from ground.memory_limit import MemoryLimit
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq import requests
@@ -23,9 +24,9 @@ from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
 from rota.model import Queue
 from sidecar.fleet import Fleet, a_fleet
 from sidecar.pods import APP_PORT, Pod
-from sidecar.small_memory import LIMIT_BYTES, Container
 
 MEBIBYTE = 2**20
+LIMIT_BYTES = 256 * MEBIBYTE
 ZLIB = 0x301  # system flag: the body is packed, by ZLIB
 QUEUES = 16
 TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
@@ -117,15 +118,15 @@ async def send(cluster: Cluster, queues: Sequence[Queue], messages: Iterable[Sen
 @asynccontextmanager
 async def attacked(
     hurried: RocketMQ, folder: Path, messages: Sequence[Sent], app: App
-) -> AsyncIterator[tuple[Fleet, Pod, Container]]:
+) -> AsyncIterator[tuple[Fleet, Pod, MemoryLimit]]:
     """Have messages wait at the broker for a sidecar with 256 MiB, and start that."""
     try:
-        container = Container(folder.name)
+        container = MemoryLimit(folder.name, LIMIT_BYTES)
     except OSError as error:
         pytest.skip(f"only who may make cgroups can limit a process: {error}")
     try:
         async with a_fleet(hurried, folder, queues=QUEUES) as fleet:
-            fleet.program = container.program
+            fleet.program = container.program("-m", "rota.sidecar")
             await send(fleet.cluster, fleet.queues, messages)
             pod = await fleet.add("a", app=False)
             async with app.at(pod.address):

@@ -1,0 +1,103 @@
+"""The sidecar's memory under compressed bombs: a producer sends messages that are small, and large when unpacked.
+
+The sidecar runs in a memory cgroup with a container's limit, and the kernel's peak of it is what is told. There is no
+peer: the Java client unpacks whatever comes.
+"""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from bench.measure import Row, Sample
+from bench.sidecar import QUEUES, Member
+from ground.instance import temporary
+from ground.memory_limit import MemoryLimit
+from ground.report import Missing
+from ground.rocketmq import RocketMQ
+from rota.brokers.rocketmq import requests
+from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
+from rota.model import Queue
+
+MEBIBYTE = 2**20
+LIMIT_BYTES = 256 * MEBIBYTE
+RUNS = 3
+RUN_SECONDS = 60.0
+ZLIB = 0x301  # system flag: the body is packed, by ZLIB
+
+
+@lru_cache
+def _bomb() -> bytes:
+    return zlib.compress(bytes(31 * MEBIBYTE))
+
+
+@lru_cache
+def _large() -> bytes:
+    return zlib.compress(bytes(4 * MEBIBYTE - 100))
+
+
+def rows() -> Iterator[Row]:
+    """Measure the peak under bodies over the limit, and under bodies just below it."""
+    with temporary("bench-memory") as instance:
+        rocketmq = RocketMQ(instance)
+        rocketmq.up()
+        attacks: tuple[tuple[str, Callable[[], bytes], Mapping[str, Any]], ...] = (
+            ("bodies of 31 MiB, pushed", _bomb, {}),
+            ("bodies of just under 4 MiB, pushed", _large, {}),
+            ("bodies of just under 4 MiB, pushed 32 at a time", _large, {"maxBatch": 32}),
+            ("bodies of just under 4 MiB, asked for by an app", _large, {"mode": "Pull"}),
+        )
+        for what, body, settings in attacks:
+            peaks = [_peak(rocketmq, body, settings) for _ in range(RUNS)]
+            told = ", ".join(f"{peak / MEBIBYTE:.0f}" for peak in sorted(peaks))
+            worst = f"worst of {RUNS} runs: {max(peaks) / MEBIBYTE:.0f} MiB ({told})"
+            told = f"memory under compressed bombs, {what}: peak over {RUN_SECONDS:.0f} s, {worst}"
+            yield Row(told, Sample([0.0]), target="≤ 256 MiB")
+
+
+def _peak(rocketmq: RocketMQ, body: Callable[[], bytes], settings: Mapping[str, Any]) -> int:
+    """Return the most memory that a sidecar had while a producer sent such bodies, with good messages between them."""
+    name = f"bombs-{time.monotonic_ns()}"
+    rocketmq.create_topic(name, QUEUES)
+    try:
+        limit = MemoryLimit(name, LIMIT_BYTES)
+    except OSError as error:
+        raise Missing(f"a cgroup cannot be made ({error.strerror}), which only root may") from None
+    member = Member(rocketmq, name, topic=name, program=limit.program("-m", "rota.sidecar"), **settings)
+    queues = [Queue(name, "broker-0", number) for number in range(QUEUES)]
+    member.give(1, queues)
+    sent = asyncio.run(_attack(rocketmq, queues, body()))
+    done, peak = member.done(), limit.peak_bytes
+    alive = bool(member.get("healthz"))
+    member.end()
+    limit.remove()
+    if not alive or not done:
+        raise Missing(f"the sidecar was killed: {done} of {sent} messages were done, peak {peak / MEBIBYTE:.0f} MiB")
+    return peak
+
+
+async def _attack(rocketmq: RocketMQ, queues: list[Queue], body: bytes) -> int:
+    """Send for a while, 64 of them and 64 good messages a second; return how many were sent."""
+    cluster = Cluster(Site([rocketmq.name_server]))
+    until, sent = time.monotonic() + RUN_SECONDS, 0
+    while time.monotonic() < until:
+        for _ in range(4):
+            await asyncio.gather(
+                *(_send(cluster, queue, it) for queue in queues for it in (body, zlib.compress(b"good")))
+            )
+            sent += 2 * len(queues)
+        await asyncio.sleep(1)
+    await cluster.close()
+    return sent
+
+
+async def _send(cluster: Cluster, queue: Queue, body: bytes) -> None:
+    born = int(time.time() * 1000)
+    request = requests.send(PRODUCER, queue.topic, body, {}, broker=queue.broker, queue=queue.id, born=born)
+    packed = msgspec.structs.replace(request, fields={**request.fields, "f": ZLIB})
+    await cluster._client.get(queue.broker, packed)  # noqa: SLF001 - producers of ours do not pack

@@ -1,0 +1,135 @@
+"""Memory in a member of many queues: who waits for it, and what wakes those that wait."""
+
+from pathlib import Path
+
+import pytest
+
+from ground.poll import soon
+from rota.brokers import MESSAGE_OVERHEAD_BYTES
+from rota.brokers.memory import BROKER
+from rota.model import Queue
+from rota.sidecar import shell
+from sidecar.in_memory import TOPIC, Event, Gate, Member, a_member
+
+FIRST, SECOND, THIRD = (Queue(TOPIC, BROKER, number) for number in range(3))
+BUDGET_BYTES = 400_000
+LARGE = "l" * 300_000
+MIDDLE = "m" * 150_000
+SMALL = "s" * 1000
+
+
+@pytest.fixture(autouse=True)
+def _small_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "memory", lambda: BUDGET_BYTES / shell.FOR_MESSAGES)
+    monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
+
+
+class Hangs:
+    """An app that hangs on what is large until it is let."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+
+    async def __call__(self, event: Event) -> int:
+        return await self.gate(event) if event.body == LARGE else 204
+
+
+async def refused(member: Member, number: int) -> None:
+    """Wait until so many pulls found no memory for their first message."""
+
+    async def so() -> bool:
+        return await no_memory(member) == number
+
+    await soon(so)
+
+
+async def no_memory(member: Member) -> int:
+    lines = (await member.ask("/metrics"))[1].splitlines()
+    return sum(int(line.rpartition(" ")[2]) for line in lines if 'outcome="no_memory"' in line)
+
+
+async def has_hung(member: Member) -> Hangs:
+    """Have the app hang on a large message of the first queue."""
+    member.app.answer = app = Hangs()
+    await member.obeys([FIRST, SECOND, THIRD])
+    await member.send(LARGE, queue=0)
+    await member.until(lambda it: it.inflight == 1)
+    return app
+
+
+async def test_memory_that_a_delivery_frees_lets_a_queue_go_on_that_waits(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        app = await has_hung(member)
+        await member.send(MIDDLE, queue=1)
+        await refused(member, 1)
+        assert member.app.done == []
+        app.gate.opens.set()
+        await member.did(LARGE, MIDDLE)
+        assert await no_memory(member) == 1  # it asked the broker once, and waited
+
+
+async def test_memory_that_a_queue_frees_which_goes_lets_another_go_on_that_waits(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        member.drain_timeout = 0.1
+        await has_hung(member)
+        await member.send(MIDDLE, queue=1)
+        await refused(member, 1)
+        await member.obeys([SECOND, THIRD])
+        await member.did(MIDDLE)
+
+
+async def test_memory_that_is_reserved_for_a_queue_which_goes_lets_another_go_on(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        app = await has_hung(member)
+        await member.send(LARGE, queue=1)
+        await refused(member, 1)
+        await member.send(SMALL, queue=2)  # it would fit, but comes after the large one
+        await refused(member, 2)
+        await member.obeys([FIRST, THIRD])
+        await member.did(SMALL)
+        app.gate.opens.set()
+        await member.did(LARGE, SMALL)
+
+
+async def test_memory_is_given_to_a_large_message_before_later_small_ones(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        app = await has_hung(member)
+        await member.send(LARGE, queue=1)
+        await refused(member, 1)
+        for number in range(5):
+            await member.send(f"{number}{SMALL}", queue=2)
+        await refused(member, 2)
+        app.gate.opens.set()
+        await member.did(LARGE, LARGE, *(f"{number}{SMALL}" for number in range(5)))
+
+
+async def test_memory_of_all_queues_together_stays_within_the_budget(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        member.app.answer = gate = Gate()
+        bodies = [f"{number}{MIDDLE}" for number in range(20)]
+        for number, body in enumerate(bodies):
+            await member.send(body, queue=number % 3)
+        await member.obeys([FIRST, SECOND, THIRD])
+        await member.until(lambda it: it.inflight == 2)
+        held = sum(it.window.memory_bytes for it in member.sidecar.readings.values())
+        assert held == 2 * (len(bodies[0]) + MESSAGE_OVERHEAD_BYTES) <= BUDGET_BYTES
+        gate.opens.set()
+        await member.did(*bodies)
+        assert member.sidecar.memory_budget.used_bytes == 0
+
+
+async def test_memory_for_a_message_larger_than_all_of_it_is_there_once_nothing_is_held(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST, SECOND])
+        bodies = [f"{number}" + "x" * 2 * BUDGET_BYTES for number in range(4)]
+        for number, body in enumerate(bodies):
+            await member.send(body, SMALL + str(number), queue=number % 2)
+        await member.did(*bodies, *(SMALL + str(number) for number in range(4)))
+
+
+async def test_memory_settings_hold_for_the_next_pull_without_joining_anew(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        member.settings["delivery"] = {"buffer": {"mebibytesPerMessage": 1}}
+        await member.obeys([FIRST])
+        assert [it.limits.body for it in member.sidecar.readings.values()] == [2**20]
