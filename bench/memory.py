@@ -19,6 +19,7 @@ from ground.instance import temporary
 from ground.memory_limit import MemoryLimit
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
+from rota.brokers import BrokerError
 from rota.brokers.rocketmq import requests
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
@@ -82,22 +83,26 @@ def _peak(rocketmq: RocketMQ, body: Callable[[], bytes], settings: Mapping[str, 
 
 
 async def _attack(rocketmq: RocketMQ, queues: list[Queue], body: bytes) -> int:
-    """Send for a while, 64 of them and 64 good messages a second; return how many were sent."""
+    """Send for a while, 64 of them and 64 good messages a second at most; return how many the broker took."""
     cluster = Cluster(Site([rocketmq.name_server]))
-    until, sent = time.monotonic() + RUN_SECONDS, 0
+    good = zlib.compress(b"good")
+    until, taken = time.monotonic() + RUN_SECONDS, 0
     while time.monotonic() < until:
         for _ in range(4):
-            await asyncio.gather(
-                *(_send(cluster, queue, it) for queue in queues for it in (body, zlib.compress(b"good")))
-            )
-            sent += 2 * len(queues)
+            for each in (body, good):
+                taken += sum(await asyncio.gather(*(_is_taken(cluster, queue, each) for queue in queues)))
         await asyncio.sleep(1)
     await cluster.close()
-    return sent
+    return taken
 
 
-async def _send(cluster: Cluster, queue: Queue, body: bytes) -> None:
+async def _is_taken(cluster: Cluster, queue: Queue, body: bytes) -> bool:
+    """Send a packed message; a broker that is busy does not take it."""
     born = int(time.time() * 1000)
     request = requests.send(PRODUCER, queue.topic, body, {}, broker=queue.broker, queue=queue.id, born=born)
     packed = msgspec.structs.replace(request, fields={**request.fields, "f": ZLIB})
-    await cluster._client.get(queue.broker, packed)  # noqa: SLF001 - producers of ours do not pack
+    try:
+        await cluster._client.get(queue.broker, packed)  # noqa: SLF001 - producers of ours do not pack
+    except BrokerError:
+        return False
+    return True
