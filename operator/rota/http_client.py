@@ -1,4 +1,4 @@
-"""What every HTTP client of Rota does with an answer: it follows no redirect, and it reads a bounded body."""
+"""How HTTP clients treat answers of servers that may be hostile: redirects, compression and long bodies."""
 
 from http import HTTPStatus
 from typing import Final
@@ -9,7 +9,7 @@ NOT_COMPRESSED: Final = {"Accept-Encoding": "identity"}
 
 
 class TooLongError(ValueError):
-    """The body is longer than the client reads."""
+    """The body exceeds the client's limit."""
 
 
 def is_redirect(status: int) -> bool:

@@ -82,9 +82,11 @@ async def definitions_of_an_earlier_version(api: Api) -> AsyncIterator[None]:
     """Let the API server accept any name for a Secret meanwhile: what an earlier CRD has accepted stays stored."""
     definition = yaml.safe_load((CRDS / "rota.dev_consumergroups.yaml").read_text())
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
-    await api.patch(path, without_patterns(definition), "apply")
-    yield
-    await api.patch(path, definition, "apply")
+    try:
+        await api.patch(path, without_patterns(definition), "apply")
+        yield
+    finally:
+        await api.patch(path, definition, "apply")
 
 
 def without_patterns(schema: Object) -> Object:
@@ -158,8 +160,8 @@ async def test_a_condition_does_not_tell_whether_a_secret_exists_that_the_operat
 ) -> None:
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
 
-    async def told(name: str) -> str:
-        """Return what a group is told of its Secret."""
+    async def message_of(name: str) -> str:
+        """Create a group and return the message of its condition MissingSecret."""
         await api.create(groups, a_group(name, name_server.address, "hidden"))
 
         async def message() -> str:
@@ -168,7 +170,7 @@ async def test_a_condition_does_not_tell_whether_a_secret_exists_that_the_operat
 
         return await soon(message, 60)
 
-    missing = await told("missing")
+    missing = await message_of("missing")
     control_plane.kubectl("delete", "clusterrolebinding", release.name)
     control_plane.kubectl(
         *("create", "clusterrole", f"{release.name}-blind", "--verb=get,list,watch,patch,create,update"),
@@ -182,14 +184,14 @@ async def test_a_condition_does_not_tell_whether_a_secret_exists_that_the_operat
     try:
         secret = {"metadata": {"name": "hidden"}, "stringData": {"accessKey": "a", "secretKey": "b"}}
         await api.create(f"/api/v1/namespaces/{attackers}/secrets", secret)
-        assert await told("unreadable") == missing
+        assert await message_of("unreadable") == missing
     finally:
         for kind in ("clusterrolebinding", "clusterrole"):
             control_plane.kubectl("delete", kind, f"{release.name}-blind")
 
 
 class Attacker:
-    """A pod with a group's label that sends everybody who asks it to the victim's drain."""
+    """A pod with a group's label that redirects every request to the victim's drain."""
 
     def __init__(self, victim: str) -> None:
         self.requests = 0
@@ -213,9 +215,12 @@ async def a_redirecting_pod(api: Api, namespace: str, name: str, address: str, v
     pods = f"/api/v1/namespaces/{namespace}/pods"
     created = await api.create(pods, a_pod(name, GROUP))
     await api.patch(f"{pods}/{name}/status", {"status": running_status(address, ready=True)}, "strategic")
-    yield attacker
-    await api.delete(f"{pods}/{name}", {"gracePeriodSeconds": 0, "preconditions": {"uid": created["metadata"]["uid"]}})
-    await runner.cleanup()
+    try:
+        yield attacker
+    finally:
+        uid = created["metadata"]["uid"]
+        await api.delete(f"{pods}/{name}", {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
+        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -238,6 +243,7 @@ async def watched_reports(address: str) -> AsyncIterator[list[Object]]:
     await soon(has_report, 60)
     try:
         yield reports
+        assert not collecting.done(), "the member's reports were not read to the end"
     finally:
         collecting.cancel()
 

@@ -6,6 +6,7 @@ import pytest
 from yarl import URL
 
 import rota
+from rota.kube.objects import record_of
 from rota.kube.paths import GROUPS, collection_path, object_path, proxy_path
 
 SERVER = URL("https://api.example:6443")
@@ -54,6 +55,11 @@ MALICIOUS_NAMES = [
             proxy_path("rota-system", "rota-0", 8080, "/v1/groups/shop/orders/why"),
             "/api/v1/namespaces/rota-system/pods/rota-0:8080/proxy/v1/groups/shop/orders/why",
         ),
+        (object_path("secrets", "n" * 63, "a" * 253), f"/api/v1/namespaces/{'n' * 63}/secrets/{'a' * 253}"),
+        (
+            object_path("configmaps", "shop", record_of("g" * 63)),
+            f"/api/v1/namespaces/shop/configmaps/{'g' * 63}-rota",
+        ),
     ],
 )
 def test_a_path_reaches_the_server_as_it_is(path: str, expected: str) -> None:
@@ -69,6 +75,8 @@ def test_a_malicious_name_is_refused_in_every_segment(name: str) -> None:
         proxy_path("shop", name, 8080, "/v1/groups")
     with pytest.raises(ValueError, match="is not a resource"):
         collection_path(name, "shop")
+    with pytest.raises(ValueError, match="is not the name of a namespace"):
+        collection_path("secrets", "n" * 64)
     if name:
         with pytest.raises(ValueError, match="is not the name of a namespace"):
             collection_path("secrets", name)

@@ -249,7 +249,7 @@ class Api:
 def _check_not_redirected(method: str, path: str, response: aiohttp.ClientResponse) -> None:
     if is_redirect(response.status):
         location = plain(response.headers.get("Location", "nowhere"), 100)
-        raise Unanswered(f"The API server redirects {method} {path} to {location}, which is not followed")
+        raise Unanswered(f"{method} {path} was answered by a redirect to {location}, which is not followed")
 
 
 def _wait(answer: aiohttp.ClientResponse) -> float:

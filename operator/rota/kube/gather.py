@@ -179,7 +179,7 @@ class Gatherer:
     async def _read_pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod, or None if it does not exist.
 
-        Tenants can write the ConfigMap that names it: a name that no pod can have is never asked for.
+        Tenants can write the ConfigMap that names the pod. A name that no pod can have is not requested.
         """
         return await self._read_object(object_path("pods", namespace, name), Pod) if is_dns_subdomain(name) else None
 

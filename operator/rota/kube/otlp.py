@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 import msgspec
 
-from rota.http_client import read_body
+from rota.http_client import TooLongError, read_body
 from rota.kube import traces
 from rota.kube.tally import News
 from rota.kube.traces import Trace
@@ -192,7 +192,7 @@ class Exporter:
         headers = {**to.headers, "content-type": "application/json"}
         try:
             async with self._session.post(to.url, data=body, headers=headers, allow_redirects=False) as answer:
-                text = await read_body(answer, LONGEST_ANSWER_BYTES)
+                text = await _read_answer(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             return _Answer(str(error) or type(error).__name__, again=True)
         if answer.status < HTTPStatus.MULTIPLE_CHOICES:
@@ -220,6 +220,14 @@ class Exporter:
         if not self._troubled:
             self._troubled = True
             _log.error("Traces cannot be sent: %s; they are left out until they can", why)
+
+
+async def _read_answer(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body, or nothing of one that is too long: its status alone says whether the traces were taken."""
+    try:
+        return await read_body(response, LONGEST_ANSWER_BYTES)
+    except TooLongError:
+        return b""
 
 
 def _weight(trace: Trace) -> int:

@@ -280,7 +280,7 @@ class Places:
         try:
             found = await self._api.get(object_path("secrets", namespace, name), _Secret)
         except ApiError as error:
-            # One sentence for both cases: a condition must not tell tenants which Secrets exist.
+            # One sentence for both cases: it must not reveal that a Secret exists which the operator may not read.
             _log.info("Secret %s/%s could not be read: %s", namespace, name, error)
             reason = "does not exist or the operator may not read it"
             raise Missing(f"Secret {name}, which spec.broker names, {reason}; create it, or grant get on it") from error

@@ -34,8 +34,8 @@ class Reports:
     def __init__(self) -> None:
         """Open a connection for each request: a fleet has up to ten thousand members, and most are asked once.
 
-        Any pod with the group's label is asked, so nothing that it answers may cost more than its own report: it is
-        not unpacked, and cookies are not kept.
+        Any pod with the group's label is asked, so its answer is limited: it is read up to LARGEST bytes, it is not
+        decompressed, and its cookies are dropped.
         """
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),

@@ -1,12 +1,16 @@
-"""Names that Kubernetes accepts: the two rules of DNS (RFC 1123) by which it names namespaces and objects."""
+"""Names that Kubernetes accepts for namespaces and objects: its own rules, which are looser than RFC 1123 in one point.
+
+A namespace is a DNS label of at most 63 characters. An object's name has labels with dots between them and at most 253
+characters; a single label in it may be longer than 63, as in Kubernetes.
+"""
 
 import re
 from typing import Annotated
 
 from msgspec import Meta
 
-_LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-LABEL_PATTERN = rf"^{_LABEL}\Z"
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+LABEL_PATTERN = rf"^(?=.{{1,63}}\Z){_LABEL}\Z"
 SUBDOMAIN_PATTERN = rf"^(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\Z"
 
 NAMING_RULE = "lower-case letters, digits, - and ., as kubectl get shows it"
