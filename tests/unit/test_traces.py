@@ -513,7 +513,13 @@ async def test_a_receiver_that_takes_only_some_is_not_asked_again_and_that_is_to
     assert logged(caplog) == ["WARNING The receiver of traces refused 2 spans: too old"]
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "<html>", '{"partialSuccess": 1}', "\x0a\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[1]", "<html>", '{"partialSuccess": 1}', "\x0a\x00"),
+        pytest.param("x" * (otlp.LONGEST_ANSWER_BYTES + 1), id="too long"),
+    ],
+)
 async def test_an_answer_may_say_anything(
     receiver: tuple[Receiver, str], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -522,6 +528,8 @@ async def test_an_answer_may_say_anything(
     async with exporter(url) as it:
         it.take(KEY, news())
         await there.got.get()
+        await idle(it)
+    assert there.got.empty()
     assert (it.lost, logged(caplog)) == (0, [])
 
 
