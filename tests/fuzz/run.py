@@ -59,6 +59,9 @@ def read_bodies(data: bytes) -> None:
                 fastjson.queue(key)
 
 
+MOST_PROPERTIES_BYTES = 7 * 2**20  # memory of 65,535 bytes of properties of a batch, and as many of a message in it
+
+
 class Limited:
     """Admits messages up to a limit."""
 
@@ -69,7 +72,8 @@ class Limited:
 
     def admit(self, memory_bytes: int) -> bool:
         """Whether a message fits."""
-        assert memory_bytes <= self.largest_body_bytes + MESSAGE_OVERHEAD_BYTES, "a body is larger than the limit"
+        besides = MESSAGE_OVERHEAD_BYTES + MOST_PROPERTIES_BYTES
+        assert memory_bytes <= self.largest_body_bytes + besides, "a body is larger than the limit"
         self.free_bytes -= memory_bytes
         return self.free_bytes >= 0
 

@@ -1,8 +1,11 @@
 """Messages by their bytes: both layouts, every address, packed bodies, batches, and what is damaged."""
 
+import string
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import lz4.frame
@@ -12,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
+from rota.brokers.rocketmq import messages as messages_module
 from rota.brokers.rocketmq.frames import Malformed
 from rota.brokers.rocketmq.messages import (
     LARGEST_BATCH,
@@ -418,6 +422,66 @@ def test_admission_of_a_batch_that_unpacks_beyond_the_limit_is_of_its_packed_bod
     [message], refused_offset = prefix(written(packed, flags=0x3C1), "broker-a", 0, room)
     assert (message.body, message.damage, refused_offset) == (packed, TOO_LARGE, None)
     assert room.asked == [len(packed) + MESSAGE_OVERHEAD_BYTES]
+
+
+NAMES = ["".join(pair) for pair in product(string.ascii_letters, repeat=2)]
+
+
+def properties_of(number: int, value: str = "v") -> bytes:
+    return "".join(f"{name}\x01{value}\x02" for name in NAMES[:number]).encode()
+
+
+@pytest.mark.parametrize(
+    ("properties", "properties_bytes"),
+    [
+        (properties_of(8, "v" * 58), 0),  # an ordinary message: 496 bytes of text
+        (properties_of(9), 176),
+        (properties_of(2704), 2696 * 176 + 2704 * 5 - 512),
+        (b"KEYS\x01" + b"k" * 30_000 + b"\x02", 30_006 - 512),
+        (f"KEYS\x01{'k' * 30_000}\U0001f600\x02".encode(), 4 * 30_007 - 512),  # one character widens all
+        (b"a\x01b\x02" * 1000, 4000 - 512),  # one property
+    ],
+)
+def test_admission_is_asked_for_a_messages_properties(properties: bytes, properties_bytes: int) -> None:
+    room = Room(10 * MEBIBYTE)
+    [message], _ = prefix(written(b"x", properties), "broker-a", 0, room)
+    assert message.memory_bytes == 1 + properties_bytes + MESSAGE_OVERHEAD_BYTES
+    assert room.asked == [message.memory_bytes]
+
+
+def test_admission_is_asked_for_the_own_and_the_common_properties_of_each_message_of_a_batch() -> None:
+    room = Room(10 * MEBIBYTE)
+    items = item(b"x", properties_of(2000)) + item(b"y") + item(b"z", properties_of(4))
+    prefix(written(items, properties_of(7), flags=0xC0), "broker-a", 0, room)
+    text_bytes = 5 * 2007 - 512
+    properties_bytes = [1999 * 176 + text_bytes, 0, 3 * 176]
+    assert room.asked == [1 + it + MESSAGE_OVERHEAD_BYTES for it in properties_bytes]
+
+
+def test_memory_of_many_properties_is_not_more_than_what_is_counted() -> None:
+    data = [written(b"x", properties_of(2704, f"{number:03}"), offset=number) for number in range(20)]
+    tracemalloc.start()
+    try:
+        messages = read(b"".join(data))
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted_bytes = sum(message.memory_bytes for message in messages)
+    assert counted_bytes / 2 < taken_bytes < counted_bytes
+
+
+def test_a_pull_within_a_batch_reads_no_properties_before_its_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    read_text = messages_module._properties
+
+    def read_and_note(text: str) -> dict[str, str]:
+        parsed.append(text)
+        return read_text(text)
+
+    monkeypatch.setattr(messages_module, "_properties", read_and_note)
+    batch = written(b"".join(item(b"x", b"N\x01%d\x02" % number) for number in range(5)), b"", flags=0xC0, offset=7)
+    assert [it.offset for it in prefix(batch, "broker-a", 10)[0]] == [10, 11]
+    assert parsed == ["", "N\x013\x02", "N\x014\x02"]
 
 
 def test_all_is_admitted_where_no_memory_is_limited() -> None:

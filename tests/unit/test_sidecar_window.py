@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, Moved, Pulled
+from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, Moved, Pulled, properties_bytes_of
 from rota.model import Queue
 from rota.sidecar.window import Delivery, Limits, Window
 from rota.spec import Buffer
@@ -17,6 +17,12 @@ Q = Queue("orders", "broker-a", 3)
 
 def a_message(offset: int, size: int = 10) -> Message:
     return Message(Q, offset, b"x" * size, {})
+
+
+def with_properties(offset: int, number: int) -> Message:
+    """Return a message without a body, of so many properties of 5 characters."""
+    properties = {f"{it:04}": "v" for it in range(number)}
+    return Message(Q, offset, b"", properties, properties_bytes=properties_bytes_of(number, 5 * number))
 
 
 def a_pull(*offsets: int, then: int | None = None, moved: Moved | None = None) -> Pulled:
@@ -750,3 +756,43 @@ def test_in_whatever_order_deliveries_end_all_is_committed(ends: list[int], size
         left.remove(offset)
         assert window.committable == min(left, default=24)
     assert (window.empty, window.buffered, window.bytes) == (True, 0, 0)
+
+
+# Properties.
+
+
+def a_window_with_properties() -> Window:
+    window = Window(next=0, committed=0)
+    window.put(0, Pulled(tuple(with_properties(it, 1008) for it in range(4)), 4, 0, 4))
+    return window
+
+
+PROPERTIES_MEMORY = 1000 * 176 + 5 * 1008 - 512 + MESSAGE_OVERHEAD_BYTES
+
+
+def test_memory_of_properties_is_counted_until_each_message_is_finished_or_forgotten() -> None:
+    window = a_window_with_properties()
+    assert window.memory_bytes == 4 * PROPERTIES_MEMORY
+    delivery = taken(window, 2)
+    finish(window, delivery, 0)
+    assert window.memory_bytes == 3 * PROPERTIES_MEMORY
+    window.stop()
+    assert window.memory_bytes == PROPERTIES_MEMORY
+    window.reset(50)
+    assert window.memory_bytes == PROPERTIES_MEMORY  # of the delivery that is open
+    finish(window, delivery)
+    assert window.memory_bytes == 0
+
+
+def test_memory_of_properties_makes_a_window_full() -> None:
+    window = a_window_with_properties()
+    assert window.full(Limits(bytes=4 * PROPERTIES_MEMORY))
+    assert not window.full(Limits(bytes=4 * PROPERTIES_MEMORY + 1))
+
+
+def test_messages_fit_by_their_bodies_and_further_properties_as_they_are_encoded() -> None:
+    window = a_window_with_properties()
+    encoded_bytes = 12 * 5 * 1008
+    assert window.fit(9, 3 * encoded_bytes) == 3
+    assert window.fit(9, 3 * encoded_bytes - 1) == 2
+    assert window.fit(9, 1) == 1

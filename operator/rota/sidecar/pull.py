@@ -41,7 +41,7 @@ from rota.sidecar.window import Delivery
 
 PORT = 9912
 MOST = 1000  # messages in an answer
-LARGEST = 8 * MEBIBYTE  # an answer's bodies; its last message may go beyond it
+LARGEST = 8 * MEBIBYTE  # an answer; its last message may go beyond it
 SIDE_BY_SIDE = 32  # messages on their way back to their brokers, of those that end together
 WRITE_BYTES = 256 * 1024  # of an answer at once: what the transport cannot send yet, it copies
 LEAST_SWEEP = 0.05  # between two looks for what is overdue
@@ -216,7 +216,7 @@ class Pull:
         while room > 0 and size < LARGEST and (it := self._shelf.take(now, partial(self._most, room, LARGEST - size))):
             taken.append(it)
             room -= len(it.delivery.messages)
-            size += sum([len(message.body) for message in it.delivery.messages])
+            size += sum([message.encoded_bytes for message in it.delivery.messages])
         return taken
 
     def _most(self, room: int, size: int, queue: Queue) -> int:

@@ -76,7 +76,7 @@ class Window:
     orderly: bool = False
     committed: int | None = None  # what the broker is known to have
     stopped: bool = field(default=False, init=False)
-    bytes: int = field(default=0, init=False)  # of the bodies of what is not finished
+    bytes: int = field(default=0, init=False)  # of what is not finished, beyond each message's overhead
     in_flight: int = field(default=0, init=False)  # messages of open deliveries, those from before a reset too
     open: dict[Delivery, None] = field(default_factory=dict, init=False)
     tried: dict[int, int] = field(default_factory=dict, init=False)  # offsets, and attempts nobody else counts
@@ -108,7 +108,7 @@ class Window:
         self.stopped = True
         if self._waiting:
             self.next = self._waiting[0].offset
-            self.bytes -= sum(len(message.body) for message in self._waiting)
+            self.bytes -= sum(message.variable_bytes for message in self._waiting)
             self._waiting.clear()
 
     def resume(self) -> None:
@@ -129,7 +129,7 @@ class Window:
             for message in pulled.messages:
                 if message.offset >= self.next:
                     self._waiting.append(message)
-                    self.bytes += len(message.body)
+                    self.bytes += message.variable_bytes
                     self.next = message.offset + 1
             self.next = max(self.next, pulled.next)
 
@@ -151,10 +151,10 @@ class Window:
         return delivery
 
     def fit(self, most: int, size: int) -> int:
-        """Return how many of the next messages have bodies of that size together; one at least."""
+        """Return how many of the next messages have that size together, encoded; one at least."""
         number = 0
         for message in islice(self._waiting, most):
-            size -= len(message.body)
+            size -= message.encoded_bytes
             if size < 0:
                 break
             number += 1
@@ -168,7 +168,7 @@ class Window:
     def done(self, delivery: Delivery, message: Message) -> None:
         """Finish a message: it was worked, or the broker has it for later or among the dead letters."""
         if self._ends(delivery, message):
-            self.bytes -= len(message.body)
+            self.bytes -= message.variable_bytes
             self.tried.pop(message.offset, None)
             self._done.add(message.offset)
             while self._taken and self._taken[0] in self._done:

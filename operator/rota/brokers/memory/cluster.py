@@ -21,6 +21,8 @@ from rota.brokers import (
     Settings,
     Unknown,
     Unreachable,
+    properties_bytes_of,
+    text_bytes,
 )
 from rota.brokers.rocketmq.messages import write_properties
 from rota.model import RETRY, Queue
@@ -179,7 +181,8 @@ class Memory:
         if not body:
             raise Refused(f"A message to {queue} has no body")
         unique = {"UNIQ_KEY": f"{next(self._places):032X}", **(properties or {})}
-        self.store(Message(queue, 0, body, unique, born=int(self.clock() * 1000)))
+        size = properties_bytes_of(len(unique), sum(text_bytes(name) + text_bytes(unique[name]) for name in unique))
+        self.store(Message(queue, 0, body, unique, born=int(self.clock() * 1000), properties_bytes=size))
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""

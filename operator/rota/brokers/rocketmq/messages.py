@@ -10,11 +10,11 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from rota.brokers import ADMIT_ALL, MEBIBYTE, Admission, Message
+from rota.brokers import ADMIT_ALL, MEBIBYTE, Admission, Message, properties_bytes_of, text_bytes
 from rota.brokers.rocketmq.frames import Malformed
 from rota.model import Queue
 
@@ -109,16 +109,18 @@ def _read(reader: _Reader, at: int) -> int:
     body, damage = data[start:topic_at], ""
     if zlib.crc32(body) & 0x7FFFFFFF != checksum:
         damage = "its checksum does not match"
-    properties = read_properties(data[properties_at + 2 : end])
-    message = Message(queue, offset, body, properties, attempt, born, stored, place, damage)
+    text = data[properties_at + 2 : end].decode(errors="replace")
+    properties = _properties(text)
+    properties_bytes = properties_bytes_of(len(properties), text_bytes(text))
+    message = Message(queue, offset, body, properties, attempt, born, stored, place, damage, properties_bytes)
     if flags & _FOLDED and not damage:
-        _unfold(reader, message, flags, properties)
+        _unfold(reader, message, flags, _Common(properties, text_bytes(text)))
     else:
         reader.keep(message)
     return end
 
 
-def _unfold(reader: _Reader, message: Message, flags: int, properties: dict[str, str]) -> None:
+def _unfold(reader: _Reader, message: Message, flags: int, common: "_Common") -> None:
     """Keep the messages in a message that is packed or a batch, up to the first that is not admitted."""
     if flags & _COMPRESSED:
         body, damage = unpacked(message.body, (flags & _KIND) >> 8, reader.admission.largest_body_bytes)
@@ -130,7 +132,7 @@ def _unfold(reader: _Reader, message: Message, flags: int, properties: dict[str,
     if damage:
         reader.keep(msgspec.structs.replace(message, damage=damage))
         return
-    for item in _apart(message, properties):
+    for item in _apart(message, common, reader.start):
         reader.keep(item)
         if reader.refused_offset is not None:
             return
@@ -143,8 +145,12 @@ def _queue(topic: bytes, broker: str, number: int) -> Queue:
 
 def read_properties(data: bytes) -> dict[str, str]:
     """Read properties; the last separator may be missing. What is no UTF-8 is replaced, as Java does."""
+    return _properties(data.decode(errors="replace"))
+
+
+def _properties(text: str) -> dict[str, str]:
     found = {}
-    for pair in data.decode(errors="replace").split(_PAIR):
+    for pair in text.split(_PAIR):
         name, separator, value = pair.partition(_NAME)
         if separator:
             found[name] = value
@@ -183,13 +189,30 @@ def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
         at = end
 
 
-def _apart(batch: Message, common: dict[str, str]) -> Iterator[Message]:
-    """Yield the messages of a batch; they have its properties in common, besides their own."""
+class _Common(NamedTuple):
+    """The properties that all messages of a batch share."""
+
+    properties: dict[str, str]
+    text_bytes: int
+
+
+def _apart(batch: Message, common: _Common, first: int) -> Iterator[Message]:
+    """Yield the messages of a batch from an offset on; they have its properties in common, besides their own.
+
+    The common properties are in memory once, but for as long as any of the messages is, and each message that is
+    handed out carries them: so they count for each.
+    """
     data = batch.body
+    place = batch.attempt, batch.born, batch.stored, batch.place
     for offset, (start, body_end, end) in enumerate(_items(data), batch.offset):
-        properties = ChainMap(read_properties(data[body_end + 2 : end]), common)
-        body = data[start:body_end]
-        yield Message(batch.queue, offset, body, properties, batch.attempt, batch.born, batch.stored, batch.place)
+        if offset < first:
+            continue
+        text = data[body_end + 2 : end].decode(errors="replace")
+        own = _properties(text)
+        number = len(own) + len(common.properties)
+        properties_bytes = properties_bytes_of(number, text_bytes(text) + common.text_bytes)
+        properties = ChainMap(own, common.properties)
+        yield Message(batch.queue, offset, data[start:body_end], properties, *place, "", properties_bytes)
 
 
 # Each unpacks into at most one byte more than the limit, which tells a body that is too large from one that is cut off.
