@@ -438,6 +438,28 @@ async def test_an_answer_may_come_before_all_was_sent() -> None:
     server.close()
 
 
+async def test_an_answer_before_all_was_sent_ends_a_connection_that_the_app_keeps_open() -> None:
+    ended = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.2)  # nothing is read meanwhile
+        with suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    post = Post(*server.sockets[0].getsockname())
+    assert await ask(post, bytes(20_000_000)) == 413
+    async with asyncio.timeout(10):
+        await ended.wait()
+    server.close()
+
+
 async def test_closed_it_keeps_no_connection_not_even_one_that_is_in_use() -> None:
     async with a_server(lambda heard: SILENCE if heard.body == b"held" else NO_CONTENT) as (server, post):
         asking = asyncio.create_task(ask(post, b"held"))

@@ -153,7 +153,7 @@ class _Connection(asyncio.Protocol):
                 waited: list[asyncio.Future[Any]] = [self._writable, answer]
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
-                self.closed = True  # after this answer: the other end may wait for the rest of the body
+                self.close()  # the other end may wait for the rest of the body, and read nothing more
                 return
             self.transport.write(parts[start : start + WRITE_BYTES])
 
