@@ -170,3 +170,10 @@ def test_a_body_that_is_not_what_was_sent_is_told_of() -> None:
     damaged = Message(Q, 7, b"?", {"UNIQ_KEY": "7F01"}, damage="its checksum does not match")
     assert headers(damaged)["ce-rocketmqdamage"] == "its%20checksum%20does%20not%20match"
     assert events((damaged, 1))[0]["rocketmqdamage"] == "its checksum does not match"
+
+
+def test_no_long_tag_stays_in_the_cache() -> None:
+    cloudevents._quoted.cache_clear()
+    for tag in ("t" * cloudevents.LONGEST_CACHED, "t" * (cloudevents.LONGEST_CACHED + 1)):
+        assert headers(a_message(TAGS=tag))["ce-rocketmqtag"] == tag
+    assert cloudevents._quoted.cache_info().currsize == 6  # five of every message, and the shorter tag

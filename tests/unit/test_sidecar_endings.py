@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from builders import a_spec
-from rota.brokers import Message, Pulled
+from rota.brokers import BrokerError, Message, Pulled
 from rota.model import Queue
-from rota.sidecar.endings import Endings
+from rota.sidecar.endings import Endings, _not_taken
 from rota.sidecar.health import Health
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Taken
@@ -50,3 +50,9 @@ def test_of_what_an_app_that_is_away_did_not_get_the_lowest_goes_first_however_o
         it = taken(window)
         assert [message.offset for message in it.delivery.messages] == [0]
         endings.back(it, it.delivery.messages)
+
+
+def test_a_message_that_does_not_go_back_is_named_in_at_most_a_hundred_characters() -> None:
+    message = Message(Q, 7, b"", {"UNIQ_KEY": "k\n" * 15_000})
+    told = _not_taken(message, BrokerError("it is full"))
+    assert told.startswith(f"The broker keeps {'k ' * 50}…, offset 7 of ")

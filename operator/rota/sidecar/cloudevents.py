@@ -11,6 +11,7 @@ import msgspec
 from rota.brokers import Message
 
 BATCH = b"content-type: application/cloudevents-batch+json\r\n"
+LONGEST_CACHED = 256  # characters of a value: producers choose tags, and the cache stays as long as the process
 
 _TRACES = ("traceparent", "tracestate")  # properties, and headers, of W3C's trace context
 # What a header's value may hold as it is: printable ASCII but blank, quote and percent sign.
@@ -71,7 +72,8 @@ def _traces(message: Message) -> Iterator[tuple[str, str]]:
 def _value(name: str, value: str | int) -> str:
     if isinstance(value, int):
         return str(value)
-    return _quoted(value) if name in _OFTEN else _quoted.__wrapped__(value)
+    is_cached = name in _OFTEN and len(value) <= LONGEST_CACHED
+    return _quoted(value) if is_cached else _quoted.__wrapped__(value)
 
 
 @lru_cache(4096)

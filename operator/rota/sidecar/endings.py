@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from rota.brokers import LATER, NEVER, BrokerError, Message, Refused
-from rota.model import Queue
+from rota.model import Queue, plain
 from rota.sidecar.health import Health
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Taken
@@ -15,6 +15,8 @@ from rota.spec.resolved import Settings
 
 NOT_TAKEN_PAUSE = 5.0  # before a message that the broker did not take back is tried again
 NOT_TAKEN = "MessageNotTakenBack"
+
+LONGEST_NAME = 100  # characters of a message's id
 
 FOR_EVER = 2**31 - 1  # a broker counts up to this
 
@@ -101,7 +103,7 @@ class Endings:
         try:
             await reading.source.consumer.give_back(message, level=level, attempts=FOR_EVER)
         except BrokerError as error:
-            _log.warning("%s did not go back to its broker, and is tried again here: %s", message.id, error)
+            _log.warning("%s did not go back to its broker, and is tried again here: %s", _name(message), error)
             if isinstance(error, Refused):  # it may never be taken: so the attempt is counted here, and it is told
                 taken.window.tries(taken.delivery, message)
                 self._refused = taken.window, message.offset
@@ -111,8 +113,13 @@ class Endings:
             self.finish(taken, message)
 
 
+def _name(message: Message) -> str:
+    """Return a message's id for a log or a report: a producer may have chosen one of 32 KB."""
+    return plain(message.id, LONGEST_NAME)
+
+
 def _not_taken(message: Message, error: BrokerError) -> str:
     return (
-        f"The broker keeps {message.id}, offset {message.offset} of {message.queue}, neither for another attempt nor "
-        f"among the dead letters: {error}; have the app take it, or set the group's offset behind it"
+        f"The broker keeps {_name(message)}, offset {message.offset} of {message.queue}, neither for another attempt "
+        f"nor among the dead letters: {error}; have the app take it, or set the group's offset behind it"
     )

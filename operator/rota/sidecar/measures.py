@@ -1,7 +1,7 @@
 """What a sidecar counts."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rota.brokers import Message
 from rota.metrics import Counter, Gauge, Histogram, render
@@ -42,10 +42,15 @@ class Measures:
         """Note how long a delivery was at the app."""
         self.delivery.observe(seconds)
 
-    def ended(self, messages: Sequence[Message], outcome: str) -> None:
-        """Count messages of one topic by what came of them."""
+    def ended(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
+        """Count messages of one topic by what came of them.
+
+        The topic of a message in a retry queue is a property that its producer may have written: unless the group
+        subscribes to that topic, the queue's own one counts, so that there are only so many labels.
+        """
         if messages:
-            self.messages.add(messages[0].topic, outcome, by=len(messages))
+            topic = messages[0].topic
+            self.messages.add(topic if topic in topics else messages[0].queue.topic, outcome, by=len(messages))
         if outcome == "done":
             now = time.time()
             for message in messages:

@@ -336,7 +336,7 @@ class Pull:
         now = self._shell.now()
         for group in together.values():
             self._shell.measures.answered(now - group[0].since)
-            self._shell.measures.ended([it.message for it in group], outcome)
+            self._shell.measures.ended([it.message for it in group], outcome, self._shell.settings.topics)
         self._changed(some)
 
     def _changed(self, some: Iterable[Open]) -> None:

@@ -167,7 +167,7 @@ class Push:
         now, went_wrong = self._shell.now(), "cut" if task.cancelled() else "failed" if error else ""
         self._shell.measures.answered(now - taken.delivery.since)
         for outcome, messages in [(went_wrong, unfinished)] if went_wrong else task.result():
-            self._shell.measures.ended(messages, outcome)
+            self._shell.measures.ended(messages, outcome, self._shell.settings.topics)
         if reading := self._shell.reading(taken.queue):
             reading.delivered_at = now
             reading.changed()

@@ -35,6 +35,11 @@ class Settings(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.message_model == "Broadcasting"
 
     @property
+    def topics(self) -> frozenset[str]:
+        """The topics that are subscribed to."""
+        return frozenset([subscription.topic for subscription in self.subscriptions])
+
+    @property
     def orderly(self) -> bool:
         """Whether queues are worked one message after another, under the broker's lock."""
         return self.ordering == "Orderly" and not self.broadcasting
