@@ -109,3 +109,10 @@ def test_what_cannot_be_read_is_a_sentence(changed: Any, why: str) -> None:
 def test_so_is_a_torn_text(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"^The settings in group\.json cannot be read: "):
         read_settings(text)
+
+
+@pytest.mark.parametrize("mebibytes", [0, 1025])
+def test_the_size_of_one_message_has_a_maximum(mebibytes: int) -> None:
+    assert read(told(delivery={"buffer": {"mebibytesPerMessage": 1024}})).delivery.buffer.mebibytes_per_message == 1024
+    with pytest.raises(ValueError, match=r"expected `?int`? [<>]= "):
+        read(told(delivery={"buffer": {"mebibytesPerMessage": mebibytes}}))

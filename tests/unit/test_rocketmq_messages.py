@@ -230,6 +230,25 @@ def test_unpacking_tells_a_body_that_is_cut_off_from_one_over_the_limit(
 
 
 @EACH
+def test_unpacking_takes_nothing_behind_the_end_of_the_first_frame_for_a_whole_body(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
+    for behind in (pack(b"more"), b"\x00"):
+        packed = pack(TEXT) + behind
+        body, damage = unpacked(packed, kind >> 8, LIMIT)
+        assert body == packed
+        assert damage.startswith("it cannot be unpacked: ")
+
+
+def test_unpacking_names_an_error_without_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_body: bytes, _limit: int) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setitem(messages_module._UNPACK, 3, fail)
+    assert unpacked(b"hello", 3, LIMIT) == (b"hello", "it cannot be unpacked: MemoryError")
+
+
+@EACH
 def test_unpacking_a_bomb_takes_no_more_memory_than_three_bodies_of_the_limit(
     kind: int, pack: Callable[[bytes], bytes]
 ) -> None:

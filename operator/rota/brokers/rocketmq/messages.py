@@ -220,35 +220,45 @@ def _apart(batch: Message, common: _Common, first: int) -> Iterator[Message]:
 
 def _zlib(body: bytes, limit: int) -> bytes:
     unpacker = zlib.decompressobj()
-    return _whole(unpacker.decompress(body, limit + 1), limit, ended=unpacker.eof)
+    return _whole(unpacker.decompress(body, limit + 1), limit, unpacker.unused_data, ended=unpacker.eof)
 
 
 def _lz4(body: bytes, limit: int) -> bytes:
     import lz4.frame  # noqa: PLC0415 - only who meets such a message needs it
 
     unpacker = lz4.frame.LZ4FrameDecompressor()
-    return _whole(unpacker.decompress(body, max_length=limit + 1), limit, ended=unpacker.eof)
+    unpacked_body = unpacker.decompress(body, max_length=limit + 1)
+    return _whole(unpacked_body, limit, unpacker.unused_data, ended=unpacker.eof)
 
 
 def _zstd(body: bytes, limit: int) -> bytes:
     import zstandard  # noqa: PLC0415 - as above
 
-    if zstandard.frame_content_size(body) > limit:  # -1: the frame does not declare it
+    size = zstandard.frame_content_size(body)  # -1: the frame does not declare it
+    if size > limit:
         raise _TooLargeError
     unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
     try:
-        return unpacker.decompress(body, max_output_size=limit)
+        unpacked_body = unpacker.decompress(body, max_output_size=limit, allow_extra_data=False)
     except zstandard.ZstdError:
         if len(unpacker.stream_reader(body).read(limit + 1)) > limit:
             raise _TooLargeError from None
         raise
+    left = b""
+    if size < 0:  # then `allow_extra_data` has no effect
+        stream = unpacker.decompressobj()
+        stream.decompress(body)  # no more than above: it stops at the end of the first frame
+        left = stream.unused_data
+    return _whole(unpacked_body, limit, left, ended=True)
 
 
-def _whole(body: bytes, limit: int, *, ended: bool) -> bytes:
+def _whole(body: bytes, limit: int, left: bytes | None, *, ended: bool) -> bytes:
     if len(body) > limit:
         raise _TooLargeError
     if not ended:
         raise ValueError("it is cut off")
+    if left:
+        raise ValueError(f"{len(left)} bytes are left behind its end")
     return body
 
 
@@ -267,7 +277,7 @@ def unpacked(body: bytes, kind: int, limit: int) -> tuple[bytes, str]:
     except ImportError as error:
         return body, f"it is compressed, and {error.name} is not installed to unpack it"
     except Exception as error:  # noqa: BLE001 - each library has its own; a damaged message must not stop a queue
-        return body, f"it cannot be unpacked: {error}"
+        return body, f"it cannot be unpacked: {str(error) or type(error).__name__}"
 
 
 def _too_large(limit: int) -> str:
