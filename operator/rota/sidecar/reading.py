@@ -111,8 +111,12 @@ class Reading:
 
     def changed(self) -> None:
         """Notice that a delivery has ended, or that more may be fetched, by other queues too: memory may be free."""
-        self._changed.set()
+        self.wake()
         self._shell.memory_budget.grant()
+
+    def wake(self) -> None:
+        """Notice that the queue's limits may have changed."""
+        self._changed.set()
 
     def reset(self, offset: int) -> None:
         """Go on there: somebody set the group's offset."""

@@ -278,7 +278,8 @@ class Sidecar:
         if self._sources.now:
             self.memory_budget.divide(self.settings.delivery.buffer, self.readings)
             for reading in self.readings.values():
-                reading.changed()
+                reading.wake()
+            self.memory_budget.grant()
 
     # Drains.
 
