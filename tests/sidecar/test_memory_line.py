@@ -91,16 +91,39 @@ async def test_memory_that_is_reserved_for_a_queue_which_goes_lets_another_go_on
         await member.did(LARGE, SMALL)
 
 
-async def test_memory_is_given_to_a_large_message_before_later_small_ones(tmp_path: Path) -> None:
+async def test_memory_is_given_to_a_large_message_before_later_ones(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         app = await has_hung(member)
         await member.send(LARGE, queue=1)
         await refused(member, 1)
-        for number in range(5):
-            await member.send(f"{number}{SMALL}", queue=2)
+        later = [f"{number}{MIDDLE}" for number in range(5)]
+        for body in later:
+            await member.send(body, queue=2)
         await refused(member, 2)
+        assert member.app.done == []
         app.gate.opens.set()
-        await member.did(LARGE, LARGE, *(f"{number}{SMALL}" for number in range(5)))
+        await member.did(LARGE, LARGE, *later)
+        assert member.app.done == [LARGE, LARGE, *later]
+
+
+async def test_large_messages_that_are_never_finished_do_not_delay_small_ones(tmp_path: Path) -> None:
+    large = "l" * 180_000  # two of them and a share of 66,666 are more than there is
+
+    async def hangs(event: Event) -> int:
+        return await gate(event) if event.body == large else 204
+
+    async with a_member(tmp_path) as member:
+        member.app.answer, gate = hangs, Gate()
+        await member.obeys([FIRST, SECOND, THIRD])
+        for queue in range(2):
+            await member.send(large, queue=queue)
+        await refused(member, 1)
+        small = [f"{number}{SMALL}" for number in range(5)]
+        for body in small:
+            await member.send(body, queue=2)
+        await member.did(*small)
+        gate.opens.set()
+        await member.did(*small, large, large)
 
 
 async def test_memory_of_all_queues_together_stays_within_the_budget(tmp_path: Path) -> None:

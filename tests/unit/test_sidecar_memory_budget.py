@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, Pulled
+from rota.brokers import LARGEST_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, Pulled
 from rota.model import Queue
-from rota.sidecar.memory_budget import SMALLEST_SHARE_BYTES, MemoryBudget, PullAdmission, Reservation
+from rota.sidecar.memory_budget import MemoryBudget, PullAdmission, Reservation
 from rota.sidecar.window import Limits, Window
 from rota.spec import Buffer
 
@@ -39,11 +39,11 @@ class Member:
 
     def __init__(self, *limits: int, budget: float = BUDGET) -> None:
         self.queues = [AQueue(it) for it in limits]
-        self.budget = MemoryBudget(budget, lambda: [it.window for it in self.queues])
+        self.budget = MemoryBudget(budget, lambda: self.queues)
         self.woken: list[str] = []
 
-    def wait(self, name: str, memory_bytes: int) -> Reservation:
-        return self.budget.reserve(memory_bytes, lambda: self.woken.append(name))
+    def wait(self, name: str, memory_bytes: int, queue: int = 0) -> Reservation:
+        return self.budget.reserve(self.queues[queue], memory_bytes, lambda: self.woken.append(name))
 
     def pull(self, queue: int, reservation: Reservation | None = None) -> PullAdmission:
         return PullAdmission(self.budget, self.queues[queue], reservation)
@@ -227,7 +227,7 @@ class Walk:
             if admission.admit(memory_bytes):
                 self.member.queues[queue].put(memory_bytes)
         if admission.refused_bytes and not self.member.queues[queue].window.buffered:
-            self.waiting[queue] = memory_bytes, self.member.wait(str(queue), memory_bytes)
+            self.waiting[queue] = memory_bytes, self.member.wait(str(queue), memory_bytes, queue)
         assert self.member.budget.used_bytes <= max(self.budget, 30_000)
 
     def finish(self, queue: int) -> None:
@@ -261,19 +261,126 @@ def test_every_queue_goes_on_as_long_as_deliveries_end(budget: int, steps: Seque
     walk.finish_all()
 
 
+# Messages beyond their queues' shares.
+
+
+def a_divided_member() -> Member:
+    """Return one of four queues with shares of 10,000; 60,000 are the common part."""
+    return Member(*[10_000] * 4)
+
+
+def test_messages_beyond_their_shares_have_the_common_part_and_no_more() -> None:
+    member = a_divided_member()
+    for queue in range(2):
+        with member.pull(queue) as admission:
+            assert admit(admission, 40_000) == 1  # 30,000 beyond the share
+            member.queues[queue].put(40_000)
+    assert admit(member.pull(2), 10_001) == 0
+    assert admit(member.pull(2), 10_000) == 1
+
+
+def test_messages_that_are_never_finished_take_no_queues_share() -> None:
+    member = Member(*[10_000] * 32, budget=400_000)  # 80,000 are the common part
+    waiting = []
+    for queue in range(16):
+        with member.pull(queue) as admission:
+            if admission.admit(50_000):
+                member.queues[queue].put(50_000)
+        if admission.refused_bytes:
+            waiting.append(member.wait("large", 50_000, queue))
+    assert [it.granted for it in waiting] == [False] * 14
+    for queue in range(16, 32):
+        with member.pull(queue) as admission:
+            assert admit(admission, 8000, 2000) == 2
+            member.queues[queue].put(8000, 2000)
+    assert member.budget.used_bytes == 2 * 50_000 + 16 * 10_000
+
+
+def test_messages_beyond_their_shares_get_the_common_part_first_come_first_served() -> None:
+    member = a_divided_member()
+    member.queues[0].put(60_000)
+    large, larger = member.wait("large", 20_000, 1), member.wait("larger", 60_000, 2)
+    assert (large.granted, larger.granted) == (True, False)
+    assert admit(member.pull(3), 10_001) == 0  # it would fit, but others wait
+    small = member.wait("small", 10_001, 3)
+    assert not small.granted
+    with member.pull(3) as within_share:
+        assert admit(within_share, 10_000) == 1
+    member.queues[0].finish()
+    member.budget.grant()
+    assert member.woken == ["large", "larger"]
+    member.budget.cancel(large)
+    assert member.woken == ["large", "larger", "small"]
+
+
+def test_a_message_too_large_for_the_common_part_is_not_overtaken() -> None:
+    member = a_divided_member()
+    member.queues[1].put(2000)
+    member.queues[0].put(30_000)
+    too_large = member.wait("too large", 75_000, 2)
+    assert not too_large.granted
+    assert admit(member.pull(3), 2000) == 0
+    member.queues[0].finish()
+    member.budget.grant()
+    assert too_large.granted
+    assert member.budget.used_bytes == 77_000
+
+
+def test_a_message_too_large_for_the_common_part_stops_nothing_while_another_message_has_that() -> None:
+    member = a_divided_member()
+    member.queues[0].put(60_000)
+    member.wait("large", 40_000, 1)
+    member.wait("too large", 90_000, 2)
+    assert member.woken == []
+    assert admit(member.pull(3), 10_000) == 1
+
+
+def test_messages_within_shares_wait_while_others_hold_more_than_the_shares_leave() -> None:
+    member = a_divided_member()
+    member.queues[0].put(95_000)  # of a time when its share was larger
+    assert admit(member.pull(1), 4000, 2000) == 1
+    waiting = member.wait("a", 6000, 1)
+    assert not waiting.granted
+    member.queues[0].finish()
+    member.budget.grant()
+    assert waiting.granted
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(2000, 60_000), st.booleans()), max_size=60))
+def test_a_message_within_its_queues_share_never_waits(steps: Sequence[tuple[int, int, bool]]) -> None:
+    member = a_divided_member()
+    waiting: set[int] = set()
+    for queue, memory_bytes, ends in steps:
+        if ends and member.queues[queue].window.buffered:
+            member.queues[queue].finish()
+            member.budget.grant()
+        if ends or queue in waiting:
+            continue
+        is_within_share = member.budget.is_within_share(member.queues[queue], memory_bytes)
+        with member.pull(queue) as admission:
+            is_admitted = admission.admit(memory_bytes)
+            if is_admitted:
+                member.queues[queue].put(memory_bytes)
+        assert is_admitted or not is_within_share
+        if not is_admitted and not member.queues[queue].window.buffered:
+            waiting.add(queue)
+            member.wait(str(queue), memory_bytes, queue)
+        assert member.budget.used_bytes <= BUDGET
+
+
 # Shares.
 
 
 def test_shares_leave_memory_for_one_largest_message() -> None:
     budget = MemoryBudget(64 * MEBIBYTE, list)
-    assert budget.share_bytes(16, 4 * MEBIBYTE) == (60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES) / 16
-    assert budget.share_bytes(0, 4 * MEBIBYTE) == 60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES
+    divided_bytes = 60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES - LARGEST_PROPERTIES_BYTES
+    assert budget.share_bytes(16, 4 * MEBIBYTE) == divided_bytes / 16
+    assert budget.share_bytes(0, 4 * MEBIBYTE) == divided_bytes
 
 
-def test_shares_are_of_half_the_budget_at_least_and_never_too_small() -> None:
+def test_shares_are_of_half_the_budget_at_least() -> None:
     budget = MemoryBudget(4 * MEBIBYTE, list)
     assert budget.share_bytes(2, 64 * MEBIBYTE) == MEBIBYTE
-    assert budget.share_bytes(1000, MEBIBYTE) == SMALLEST_SHARE_BYTES
 
 
 def test_shares_have_no_end_where_nothing_limits_the_container() -> None:

@@ -16,6 +16,7 @@ MESSAGE_OVERHEAD_BYTES = 1536  # memory that a message takes besides its body: m
 ORDINARY_PROPERTIES = 8  # they are in the overhead
 ORDINARY_TEXT_BYTES = 512  # the same: of their names and values
 PROPERTY_BYTES = 176  # memory of each further property besides its text: up to 161 were measured
+LARGEST_PROPERTIES_BYTES = 6 * MEBIBYTE  # memory of those of a batch and of a message in it, 64 KiB of each
 WIDEST_CHARACTER_BYTES = 4  # one character outside the BMP widens all others of its text
 LONGEST_ESCAPE = 6  # bytes of JSON or of a header for one character, such as \u0003
 TIMES_ENCODED = 2  # a tag, keys or a topic have a field of their own besides

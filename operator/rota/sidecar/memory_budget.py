@@ -1,25 +1,28 @@
 """The member's memory budget: one limit for the messages of all its queues, applied before a pull keeps a message.
 
-Three rules decide whether a message is kept:
+Each queue has a share of the budget, and a common part is kept back: what one largest message takes.
 
-- It fits into the member's budget, beside what the windows of all queues hold, what other pulls have admitted, and what
-  queues that wait were promised. A member that holds nothing takes one message of any size.
-- It fits into the queue's own limit. A queue that holds nothing takes one message that does not.
-- A queue whose message was refused waits in a line. Memory that becomes free is reserved for the first in the line, so
-  a large message is not overtaken for ever by small ones.
+- A queue counts with its share, or with what it holds if that is more; all queues together count no more than the
+  budget. So a message within its queue's share never waits for messages of other queues.
+- A queue that holds nothing takes one message beyond its share, if the common part has room for that. If not, the queue
+  waits in a line, which is served first come, first served. So large messages that an app never finishes delay other
+  large messages, and nothing else.
+- A message that is too large for the common part waits until enough of the budget is free; messages behind it wait
+  too, so that it is not overtaken for ever. A member that holds nothing takes one message of any size.
+- While shares have just become smaller, because the member has more queues, queues may hold more than the budget leaves
+  to the others. Messages within shares then wait in the same line.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from types import TracebackType
 from typing import Protocol, Self
 
-from rota.brokers import MEBIBYTE, MESSAGE_OVERHEAD_BYTES
+from rota.brokers import LARGEST_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES
 from rota.model import Queue
 from rota.sidecar.window import Limits, Window
 from rota.spec import Buffer
-
-SMALLEST_SHARE_BYTES = 64 * 1024  # of one queue, however many a member has
 
 
 class QueueMemory(Protocol):
@@ -32,7 +35,8 @@ class QueueMemory(Protocol):
 class Reservation:
     """A queue's place in the line, and the memory that is reserved for it once it is granted."""
 
-    def __init__(self, memory_bytes: int, on_granted: Callable[[], None]) -> None:
+    def __init__(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> None:
+        self.queue = queue
         self.memory_bytes = memory_bytes
         self.granted = False
         self.on_granted = on_granted
@@ -41,37 +45,85 @@ class Reservation:
 class MemoryBudget:
     """Limits the memory of the messages that all queues of a member have fetched and not finished."""
 
-    def __init__(self, limit_bytes: float, windows: Callable[[], Iterable[Window]]) -> None:
+    def __init__(self, limit_bytes: float, queues: Callable[[], Iterable[QueueMemory]]) -> None:
         self.limit_bytes = limit_bytes
-        self._windows = windows
-        self._pending_bytes = 0  # admitted by pulls whose messages are in no window yet, or granted to the line
+        self._queues = queues
+        self._share_bytes = inf  # of each queue, once the budget is divided
+        # Admitted by pulls whose messages are in no window yet, or granted to the line.
+        self._pending: Counter[QueueMemory] = Counter()
         self._line: dict[Reservation, None] = {}
 
     @property
     def used_bytes(self) -> int:
         """The memory of all windows, open pulls and granted reservations."""
-        return self._pending_bytes + sum(window.memory_bytes for window in self._windows())
+        return self._pending.total() + sum(queue.window.memory_bytes for queue in self._queues())
 
     @property
     def free_bytes(self) -> float:
-        """The memory that is neither used nor promised to the line."""
-        return self.limit_bytes - self.used_bytes - sum(it.memory_bytes for it in self._line)
+        """The memory for messages within shares that is neither used nor promised to the line."""
+        return self.limit_bytes - self.used_bytes - self._promised_bytes()
 
     def divide(self, buffer: Buffer, queues: Mapping[Queue, QueueMemory]) -> None:
         """Set each queue's limits: a topic's are divided among its queues, the budget among all queues."""
         topics = Counter(queue.topic for queue in queues)
-        share_bytes = self.share_bytes(len(queues), buffer.mebibytes_per_message * MEBIBYTE)
+        self._share_bytes = self.share_bytes(len(queues), buffer.mebibytes_per_message * MEBIBYTE)
         for queue, memory in queues.items():
-            memory.limits = Limits.of(buffer, topics[queue.topic], share_bytes)
+            memory.limits = Limits.of(buffer, topics[queue.topic], self._share_bytes)
 
     def share_bytes(self, queues: int, largest_body_bytes: int) -> float:
         """Return each queue's part of the budget, less what one largest message takes: that is for any queue."""
-        kept_bytes = min(largest_body_bytes + MESSAGE_OVERHEAD_BYTES, self.limit_bytes / 2)
-        return max(SMALLEST_SHARE_BYTES, (self.limit_bytes - kept_bytes) / max(1, queues))
+        largest_bytes = largest_body_bytes + LARGEST_PROPERTIES_BYTES + MESSAGE_OVERHEAD_BYTES
+        common_bytes = min(largest_bytes, self.limit_bytes / 2)
+        return (self.limit_bytes - common_bytes) / max(1, queues)
 
-    def reserve(self, memory_bytes: int, on_granted: Callable[[], None]) -> Reservation:
+    def is_within_share(self, queue: QueueMemory, memory_bytes: int) -> bool:
+        """Whether a queue holds no more than its share with a message of that memory."""
+        return self._held_bytes(queue) + memory_bytes <= self._guaranteed_bytes(queue)
+
+    def may_exceed_share(self, queue: QueueMemory, memory_bytes: int) -> bool:
+        """Whether a queue may take a message beyond its share now, without a place in the line."""
+        if not self.used_bytes:
+            return True
+        if any(not self.is_within_share(it.queue, it.memory_bytes) for it in self._line):
+            return False
+        if self._is_too_large(queue, memory_bytes):
+            return memory_bytes <= self.free_bytes
+        return self._fits_common_part(queue, memory_bytes)
+
+    def _held_bytes(self, queue: QueueMemory) -> int:
+        return queue.window.memory_bytes + self._pending[queue]
+
+    def _guaranteed_bytes(self, queue: QueueMemory) -> float:
+        return min(queue.limits.bytes, self._share_bytes)
+
+    def _fits_common_part(self, queue: QueueMemory, memory_bytes: int) -> bool:
+        """Whether the budget covers a message beyond its queue's share, and all shares of the other queues."""
+        others = {*self._queues(), *self._pending} - {queue}
+        claimed_bytes = sum(max(self._held_bytes(other), self._guaranteed_bytes(other)) for other in others)
+        return claimed_bytes + self._held_bytes(queue) + memory_bytes <= self.limit_bytes
+
+    def _is_too_large(self, queue: QueueMemory, memory_bytes: int) -> bool:
+        """Whether the common part has no room for a message, even if no other queue exceeds its share."""
+        others = {*self._queues()} - {queue}
+        return sum(map(self._guaranteed_bytes, others)) + memory_bytes > self.limit_bytes
+
+    def _promised_bytes(self) -> int:
+        """Return the memory for which messages within shares must wait: see `grant`."""
+        promised_bytes = 0
+        has_common_part_taker = False
+        for waiting in self._line:
+            is_within_share = self.is_within_share(waiting.queue, waiting.memory_bytes)
+            if is_within_share:
+                promised_bytes += waiting.memory_bytes
+            elif not has_common_part_taker:
+                has_common_part_taker = True
+                if self._is_too_large(waiting.queue, waiting.memory_bytes):
+                    promised_bytes += waiting.memory_bytes
+        return promised_bytes
+
+    def reserve(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> Reservation:
         """Put a queue at the end of the line; `on_granted` is called if its memory is not free at once."""
-        reservation = Reservation(memory_bytes, on_granted)
+        reservation = Reservation(queue, memory_bytes, on_granted)
         self._line[reservation] = None
         self.grant()
         return reservation
@@ -81,32 +133,54 @@ class MemoryBudget:
         self._line.pop(reservation, None)
         if reservation.granted:
             reservation.granted = False
-            self.release(reservation.memory_bytes)
+            self.release(reservation.queue, reservation.memory_bytes)
         else:
             self.grant()
 
-    def add_pending(self, memory_bytes: int) -> None:
+    def add_pending(self, queue: QueueMemory, memory_bytes: int) -> None:
         """Count memory that was admitted and is in no window yet."""
-        self._pending_bytes += memory_bytes
+        self._pending[queue] += memory_bytes
+        if not self._pending[queue]:
+            del self._pending[queue]
 
-    def release(self, memory_bytes: int) -> None:
+    def release(self, queue: QueueMemory, memory_bytes: int) -> None:
         """Count that memory no more: a window has the messages, or they were dropped."""
-        self._pending_bytes -= memory_bytes
+        self.add_pending(queue, -memory_bytes)
         self.grant()
 
     def grant(self) -> None:
-        """Grant reservations, first come first served, as far as memory is free; call this whenever some became so."""
+        """Grant reservations as far as memory is free; call this whenever some became so.
+
+        Of messages beyond their queue's share the first in the line has the common part, and the others wait for it.
+        Messages within shares do not, unless that first one is too large for the common part.
+        """
         if not self._line:
             return
         used = self.used_bytes
-        for reservation in [*self._line]:
-            if used and used + reservation.memory_bytes > self.limit_bytes:
+        is_common_part_awaited = False
+        for waiting in [*self._line]:
+            queue, memory_bytes = waiting.queue, waiting.memory_bytes
+            is_within_share = self.is_within_share(queue, memory_bytes)
+            if is_common_part_awaited and not is_within_share:
+                continue
+            takes_any_part = is_within_share or self._is_too_large(queue, memory_bytes)
+            if takes_any_part:
+                fits = used + memory_bytes <= self.limit_bytes
+            else:
+                fits = self._fits_common_part(queue, memory_bytes)
+            if fits or not used:
+                used += memory_bytes
+                self._grant(waiting)
+            elif takes_any_part:
                 return
-            used += reservation.memory_bytes
-            self._pending_bytes += reservation.memory_bytes
-            reservation.granted = True
-            del self._line[reservation]
-            reservation.on_granted()
+            else:
+                is_common_part_awaited = True
+
+    def _grant(self, reservation: Reservation) -> None:
+        self.add_pending(reservation.queue, reservation.memory_bytes)
+        reservation.granted = True
+        del self._line[reservation]
+        reservation.on_granted()
 
 
 class PullAdmission:
@@ -121,7 +195,8 @@ class PullAdmission:
         self._queue = queue
         self._reservation = reservation
         self._admitted_bytes = 0
-        self._free_bytes: float | None = None  # of the budget, when the pull's first message came
+        self._reserved_bytes: int | None = None  # for the pull's first message
+        self._free_bytes: float | None = None  # of the budget, when the first message within the queue's share came
         self._open = True
 
     @property
@@ -137,7 +212,7 @@ class PullAdmission:
             self.refused_bytes = memory_bytes
             return False
         self._admitted_bytes += memory_bytes
-        self._budget.add_pending(memory_bytes)
+        self._budget.add_pending(self._queue, memory_bytes)
         return True
 
     def _fits_queue(self, memory_bytes: int) -> bool:
@@ -147,11 +222,15 @@ class PullAdmission:
         return window.memory_bytes + self._admitted_bytes + memory_bytes <= self._queue.limits.bytes
 
     def _fits_member(self, memory_bytes: int) -> bool:
+        budget, queue = self._budget, self._queue
+        if self._reserved_bytes is None:
+            self._reserved_bytes = self._take_reserved()
+            if memory_bytes <= self._reserved_bytes:
+                return True
+        if not budget.is_within_share(queue, memory_bytes):
+            return budget.may_exceed_share(queue, memory_bytes)
         if self._free_bytes is None:
-            reserved_bytes = self._take_reserved()
-            self._free_bytes = max(0, self._budget.free_bytes) + reserved_bytes
-            if not self._budget.used_bytes:
-                self._free_bytes = max(self._free_bytes, memory_bytes)
+            self._free_bytes = budget.free_bytes
         if memory_bytes > self._free_bytes:
             return False
         self._free_bytes -= memory_bytes
@@ -163,7 +242,7 @@ class PullAdmission:
         if reservation is None or not reservation.granted:
             return 0
         reservation.granted = False
-        self._budget.add_pending(-reservation.memory_bytes)
+        self._budget.add_pending(self._queue, -reservation.memory_bytes)
         return reservation.memory_bytes
 
     def __enter__(self) -> Self:
@@ -176,4 +255,4 @@ class PullAdmission:
         self._open = False
         if self._reservation:
             self._budget.cancel(self._reservation)
-        self._budget.release(self._admitted_bytes)
+        self._budget.release(self._queue, self._admitted_bytes)

@@ -299,7 +299,7 @@ class Reading:
             await self._change()
         if not self._is_refused():
             return None
-        reservation = self._shell.memory_budget.reserve(self._refused_bytes, self._changed.set)
+        reservation = self._shell.memory_budget.reserve(self, self._refused_bytes, self._changed.set)
         try:
             while not reservation.granted:
                 await self._change()

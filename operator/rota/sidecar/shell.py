@@ -77,7 +77,7 @@ class Sidecar:
         self._clock: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
-        self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, lambda: (it.window for it in self.readings.values()))
+        self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, self.readings.values)
         self._drains: set[str] = {END} if remembered.final else set()
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
