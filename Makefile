@@ -38,14 +38,22 @@ install: $(READY) ## Make the virtual environment in .venv, locked versions
 demo: $(READY) ## Show Rota's main job, live
 	@$(BIN)/python -m ground.demo
 
+# Many tests wait for real parts, so there are twice as many workers as cores.
+PYTEST := $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 20
+
 .PHONY: test
-test: $(READY) ## Run every test that this machine can run
+test: $(READY) ## Run the tests of every push, on real parts: minutes
 	@$(BIN)/python -m ground build
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+.PHONY: test-all
+test-all: $(READY) ## Run every test that this machine can run; tests/README.md says what only this proves
+	@$(BIN)/python -m ground build
+	$(PYTEST)
 
 .PHONY: unit
 unit: $(READY) ## Run the tests that need nothing but Python: seconds
-	@$(BIN)/pytest tests/unit
+	@$(BIN)/pytest --numprocesses 2 --dist worksteal tests/unit
 
 .PHONY: check
 check: $(READY) ## Run all static checks: format, lint, types, import contracts, dependencies, spelling, YAML

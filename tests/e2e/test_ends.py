@@ -24,6 +24,7 @@ def ids(installed: Installed) -> list[str]:
     return [installed.shop("get", one, "-o", "jsonpath={.metadata.uid}") for one in LASTING]
 
 
+@pytest.mark.slow("on a node, groups consume on without a release and the next release takes them up")
 def test_groups_go_on_without_the_release_and_are_taken_up_by_the_next(
     installed: Installed, consumers: Consumers
 ) -> None:
@@ -42,6 +43,7 @@ def test_groups_go_on_without_the_release_and_are_taken_up_by_the_next(
     assert consumers.document() == document
 
 
+@pytest.mark.slow("on a node, a namespace ends although a group is in it")
 def test_a_namespace_ends_with_the_group_in_it(installed: Installed, consumers: Consumers) -> None:
     with consumers.under_load("the namespace deleted, and all of it made again", pause=inf):
         installed.node.kubectl("delete", "namespace", SHOP, f"--timeout={SECONDS}s")
@@ -64,6 +66,7 @@ def type_all(installed: Installed, *starts: str) -> None:
         assert ended.returncode == 0, f"{command}: {ended.stderr}"
 
 
+@pytest.mark.slow("an uninstalled chart leaves nothing, and takes over CRDs that kubectl applied")
 def test_everything_is_removed_and_definitions_that_kubectl_brings_are_made_the_next_releases(
     installed: Installed, consumers: Consumers
 ) -> None:

@@ -66,6 +66,7 @@ def scheduled(installed: Installed, folders: dict[str, Path]) -> Iterator[dict[s
     installed.home("delete", "jobs", "--all")
 
 
+@pytest.mark.slow("the pipeline as a CronJob, with its image, on a node")
 def test_the_chart_s_cronjob_makes_tables_and_a_recommendation_of_the_journal(
     installed: Installed, scheduled: dict[str, Path]
 ) -> None:

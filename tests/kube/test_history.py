@@ -56,6 +56,7 @@ async def kept(world: World, tmp_path: Path) -> AsyncIterator[Journal]:
     journal.close()
 
 
+@pytest.mark.slow("figures of the journal, by Spark, equal the metrics of the operator that wrote it")
 async def test_figures_of_the_journal_are_those_of_the_operator(
     world: World, kept: Journal, spark: SparkSession, tmp_path: Path
 ) -> None:

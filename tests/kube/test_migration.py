@@ -227,6 +227,7 @@ async def move(
     await brokers.close()
 
 
+@pytest.mark.slow("a Java fleet moves to Rota and back by docs/migration.md, typed")
 async def test_a_java_fleet_is_moved_as_the_page_says_and_back(move: Move, shell: Shell) -> None:
     for it in typed(PAGE):
         await shell.follow(it)

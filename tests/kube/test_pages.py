@@ -21,7 +21,11 @@ from ground.programs import program
 from ground.rocketmq import RocketMQ
 from kube.pages import ON_A_NODE, ROOT, Shell, Typed, a_shell, put
 
-pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.usefixtures("crds"),
+    pytest.mark.timeout(300),
+    pytest.mark.slow("each command line of the pages for users, typed"),
+]
 
 DOCS = ROOT / "docs"
 QUEUES = 8

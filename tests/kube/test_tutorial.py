@@ -39,6 +39,7 @@ def left(home: Path) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow("docs/tutorial.md, typed")
 async def test_the_tutorial_is_answered_as_it_shows(own_home: Path, tmp_path: Path) -> None:
     here = {
         "8090": str(free_port()),

@@ -41,7 +41,11 @@ from rota.model import Queue
 DRAWS = "ROTA_PICTURES" in os.environ
 BOARDS = sorted((Path(__file__).parents[2] / "charts/rota/dashboards").glob("*.json"))
 
-pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.usefixtures("crds"),
+    pytest.mark.timeout(900),
+    pytest.mark.slow("what a browser, Prometheus and kubectl show of one fleet, side by side"),
+]
 
 
 @dataclass

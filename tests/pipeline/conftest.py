@@ -16,7 +16,10 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.adaptive.enabled": "false",  # tiny frames: planning them anew costs more than it saves
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # C2 pays off after minutes only
 }
+# Most queries of these tests run once, on a few rows: to compile a query takes longer than to interpret it.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,10 +31,15 @@ def nobody_looks_on() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Return the session that all tests share; stop it at the end, or its JVM outlives them."""
+def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[SparkSession]:
+    """Return the session that all tests share; stop it at the end, or its JVM outlives them.
+
+    `make test` interprets queries; a run of all tests compiles them, as in production.
+    """
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     SETTINGS.update(SMALL)  # commands take this session, and would set it up anew
+    if pytestconfig.getoption("markexpr") == "not slow":
+        SETTINGS.update(INTERPRETED)
     made = session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
     yield made
     made.stop()

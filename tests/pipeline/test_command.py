@@ -93,6 +93,7 @@ def test_a_rollup_has_a_row_for_each_group_and_hour_and_a_folder_is_written_anew
     assert {row["hour"].hour for row in rows} == set(range(HOURS))
 
 
+@pytest.mark.slow("a rollup of the last days equals the same days of a whole one")
 def test_of_the_last_days_only_these_are_written_anew_and_they_are_as_in_the_whole(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def rows(lake: Path) -> Counter[str]:
 
 
 @pytest.mark.timeout(3 * LONGEST)
+@pytest.mark.slow("an ingest that is killed at any moment of its run")
 def test_killed_wherever_it_is_the_lake_has_each_line_once(tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     first, *others = hours().items()

@@ -73,6 +73,7 @@ def watched(words: Words) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow("each command line of docs/pipeline.md, typed")
 def test_each_line_does_what_the_page_says(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version  # whose session the commands take
     for fleet in FLEETS:

@@ -276,6 +276,7 @@ async def test_a_group_without_points_or_with_gaps_is_shown(
     assert await browser.evaluate("document.querySelectorAll('svg.plot').length") == 2
 
 
+@pytest.mark.slow("the report of 10,000 groups")
 def test_10000_groups_make_a_report_of_less_than_2_mb(spark: SparkSession) -> None:
     """Every group gains, all have plots' points, and long names; only as many rows as are shown leave Spark."""
     name = F.concat(F.lit("namespace-" + "n" * 50 + "/" + "x" * 190), F.col("id").cast("string"))
@@ -352,6 +353,7 @@ def test_figures_are_written_as_people_read_them() -> None:
 # The picture.
 
 
+@pytest.mark.slow("pictures of the report, for people to look at")
 async def test_pictures(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
     """Draw the report; with ROTA_PICTURES=1 for the docs."""
     where = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path

@@ -22,6 +22,8 @@ UNFAIR = {
     *("route", "pause", "delete"),
 }
 
+LARGE = 15_000  # states, of which the exploration of one configuration takes up to a minute and a half
+
 # Where each bug is found within seconds; the others are in what these worlds lack: budgets, views, brokers' locks.
 FINDERS: dict[Plant, str] = {
     bugs.grant_without_acknowledgement: "record-midway",
@@ -47,18 +49,25 @@ FINDERS: dict[Plant, str] = {
 }
 
 
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    if EXPLORED[name].floor < LARGE:
+        return []
+    return [pytest.mark.slow("every interleaving of the larger configurations")]
+
+
 @cache
 def explored(name: str) -> Found:
     return Exploration(EXPLORED[name]).run()
 
 
 @pytest.mark.timeout(3600)  # no bound that anybody promises: it must end on the slowest machine
-@pytest.mark.parametrize("name", EXPLORED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in EXPLORED])
 def test_what_must_hold_holds_in_every_order(name: str) -> None:
     assert explored(name).states >= EXPLORED[name].floor
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.slow("every kind of event takes part in the exploration")
 def test_everything_that_can_happen_does() -> None:
     happened = {kind for name in EXPLORED for kind in explored(name).kinds}
     assert {*HEALING, *FAIR, *UNFAIR} - happened == set()

@@ -16,15 +16,24 @@ from simulation.run import QUIET, failures, troubles
 from simulation.world import World
 
 TESTS = Path(__file__).parents[1]
-RUNS, CHUNK = 1000, 25
+RUNS = range(150)
+MORE_RUNS = range(150, 1000)
+CHUNK = 25  # runs of one task
 ORDERS = {"orders": {"a": 8, "b": 8}}
 
 
 @pytest.mark.timeout(1800)  # no bound that anybody promises: it must end on the slowest machine
-def test_a_thousand_fleets_keep_what_must_hold() -> None:
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param(RUNS, id="150"),
+        pytest.param(MORE_RUNS, id="850 more", marks=pytest.mark.slow("850 more simulated fleets with random faults")),
+    ],
+)
+def test_random_fleets_keep_every_invariant(runs: range) -> None:
     # A fresh interpreter a worker: what other tests have started in this one is none of theirs.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        chunks = [range(first, first + CHUNK) for first in range(0, RUNS, CHUNK)]
+        chunks = [range(first, first + CHUNK) for first in runs[::CHUNK]]
         found = [it for chunk in pool.map(failures, chunks) for it in chunk]
     assert not found, "\n".join(map(str, found))
 

@@ -23,13 +23,13 @@ def test_no_file_is_longer_than_people_read() -> None:
     assert [str(path) for path in files if len(path.read_text().splitlines()) > 400] == []
 
 
-def test_make_offers_at_most_fifteen_targets_and_help_is_the_default() -> None:
+def test_make_offers_at_most_sixteen_targets_and_help_is_the_default() -> None:
     offered = subprocess.run(
         ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     targets = re.findall(r"make ([a-z-]+)", offered)
     assert {"help", "demo", "test", "check", "presubmit", "bench"} <= set(targets)
-    assert len(targets) <= 15
+    assert len(targets) <= 16
 
 
 def test_every_dependency_says_why_it_is_there() -> None:

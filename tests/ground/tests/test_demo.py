@@ -40,6 +40,7 @@ def instance_of(home: Path) -> Instance:
 
 
 @pytest.mark.timeout(480)
+@pytest.mark.slow("`make demo` from start to end")
 def test_a_whole_demo_loses_nothing_doubles_nothing_in_good_order_and_leaves_nothing(home: Path) -> None:
     shown = demo("1")
     assert shown.stdout
@@ -68,6 +69,7 @@ def test_a_whole_demo_loses_nothing_doubles_nothing_in_good_order_and_leaves_not
     nothing_is_left(instance, home)
 
 
+@pytest.mark.slow("`make demo`, interrupted")
 def test_an_interrupted_demo_ends_in_good_order_and_leaves_nothing(home: Path) -> None:
     shown = demo("600")
     instance = instance_of(home)

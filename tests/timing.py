@@ -1,0 +1,30 @@
+"""Where the time of a test run goes: the load of the machine at its start, and the time by folder at its end."""
+
+import os
+from collections import defaultdict
+from pathlib import PurePath
+
+import pytest
+
+_seconds: defaultdict[str, float] = defaultdict(float)
+_tests: defaultdict[str, int] = defaultdict(int)
+
+
+def pytest_report_header() -> str:
+    """Say how busy the machine is: times of two runs compare only where it was idle."""
+    load, _, _ = os.getloadavg()
+    return f"load at the start: {load:.2f} on {os.cpu_count()} cores"
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add the time of a test's set-up, call or tear-down to that of its folder."""
+    folder = str(PurePath(report.location[0]).parent)
+    _seconds[folder] += report.duration
+    _tests[folder] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the time by folder. With several workers the times add up to more than the run took."""
+    terminalreporter.section("time by folder")
+    for folder, seconds in sorted(_seconds.items(), key=lambda entry: -entry[1]):
+        terminalreporter.write_line(f"{seconds / 60:6.1f} min {_tests[folder]:6} tests  {folder}")
