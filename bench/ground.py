@@ -33,7 +33,7 @@ PODS, MAPS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/conf
 
 def rows() -> Iterator[Row]:
     """Measure start-up from cache, and how soon a pod sees a changed ConfigMap on both kinds of node."""
-    programs.ensure("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+    programs.ensure(*programs.CONTROL_PLANE)
     yield Row("control plane, nothing to ready", _ups(ControlPlane, 5), target="≤ 5 s")
     java.java()
     java.jars()

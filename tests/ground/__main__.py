@@ -98,7 +98,7 @@ def up(asked: argparse.Namespace) -> None:
 def build(_: argparse.Namespace) -> None:
     """Build and fetch all that takes long, so that nobody waits for it later; what cannot be had is named."""
     sources: dict[str, Callable[[], object]] = {
-        "Kubernetes": partial(programs.ensure, "etcd", "kube-apiserver", "kubectl", "kwok", "helm"),
+        "Kubernetes": partial(programs.ensure, *programs.CONTROL_PLANE, "helm"),
         "RocketMQ": java.jars,
         "the Java peers": java.classes,
         "Prometheus": promtool,

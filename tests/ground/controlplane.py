@@ -57,7 +57,7 @@ class ControlPlane(Cluster):
 
     def up(self) -> None:
         """Start what does not run and wait until the API server answers and can make pods."""
-        programs.ensure(*_PARTS, "kubectl")
+        programs.ensure(*programs.CONTROL_PLANE)
         self.authority = Authority(self.instance.folder / "keys", "ca")
         self._etcd()
         health = f"http://{self.address}:{self._port('etcd', 2379)}/health"

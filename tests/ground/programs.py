@@ -1,6 +1,7 @@
 """Where each program comes from: the user's own folder, or its Go module built once into the cache.
 
-The modules lie in `go/`, one folder each, pinned by go.mod and go.sum; `tool` directives keep what we build in them.
+The modules are in `go/`, pinned by go.mod and go.sum; `tool` directives keep the programs in go.mod. All programs but
+kwok share one module, so what they have in common is compiled once.
 """
 
 import os
@@ -21,62 +22,78 @@ GO_WHEEL = "1.26.3"
 MODULES = Path(__file__).parent / "go"
 
 _MAJOR, _MINOR, _ = KUBERNETES.removeprefix("v").split(".")
-_STAMP = "k8s.io/component-base/version"
+_COMMANDS = "k8s.io/kubernetes/cmd"
+_VERSION = "k8s.io/component-base/version"
+_HELM = "helm.sh/helm/v3/pkg"
 
 
 @dataclass(frozen=True)
-class Module:
-    """A set of programs that one Go module makes in one go."""
+class ProgramSet:
+    """Packages that one `go build` in one folder compiles; each program is named after the last part of its package."""
 
     folder: str
-    packages: dict[str, str]  # program -> package
+    packages: tuple[str, ...]
     flags: str = "-s -w"
-    gibibytes: float = 2.0  # room that a first build takes, Go's own caches included
+    gibibytes: float = 2.0  # free space that a first build needs, Go's own caches included
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the programs."""
+        return tuple(Path(package).name for package in self.packages)
 
     @property
     def recipe(self) -> str:
         """Everything the result depends on."""
-        sources = sorted((MODULES / self.folder).iterdir())
-        return "\n".join([self.flags, *self.packages.values(), *(path.read_text() for path in sources)])
+        sources = sorted(path for path in (MODULES / self.folder).rglob("*") if path.is_file())
+        return "\n".join([self.flags, *self.packages, *(path.read_text() for path in sources)])
 
 
-# Unstamped components report "v0.0.0-master", and kubelet, kubectl and Helm then misread each other's age.
-_KUBERNETES = f"-s -w -X {_STAMP}.gitVersion={KUBERNETES} -X {_STAMP}.gitMajor={_MAJOR} -X {_STAMP}.gitMinor={_MINOR}"
-
-
-# Where Helm keeps the Kubernetes that it takes a cluster for which it was not shown.
-_STAMPS = [f"-X helm.sh/helm/v3/pkg/{where}.k8sVersion" for where in ("chartutil", "lint/rules")]
-_HELM = " ".join(["-s -w", *(f"{stamp}Major={_MAJOR} {stamp}Minor={_MINOR}" for stamp in _STAMPS)])
+# Unstamped components report "v0.0.0-master", and kubelet and kubectl then misjudge each other's version. Helm has
+# variables of its own for the version that it assumes without a cluster. The linker ignores variables that a program
+# does not have.
+_KUBERNETES = (
+    f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor={_MAJOR} -X {_VERSION}.gitMinor={_MINOR}"
+    f" -X {_HELM}/chartutil.k8sVersionMajor={_MAJOR} -X {_HELM}/chartutil.k8sVersionMinor={_MINOR}"
+    f" -X {_HELM}/lint/rules.k8sVersionMajor={_MAJOR} -X {_HELM}/lint/rules.k8sVersionMinor={_MINOR}"
+)
 
 # Static programs of exactly the locked sources, by exactly the Go that was found.
 _STRICT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
 
-
-def _kubernetes(*names: str) -> Module:
-    return Module("kubernetes", {name: f"k8s.io/kubernetes/cmd/{name}" for name in names}, _KUBERNETES, gibibytes=6)
-
-
-# Programs made together share a build; those not needed for plain tests are apart, so that nobody waits for them.
+# A set is what one task needs: `ground up` does not wait for the node's programs. Sets of one folder share its go.mod,
+# so a later set compiles only the packages that no earlier set compiled.
 SETS = {
-    "kubernetes": _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
-    "kubectl": _kubernetes("kubectl"),
-    "kubernetes-node": _kubernetes("kubelet", "kube-proxy"),
-    "etcd": Module("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    "coredns": Module("coredns", {"coredns": "."}),
-    "pause": Module("pause", {"pause": "."}, gibibytes=0.5),
-    "kwok": Module("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
-    "helm": Module("helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, _HELM),
+    "control-plane": ProgramSet(
+        "kubernetes",
+        (
+            "./etcd",
+            f"{_COMMANDS}/kube-apiserver",
+            f"{_COMMANDS}/kube-controller-manager",
+            f"{_COMMANDS}/kube-scheduler",
+            f"{_COMMANDS}/kubectl",
+        ),
+        _KUBERNETES,
+        gibibytes=6,
+    ),
+    "node": ProgramSet(
+        "kubernetes", (f"{_COMMANDS}/kubelet", f"{_COMMANDS}/kube-proxy", "./coredns", "./pause"), _KUBERNETES
+    ),
+    "helm": ProgramSet("kubernetes", ("helm.sh/helm/v3/cmd/helm",), _KUBERNETES),
+    # kwok 0.7.0 does not compile with Kubernetes 1.34, so it shares nothing and is built only when it is started.
+    "kwok": ProgramSet("kwok", ("sigs.k8s.io/kwok/cmd/kwok",)),
 }
+CONTROL_PLANE = SETS["control-plane"].names
+NODE = SETS["node"].names
 
 
 @once
 def program(name: str) -> Path:
-    """Return the path of a program, building it first where nobody gave it."""
+    """Return the path of a program: the user's, or built from source."""
     given = _given(name)
     if given:
         return given
-    title, module = next((title, module) for title, module in SETS.items() if name in module.packages)
-    return cache.entry(title, module.recipe, partial(_build, title, module)) / name
+    title, programs = next((title, programs) for title, programs in SETS.items() if name in programs.names)
+    return cache.entry(title, programs.recipe, partial(_build, title, programs)) / name
 
 
 def _given(name: str) -> Path | None:
@@ -96,19 +113,17 @@ def _version(path: Path) -> str:
     return subprocess.run([path, *asked], capture_output=True, text=True, check=False).stdout
 
 
-def _build(title: str, module: Module, into: Path) -> None:
+def _build(title: str, programs: ProgramSet, into: Path) -> None:
     tool = go()
     for place in cache.run([tool, "env", "GOCACHE", "GOMODCACHE"], "Asking Go for its folders").split():
-        cache.need_room(module.gibibytes, Path(place))
-    # Go names one program after its folder, whatever we call it; several it puts into a folder under their own names.
-    target = f"{into}/{title}" if len(module.packages) == 1 else f"{into}/"
+        cache.need_room(programs.gibibytes, Path(place))
     scratch = into / ".scratch"  # Go leaves its own in the machine's folder for them when it is killed
     scratch.mkdir()
-    with progress(f"building {', '.join(module.packages)} from source, once; all takes some ten minutes"):
+    with progress(f"building {', '.join(programs.names)} from source, once; all takes some ten minutes"):
         cache.run(
-            [tool, "build", "-trimpath", "-ldflags", module.flags, "-o", target, *module.packages.values()],
+            [tool, "build", "-trimpath", "-ldflags", programs.flags, "-o", f"{into}/", *programs.packages],
             f"Building {title} from its Go module",
-            cwd=MODULES / module.folder,
+            cwd=MODULES / programs.folder,
             env={**_STRICT, "GOTMPDIR": str(scratch)},
         )
     cache.remove(scratch)

@@ -38,7 +38,7 @@ def prepare() -> None:
     need_privileges()
     path = "/usr/sbin:/sbin:/usr/bin:/bin"
     packages.debian(*(package for tool, package in _PACKAGES.items() if not shutil.which(tool, path=path)))
-    programs.ensure("kube-apiserver", "etcd", "kubelet", "coredns", "pause")
+    programs.ensure(*programs.CONTROL_PLANE, *programs.NODE)
 
 
 class RealNode(Cluster):

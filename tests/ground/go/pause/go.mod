@@ -1,3 +1,0 @@
-module rota.dev/ground/pause
-
-go 1.24.0
