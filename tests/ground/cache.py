@@ -49,9 +49,14 @@ def locked(path: Path, *, waiting_for: str = "") -> Iterator[None]:
         yield
 
 
+def entry_path(name: str, recipe: str) -> Path:
+    """Return where the entry of that recipe is, or will be."""
+    return folder() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
 def entry(name: str, recipe: str, build: Callable[[Path], None]) -> Path:
     """Return the folder that `build` fills from `recipe` (a text that changes whenever the result must)."""
-    target = folder() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    target = entry_path(name, recipe)
     if target.exists():
         return target
     with locked(folder() / f"{name}.lock", waiting_for=name):

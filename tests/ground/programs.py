@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache as once
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,10 @@ class ProgramSet:
         """Everything the result depends on."""
         sources = sorted(path for path in (MODULES / self.folder).rglob("*") if path.is_file())
         return "\n".join([self.flags, *self.packages, *(path.read_text() for path in sources)])
+
+    def without_given(self) -> "ProgramSet":
+        """Leave out the programs that the user has."""
+        return replace(self, packages=tuple(package for package in self.packages if not _given(Path(package).name)))
 
 
 # Unstamped components report "v0.0.0-master", and kubelet and kubectl then misjudge each other's version. Helm has
@@ -93,9 +97,12 @@ def program(name: str) -> Path:
     if given:
         return given
     title, programs = next((title, programs) for title, programs in SETS.items() if name in programs.names)
+    if not cache.entry_path(title, programs.recipe).exists():
+        programs = programs.without_given()
     return cache.entry(title, programs.recipe, partial(_build, title, programs)) / name
 
 
+@once
 def _given(name: str) -> Path | None:
     """Find it in KUBEBUILDER_ASSETS; a Kubernetes of another minor version would not fit the rest."""
     folder = os.environ.get("KUBEBUILDER_ASSETS")

@@ -26,6 +26,12 @@ def ground(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
+def write_program(path: Path, script: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Keep grounds in a home of their own, and on our own control plane whatever whoever runs the tests has chosen."""
@@ -121,8 +127,7 @@ def test_the_choice_of_cluster_can_be_made_by_hand(monkeypatch: pytest.MonkeyPat
 
 def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Path) -> None:
     for name, version in {"etcd": "etcd 3.5", "kube-apiserver": "v1.20.0", "kube-scheduler": "v1.34.9"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho Kubernetes {version}\n")
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, f"echo Kubernetes {version}")
     names = ("etcd", "kube-apiserver", "kube-scheduler", "kubelet")
     ask = f"from ground.programs import _given\nfor name in {names}: print(_given(name))"
     told = subprocess.run(
@@ -134,6 +139,25 @@ def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Pa
     )
     assert told.stdout.split() == [f"{tmp_path}/etcd", "None", f"{tmp_path}/kube-scheduler", "None"]
     assert "kube-apiserver is not v1.34.x; taking our own kube-apiserver instead" in told.stderr
+
+
+def test_programs_given_in_kubebuilder_assets_are_not_built(tmp_path: Path) -> None:
+    for name in ("etcd", "kube-apiserver", "kubectl"):  # what setup-envtest installs
+        write_program(tmp_path / name, "echo Kubernetes v1.34.1")
+    answers = 'case "$*" in *GOVERSION) echo go1.26.0;; env*) echo /tmp; echo /tmp;; *) echo "$@" > arguments;; esac'
+    write_program(tmp_path / "bin" / "go", f"cd {tmp_path}; {answers}")
+    ask = "from ground import programs; programs.ensure(*programs.CONTROL_PLANE)"
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    env = {
+        **os.environ,
+        "KUBEBUILDER_ASSETS": str(tmp_path),
+        "ROTA_GROUND_CACHE": str(tmp_path / "cache"),
+        "PATH": path,
+    }
+    subprocess.run([sys.executable, "-c", ask], check=True, env=env)
+    packages = [f"k8s.io/kubernetes/cmd/{name}" for name in ("kube-controller-manager", "kube-scheduler")]
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[arguments.index("-o") + 2 :] == packages
 
 
 @pytest.mark.usefixtures("own_home")
@@ -171,8 +195,7 @@ def test_a_topic_without_a_broker_is_one_sentence() -> None:
 
 
 def test_an_etcd_that_cannot_start_is_named_and_its_log_is_kept(own_home: Path, tmp_path: Path) -> None:
-    (tmp_path / "etcd").write_text("#!/bin/sh\necho my disk is broken >&2\nexit 1\n")
-    (tmp_path / "etcd").chmod(0o755)
+    write_program(tmp_path / "etcd", "echo my disk is broken >&2\nexit 1")
     told = ground("up", "control-plane", KUBEBUILDER_ASSETS=str(tmp_path)).stderr
     kept = own_home / "default-failed" / "etcd.log"
     assert f"ground: etcd ended at start: my disk is broken (all of it: {kept})." in told
