@@ -47,7 +47,7 @@ class Counting(Api):
         self.late: dict[str, Late] = {}  # by write
         self.lost: set[str] = set()  # writes that are taken, and whose next answer gets lost
         self.repeated: set[str] = set()  # writes that are sent twice the next time, as where a connection breaks
-        self.fault: Callable[[], None] = lambda: None  # is told before each request, and may raise
+        self.fault: Callable[[str, str], None] = lambda _method, _path: None  # called before each request; may raise
         self._moment = moment
 
     async def _ask(
@@ -59,7 +59,7 @@ class Counting(Api):
         params: Params | None = None,
         content: str = "application/json",
     ) -> bytes:
-        self.fault()
+        self.fault(method, path)
         if method == "GET":
             self.reads.append(path)
             return await super()._ask(method, path, body, params=params, content=content)

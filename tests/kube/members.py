@@ -237,7 +237,7 @@ class One:
     async def _drain(self, asked: web.Request) -> web.Response:
         assert (await asked.json())["uid"] == self.uid
         self.carry(self.member.drain(final=True, now=self._now))
-        while not self.member.report().drained:  # noqa: ASYNC110 - polls clear the event that would tell
+        while self._runner and not self.member.report().drained:  # noqa: ASYNC110 - polls clear the event
             await asyncio.sleep(0.05)
         return web.Response()
 
