@@ -76,6 +76,7 @@ class Views:
         self._brokers, self._news = brokers, news
         self._interests: dict[Key, Interest] = {}
         self._topics: dict[str, _Topic] = {}
+        self._groups_of_topic: Counter[str] = Counter()  # how many groups want each topic
         self._online: dict[Key, _Online] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
         self._looks = 0
@@ -99,17 +100,26 @@ class Views:
         return not self._interests
 
     def want(self, key: Key, interest: Interest | None) -> None:
-        """Take what a group wants to know from now on; None: nothing more."""
-        if interest is None:
-            self._interests.pop(key, None)
-            self._online.pop(key, None)
-        elif self._interests.get(key) == interest:
+        """Set what a group wants to know from now on; None ends its interest."""
+        previous = self._interests.get(key)
+        if previous == interest:
             return
+        if interest is None:
+            del self._interests[key]
+            self._online.pop(key, None)
         else:
             self._interests[key] = interest
-        wanted = {topic for it in self._interests.values() for topic in topics_of(it)}
-        for topic in self._topics.keys() - wanted:
-            del self._topics[topic]
+            self._groups_of_topic.update(topics_of(interest))
+        if previous is not None:
+            self._forget_topics(topics_of(previous))
+
+    def _forget_topics(self, topics: Collection[str]) -> None:
+        """Drop the routes of topics that no group wants any more."""
+        self._groups_of_topic.subtract(topics)
+        for topic in topics:
+            if not self._groups_of_topic[topic]:
+                del self._groups_of_topic[topic]
+                self._topics.pop(topic, None)
 
     async def run(self) -> None:
         """Ask for ever."""
