@@ -665,8 +665,8 @@ async def test_a_group_that_never_was_at_an_empty_queue_is_not_at_0(monkeypatch:
         it.commits(AT_A, 0)
         await soon(lambda: _is(it.lag.queues[AT_A].committed == 0), 30)
         del it.memory.offsets["orders"][AT_A]
-        monkeypatch.setattr(lags, "BELIEVED", 1000)
         await soon(lambda: _is(it.lag.queues[AT_A].committed is None), 30)
+        monkeypatch.setattr(lags, "BELIEVED", 1000)
         it.commits(AT_A, 0)
         await it.sends(AT_A, 3)
         await it.tells(AT_A, 3)
