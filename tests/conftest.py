@@ -19,10 +19,16 @@ ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_real_node.py
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
-    """A file's tests stay together, for they share what is slow to start; what needs the real node is as one file."""
+    """A file's tests stay together, for they share what is slow to start.
+
+    All that needs the real node is as one file, and so is all that needs Spark: a session of it takes minutes to get
+    warm, and its tasks keep both cores busy.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "the real node" if nodeid.startswith(ONE_NODE) else super()._split_scope(nodeid)
+        if nodeid.startswith(ONE_NODE):
+            return "the real node"
+        return "Spark" if nodeid.startswith("tests/pipeline/") else super()._split_scope(nodeid)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
