@@ -1,5 +1,7 @@
 """Simulated nodes and pods."""
 
+import pytest
+
 from ground.api import Api
 from ground.controlplane import Cluster
 from ground.instance import Instance
@@ -9,6 +11,7 @@ from ground.poll import soon
 PODS = 100
 
 
+@pytest.mark.slow("simulated pods by kwok, which is built for this alone")
 async def test_simulated_pods_of_a_deployment_become_ready(
     instance: Instance, control_plane: Cluster, api: Api
 ) -> None:
