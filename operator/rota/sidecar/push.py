@@ -29,9 +29,8 @@ from rota.sidecar.post import Away, Broken, Forbidden, Post
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Shelf, Taken
 
-LARGEST = (
-    MEBIBYTE  # a batch, unless one message is larger: so many requests are open at once, and each holds its own twice
-)
+# Of a batch, unless one message is larger: many requests are open at once, and each holds its batch twice.
+LARGEST = MEBIBYTE
 IN_PLACE_PAUSE = 1.0  # before an Orderly queue tries its message again
 AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # the first and the longest: no app; no such path
 NEVER_GOES = 60.0  # an app that has been drained for goes within this, or it was no end of it

@@ -22,8 +22,8 @@ MOST = 2**31 - 1  # of anything that Kubernetes or a broker counts
 Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
 Word = Annotated[str, Meta(min_length=1)]
 GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
-MOST_MEBIBYTES = 1024  # of one message
 Count = Annotated[int, Meta(ge=1, le=MOST)]
+Mebibytes = Annotated[int, Meta(ge=1, le=1024)]  # of one message
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Ranges = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\Z")]
 
@@ -128,9 +128,7 @@ class Buffer(_Part, frozen=True):
     mebibytes_per_queue: Count = 100
     messages_per_topic: Count | None = None
     mebibytes_per_topic: Count | None = None
-    mebibytes_per_message: Annotated[int, Meta(ge=1, le=MOST_MEBIBYTES)] = (
-        4  # a packed body that is larger is delivered packed
-    )
+    mebibytes_per_message: Mebibytes = 4  # a compressed body that is larger is delivered compressed
 
 
 class Delivery(_Part, frozen=True):
