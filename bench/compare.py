@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.fleets import Fleet, Ground, Java, LocalGround, Rota, standing
+from bench.fleets import ComparedFleet, Ground, Java, LocalGround, Rota, standing
 from bench.node import NodeGround
 from bench.reckoning import Line, Run, Unmarked, outcome, replaced, spelled, table
 from ground import peers
@@ -31,7 +31,7 @@ MORE = 24
 class Act(NamedTuple):
     """What is done to a fleet, so many seconds after what was done to it before."""
 
-    do: Callable[[Fleet], None]
+    do: Callable[[ComparedFleet], None]
     after: float = 0.0
 
 
@@ -81,7 +81,7 @@ EVENTS = {
 GRACEFUL = ("join", "leave", "roll", "grow", "queues")
 
 
-def run(event: Event, fleet: Fleet, ground: Ground) -> Run:
+def run(event: Event, fleet: ComparedFleet, ground: Ground) -> Run:
     """Make the fleet, send to it, let it happen, and see what came."""
     fleet.make(event.members)
     sent = int(RATE * (WARM + event.seconds))
@@ -102,7 +102,7 @@ def run(event: Event, fleet: Fleet, ground: Ground) -> Run:
     return Run(came, sent, event.queues, acts, over, fleet.struck)
 
 
-def _quiet(fleet: Fleet) -> None:
+def _quiet(fleet: ComparedFleet) -> None:
     """Wait until nothing comes any more."""
     noted, since, deadline = fleet.noted(), time.monotonic(), time.monotonic() + 90
     while time.monotonic() - since < QUIET and time.monotonic() < deadline:

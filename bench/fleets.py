@@ -30,7 +30,7 @@ PODS = "/api/v1/namespaces/default/pods"
 PATIENCE = 120.0
 
 
-class Fleet(Protocol):
+class ComparedFleet(Protocol):
     """A group of members that work the topic of its name; `struck` is the one that something was done to."""
 
     topic: str

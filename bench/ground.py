@@ -84,7 +84,7 @@ async def _delays(cluster: Cluster, spec: dict[str, object], log: Callable[[], s
     async with Api.connect(cluster.kubeconfig) as api:
         await api.create(MAPS, {"metadata": {"name": "watched"}, "data": {"text": "start"}})
         await api.create(PODS, {"metadata": {"name": "watcher"}, "spec": spec})
-        eventually(partial(_when, "start", log), 60)
+        eventually(partial(_when, "start", log))
         delays = []
         for number in range(10):
             # A kubelet looks at its containers once a second, and a poke right after another waits for that look.

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bench.measure import Row, Sample
-from bench.sidecar import QUEUES, Member
+from bench.sidecar import QUEUES, BenchMember
 from ground.instance import temporary
 from ground.memory_limit import MemoryLimit
 from ground.report import Missing
@@ -69,7 +69,7 @@ def _peak(rocketmq: RocketMQ, body: Callable[[], bytes], settings: Mapping[str, 
         limit = MemoryLimit(name, LIMIT_BYTES)
     except OSError as error:
         raise Missing(f"a cgroup cannot be made ({error.strerror}), which only root may") from None
-    member = Member(rocketmq, name, topic=name, program=limit.program("-m", "rota.sidecar"), **settings)
+    member = BenchMember(rocketmq, name, topic=name, program=limit.program("-m", "rota.sidecar"), **settings)
     queues = [Queue(name, "broker-0", number) for number in range(QUEUES)]
     member.give(1, queues)
     sent = asyncio.run(_attack(rocketmq, queues, body()))

@@ -79,7 +79,7 @@ class _Scale:
         await all_of(partial(client.create_topic, name, broker, QUEUES) for name in self.groups)
         await client.close()
         say(f"making {GROUPS} groups and {GROUPS * MEMBERS} pods.")
-        await soon(partial(self._made, self.groups[0]), 60)
+        await soon(partial(self._made, self.groups[0]))
         await all_of(partial(self._made, name) for name in self.groups[1:])
         await all_of(partial(self._pod, group, number) for group in self.groups for number in range(MEMBERS))
 

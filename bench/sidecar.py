@@ -82,7 +82,7 @@ class _Consumed(NamedTuple):
 
 
 def _consumed(rocketmq: RocketMQ, group: str, messages: int = MESSAGES, **push: Any) -> _Consumed:
-    member = Member(rocketmq, group, **push)
+    member = BenchMember(rocketmq, group, **push)
     member.give(1, _queues(TOPIC))
     found = _timed(member.done, messages, member.process)
     member.end()
@@ -91,9 +91,9 @@ def _consumed(rocketmq: RocketMQ, group: str, messages: int = MESSAGES, **push: 
 
 def _idle(rocketmq: RocketMQ) -> int:
     """Return how much a sidecar keeps that has its queues, and nothing to do."""
-    member = Member(rocketmq, "idle", startFrom={"position": "Latest"})
+    member = BenchMember(rocketmq, "idle", startFrom={"position": "Latest"})
     member.give(1, _queues(TOPIC))
-    eventually(lambda: len(re.findall('"committed":[0-9]', member.get("v1/report"))) == QUEUES, 60)
+    eventually(lambda: len(re.findall('"committed":[0-9]', member.get("v1/report"))) == QUEUES)
     time.sleep(5)
     found = _megabytes(member.process.pid, "VmRSS")
     member.end()
@@ -119,7 +119,7 @@ def _java(rocketmq: RocketMQ, group: str) -> _Consumed:
 
 
 def _timed(count: Callable[[], int], messages: int, process: Process) -> _Consumed:
-    eventually(lambda: count() > messages // 10, 120)
+    eventually(lambda: count() > messages // 10)
     first, began, worked = count(), time.monotonic(), _processor(process.pid)
     eventually(lambda: count() >= messages, 300)
     last, took = count(), time.monotonic() - began
@@ -134,7 +134,7 @@ def _timed(count: Callable[[], int], messages: int, process: Process) -> _Consum
 def _latency(rocketmq: RocketMQ) -> Iterator[Row]:
     for topic in ("ours", "java"):
         rocketmq.create_topic(topic, QUEUES)
-    member = Member(rocketmq, "latency-ours", topic="ours", log=True, startFrom={"position": "Latest"})
+    member = BenchMember(rocketmq, "latency-ours", topic="ours", log=True, startFrom={"position": "Latest"})
     member.give(1, _queues("ours"))
     _send(rocketmq, "ours")
     member.end()
@@ -152,7 +152,7 @@ def _latency(rocketmq: RocketMQ) -> Iterator[Row]:
 def _send(rocketmq: RocketMQ, topic: str) -> None:
     time.sleep(5)  # for who has its queues now, and is to be at work
     producer = peers.producer(rocketmq, topic, LATENCY_MESSAGES, rate=RATE, size=1024)
-    eventually(lambda: producer.done, 120)
+    eventually(lambda: producer.done)
     time.sleep(2)
 
 
@@ -176,16 +176,16 @@ class Delivered:
         self.sent = datetime.fromisoformat(sent).astimezone(UTC).timestamp()
 
 
-class Member:
+class BenchMember:
     """A sidecar and its app; documents lie in a folder as they would in a pod."""
 
     _count = 0
 
     def __init__(self, rocketmq: RocketMQ, group: str, *, topic: str = TOPIC, log: bool = False, **more: Any) -> None:
         """Start both; the member has nothing to do yet."""
-        Member._count += 1
-        self.name, self.instance = f"member-{Member._count}", rocketmq.instance
-        self.address = self.instance.address(100 + Member._count)
+        BenchMember._count += 1
+        self.name, self.instance = f"member-{BenchMember._count}", rocketmq.instance
+        self.address = self.instance.address(100 + BenchMember._count)
         self.folder = self.instance.folder / self.name
         self._log = self.folder / "deliveries"
         start, mode = more.pop("startFrom", {"position": "Earliest"}), more.pop("mode", "Push")

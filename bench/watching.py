@@ -25,8 +25,8 @@ from ground.instance import Instance, temporary
 from ground.prometheus import Prometheus
 from ground.report import say
 from ground.rocketmq import RocketMQ
+from kube.live_page import LIVE, MANY, Served, a_detail, a_member
 from kube.members import a_pod
-from kube.test_page import LIVE, MANY, Served, a_detail, a_member
 from rota.brokers import Ends, Progress
 from rota.brokers.rocketmq import requests
 from rota.brokers.rocketmq.client import Client, Site

@@ -8,7 +8,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from ground.instance import sweep
 
-pytest_plugins = ["chart.fixtures", "ground.fixtures", "timing"]
+pytest_plugins = ["chart.fixtures", "ground.fixtures", "leaks", "timing"]
 
 settings.register_profile("rota", deadline=None)  # machines are shared
 settings.load_profile("rota")

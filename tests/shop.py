@@ -30,7 +30,7 @@ LEADS = shown.Operator("rota-0", "0.1.0", leads=True)
 BODY: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "policyRef": {"name": "steady"}}
 
 
-class Fleet:
+class ConsumerFleet:
     """One group; `began`: when, in seconds since 1970."""
 
     def __init__(self, name: str, queues: int, began: float, **subscription: str) -> None:

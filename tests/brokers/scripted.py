@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from ground.poll import PATIENCE_SECONDS
 from rota.brokers.rocketmq.codes import Answer, Request
 from rota.brokers.rocketmq.frames import Decoder, Frame, encode
 
@@ -71,7 +72,7 @@ async def a_server(say: Say) -> AsyncIterator[Server]:
 
 async def until(true: Callable[[], bool]) -> None:
     """Wait for what a server will have seen."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not true():  # noqa: ASYNC110 - what is waited for is a server's, not an event of ours
             await asyncio.sleep(0.005)
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
+from ground.poll import PATIENCE_SECONDS
 from ground.rocketmq import RocketMQ
 from rota.brokers import Membership, Refused, Unknown, Working
 from rota.brokers.rocketmq.client import Site
@@ -40,7 +41,7 @@ async def member(rocketmq: RocketMQ, cluster: Cluster) -> AsyncIterator[RocketMQ
     await joined.leave()
 
 
-async def test_a_topic_is_made_and_changed_and_told(cluster: Cluster) -> None:
+async def test_topic_can_be_created_changed_and_read(cluster: Cluster) -> None:
     await cluster.create_topic("grows", BROKER, 2)
     assert len(await cluster.queues("grows")) == 2
     await cluster.create_topic("grows", BROKER, 5, perm=2)
@@ -52,7 +53,7 @@ async def test_a_topic_is_made_and_changed_and_told(cluster: Cluster) -> None:
         await cluster.create_topic("not a name", BROKER, 1)
 
 
-async def test_a_group_keeps_what_is_not_named_when_it_is_changed(cluster: Cluster) -> None:
+async def test_settings_of_a_group_that_an_update_does_not_name_are_kept(cluster: Cluster) -> None:
     await cluster.update_group("careful", BROKER, retryMaxTimes=3)
     await cluster.update_group("careful", BROKER, consumeEnable=False)
     assert await cluster.settings("careful", BROKER) == (False, True, 1, 3)
@@ -61,7 +62,7 @@ async def test_a_group_keeps_what_is_not_named_when_it_is_changed(cluster: Clust
     assert told["retryMaxTimes"] == 3
 
 
-async def test_a_group_keeps_its_attributes_when_it_is_changed(cluster: Cluster) -> None:
+async def test_settings_update_of_a_group_keeps_its_attributes(cluster: Cluster) -> None:
     await cluster.update_group("marked", BROKER, attributes={"+priority.factor": "5"})
     before = (await cluster.group("marked", BROKER))["attributes"]
     assert before
@@ -71,7 +72,7 @@ async def test_a_group_keeps_its_attributes_when_it_is_changed(cluster: Cluster)
 
 
 @pytest.mark.usefixtures("member")
-async def test_a_member_tells_by_its_broker_how_it_is(cluster: Cluster) -> None:
+async def test_member_running_info_is_returned_by_its_broker(cluster: Cluster) -> None:
     told = await cluster.running_info(GROUP, CLIENT, BROKER)
     ((key, queue),) = told["mqTable"].items()
     assert key == '{"topic":"administered","brokerName":"broker-0","queueId":1}'
@@ -87,7 +88,7 @@ async def test_a_member_tells_by_its_broker_how_it_is(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("member")
-async def test_members_are_told_by_their_ids_once_each(rocketmq: RocketMQ, cluster: Cluster) -> None:
+async def test_member_ids_are_listed_once_each(rocketmq: RocketMQ, cluster: Cluster) -> None:
     wanted = Membership(group=GROUP, client_id=CLIENT, subscriptions=[Subscription(topic=TOPIC)])
     again = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
     await again.join()
@@ -98,7 +99,7 @@ async def test_members_are_told_by_their_ids_once_each(rocketmq: RocketMQ, clust
 
 
 @pytest.mark.usefixtures("member")
-async def test_a_broker_assigns_by_itself_to_who_asks_it(cluster: Cluster) -> None:
+async def test_broker_side_assignment_is_returned_for_pull_and_pop_mode(cluster: Cluster) -> None:
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER, "No such strategy") is None
     await cluster.consume_mode(TOPIC, GROUP, BROKER, "POP")
@@ -107,13 +108,13 @@ async def test_a_broker_assigns_by_itself_to_who_asks_it(cluster: Cluster) -> No
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
 
 
-async def test_a_brokers_own_settings_are_told(cluster: Cluster) -> None:
+async def test_broker_settings_are_returned(cluster: Cluster) -> None:
     told = await cluster.broker_settings(BROKER)
     assert told["brokerName"] == BROKER
     assert told["enablePropertyFilter"] == "false"
 
 
-async def test_offsets_that_are_set_are_pushed_where_the_broker_is_told_to(
+async def test_offset_reset_is_pushed_to_a_member_if_the_broker_is_configured_so(
     rocketmq: RocketMQ, cluster: Cluster
 ) -> None:
     heard: asyncio.Queue[Mapping[Queue, int]] = asyncio.Queue()
@@ -128,7 +129,7 @@ async def test_offsets_that_are_set_are_pushed_where_the_broker_is_told_to(
         await cluster.send(TOPIC, b"something", queue=QUEUES[0])
         found = await cluster.reset("pushed", TOPIC, BROKER, seconds=0)
         assert set(found) == set(QUEUES)
-        assert await asyncio.wait_for(heard.get(), 30) == found
+        assert await asyncio.wait_for(heard.get(), PATIENCE_SECONDS) == found
     finally:
         await listening.leave()
         await cluster.update_broker(BROKER, useServerSideResetOffset=True)

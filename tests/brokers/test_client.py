@@ -9,13 +9,14 @@ import pytest
 
 from brokers.scripted import Names, Say, Server, a_broker, a_server, an_answer, silent, until
 from fuzz.corpus import a_message
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers import BrokerError, Garbled, Membership, Refused, Unknown, Unreachable
 from rota.brokers.rocketmq import client as clients
 from rota.brokers.rocketmq import presence
 from rota.brokers.rocketmq.client import Client, Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.brokers.rocketmq.codes import Answer, Request
+from rota.brokers.rocketmq.connections import Connections
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.brokers.rocketmq.frames import Frame, encode
 from rota.model import Queue
@@ -24,7 +25,7 @@ from rota.spec import Subscription
 A, B = Queue("orders", "a", 0), Queue("orders", "b", 0)
 
 
-class World:
+class BrokerNetwork:
     """Name servers that know the same at first, brokers, and who asks them."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
@@ -60,9 +61,16 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[BrokerNetwork]:
     async with AsyncExitStack() as stack:
-        yield World(stack)
+        yield BrokerNetwork(stack)
+
+
+@pytest.fixture
+def endless_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no call end by its own time-out: a caller that waits for a silent server waits until the test fails."""
+    for call in (Connections.ask, Client.ask, Client.get):
+        monkeypatch.setattr(call, "__defaults__", (3600.0,))
 
 
 @asynccontextmanager
@@ -79,7 +87,9 @@ async def going(*coroutines: Any) -> AsyncIterator[None]:
 # Name servers.
 
 
-async def test_a_name_server_that_lists_some_brokers_only_is_not_believed_that_there_is_no_topic(world: World) -> None:
+async def test_name_server_that_lists_only_some_brokers_does_not_make_a_topic_unknown(
+    world: BrokerNetwork,
+) -> None:
     await world.broker("a")
     await world.broker("b")
     world.names.topics["orders"] = {"b": 1}
@@ -97,7 +107,7 @@ async def test_a_name_server_that_lists_some_brokers_only_is_not_believed_that_t
         await cluster.queues("orders")
 
 
-async def test_what_one_name_server_does_not_know_the_others_are_asked(world: World) -> None:
+async def test_name_server_without_the_topic_makes_the_client_ask_the_others(world: BrokerNetwork) -> None:
     await world.broker("a")
     empty, partly = Names({}), Names(dict(world.names.brokers))
     for young in (empty, partly):
@@ -105,7 +115,9 @@ async def test_what_one_name_server_does_not_know_the_others_are_asked(world: Wo
         assert await cluster.queues("orders") == (A,)
 
 
-async def test_who_knows_nothing_yet_believes_no_name_server_that_knows_less_than_another_one(world: World) -> None:
+async def test_name_server_that_knows_less_than_another_is_not_believed_by_a_new_client(
+    world: BrokerNetwork,
+) -> None:
     await world.broker("a")
     left, right = Names({"a": {0: "127.0.0.1:1"}}), Names({"b": {0: "127.0.0.1:2"}})
     servers = [await world.start(it) for it in (left, right)]
@@ -118,7 +130,7 @@ async def test_who_knows_nothing_yet_believes_no_name_server_that_knows_less_tha
         await world.cluster(await world.start(Names({}))).queues("nowhere")
 
 
-async def test_a_name_server_of_another_kind_is_not_preferred(world: World) -> None:
+async def test_name_server_that_supports_no_request_is_not_preferred(world: BrokerNetwork) -> None:
     await world.broker("a")
     other, right = await world.start(lambda it: an_answer(it, code=3)), await world.start(world.names)
     cluster = world.cluster(other, right)
@@ -129,31 +141,34 @@ async def test_a_name_server_of_another_kind_is_not_preferred(world: World) -> N
         await world.cluster(other).queues("orders")
 
 
-async def test_a_name_server_that_lets_nobody_in_says_so(world: World) -> None:
+async def test_name_server_that_denies_permission_is_reported_with_its_remark(world: BrokerNetwork) -> None:
     guarded = await world.start(lambda it: an_answer(it, code=Answer.NO_PERMISSION, remark="who are\nyou"))
     with pytest.raises(Refused, match="who are you"):
         await world.cluster(guarded).queues("orders")
 
 
-async def test_a_silent_name_server_does_not_keep_from_the_next_one(world: World) -> None:
+@pytest.mark.usefixtures("endless_calls")
+async def test_name_server_that_is_silent_does_not_block_the_next_one(world: BrokerNetwork) -> None:
     await world.broker("a")
     frozen, right = await world.start(silent), await world.start(world.names)
     cluster = world.cluster(frozen, right)
-    async with asyncio.timeout(2.5):  # less than one of them is waited for
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await cluster.queues("orders") == (A,)
     assert await cluster.queues("orders") == (A,)
     assert len(frozen.heard) == 1
 
 
 @pytest.mark.parametrize("number", [3_000_000, 2**31 - 1])
-async def test_a_route_of_more_queues_than_there_can_be_is_garbled(world: World, number: int) -> None:
+async def test_route_with_more_queues_than_possible_is_malformed(world: BrokerNetwork, number: int) -> None:
     await world.broker("a")
     world.names.topics["orders"]["a"] = number
     with pytest.raises(Garbled, match="are the most"):
         await world.cluster(await world.start(world.names)).queues("orders")
 
 
-async def test_a_route_that_names_a_broker_twice_is_garbled_for_a_queue_would_be_there_twice(world: World) -> None:
+async def test_route_that_names_a_broker_twice_is_malformed(
+    world: BrokerNetwork,
+) -> None:
     await world.broker("a")
     world.names.times = 2
     with pytest.raises(Garbled, match=r"^The route of orders names the broker a twice$"):
@@ -163,7 +178,7 @@ async def test_a_route_that_names_a_broker_twice_is_garbled_for_a_queue_would_be
 # Replicas.
 
 
-async def test_a_master_that_a_name_server_lost_sight_of_is_still_asked_where_it_was(world: World) -> None:
+async def test_broker_master_missing_from_the_name_server_is_still_used(world: BrokerNetwork) -> None:
     held: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
@@ -187,8 +202,8 @@ async def test_a_master_that_a_name_server_lost_sight_of_is_still_asked_where_it
     assert (await pulling).next == 0
 
 
-async def test_a_master_that_is_gone_is_looked_up_again_until_it_is_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_broker_master_that_is_down_is_looked_up_until_it_is_back(
+    world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "LOOK_SECONDS", 0.0)
     slave = await world.start(a_broker)
@@ -202,7 +217,7 @@ async def test_a_master_that_is_gone_is_looked_up_again_until_it_is_back(
     assert (await cluster.settings("shop", "a")).enabled
 
 
-async def test_a_broker_that_is_gone_for_good_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broker_removed_for_good_is_forgotten(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "FORGET_SECONDS", 0.05)
     await world.broker("a")
     b = await world.broker("b")
@@ -224,7 +239,7 @@ async def test_a_broker_that_is_gone_for_good_is_forgotten(world: World, monkeyp
     await until(lambda: b.ended == [1])
 
 
-async def test_an_operator_keeps_no_connections_to_where_a_broker_was(world: World) -> None:
+async def test_connection_to_the_old_address_of_a_moved_broker_is_closed(world: BrokerNetwork) -> None:
     old = await world.broker("a")
     cluster = world.cluster(await world.start(world.names))
     await cluster.settings("shop", "a")
@@ -238,8 +253,8 @@ async def test_an_operator_keeps_no_connections_to_where_a_broker_was(world: Wor
 # Calls that fail.
 
 
-async def test_what_must_be_done_once_is_not_asked_again_of_a_broker_that_moved(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_request_that_must_run_once_is_not_repeated_at_a_moved_broker(
+    world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "LOOK_SECONDS", 0.0)
     old = await world.broker("a", lambda _: None)
@@ -253,8 +268,8 @@ async def test_what_must_be_done_once_is_not_asked_again_of_a_broker_that_moved(
     assert new.codes() == [Request.SEND_MESSAGE_V2]
 
 
-async def test_what_can_be_done_twice_is_asked_again_of_a_broker_that_moved(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_request_that_is_idempotent_is_repeated_at_a_moved_broker(
+    world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "LOOK_SECONDS", 0.0)
     await world.broker("a", lambda _: None)
@@ -264,14 +279,15 @@ async def test_what_can_be_done_twice_is_asked_again_of_a_broker_that_moved(
     assert (await cluster.settings("shop", "a")).enabled
 
 
-async def test_a_call_that_fails_does_not_wait_long_for_silent_name_servers(world: World) -> None:
+@pytest.mark.usefixtures("endless_calls")
+async def test_request_that_fails_does_not_wait_long_for_silent_name_servers(world: BrokerNetwork) -> None:
     speaks = [True]
     servers = [await world.start(lambda it: world.names(it) if speaks[0] else b"") for _ in range(4)]
     await world.broker("a", silent)
     client = world.client(*servers)
     await client.route("orders")
     speaks[0] = False
-    async with asyncio.timeout(2):  # name servers alone would take 6 s
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"):
             await client.ask("a", Frame(code=Request.GET_BROKER_CONFIG), 0.2)
 
@@ -284,7 +300,7 @@ async def test_a_call_that_fails_does_not_wait_long_for_silent_name_servers(worl
     ],
     ids=["no queue", "a number beyond all"],
 )
-async def test_figures_that_cannot_be_read_are_garbled(world: World, table: bytes) -> None:
+async def test_response_with_an_unreadable_offset_table_is_malformed(world: BrokerNetwork, table: bytes) -> None:
     beyond = b"1" + b"0" * 400 if b"queueId" in table else b"1"
     row = b'{"brokerOffset":1,"consumerOffset":1,"minOffset":1,"maxOffset":1,"lastTimestamp":N,"lastUpdateTimestamp":N}'
     await world.broker("a", lambda it: an_answer(it, table.replace(b"%b", row.replace(b"N", beyond))))
@@ -294,14 +310,14 @@ async def test_figures_that_cannot_be_read_are_garbled(world: World, table: byte
             await call
 
 
-async def test_a_topic_that_cannot_be_read_is_sent_nothing(world: World) -> None:
+async def test_topic_without_readable_queues_is_sent_nothing(world: BrokerNetwork) -> None:
     await world.broker("a")
     world.names.topics["orders"]["a"] = 0
     with pytest.raises(Refused, match="no queue that can be read"):
         await world.cluster(await world.start(world.names)).send("orders", b"body")
 
 
-async def test_a_broker_that_fails_is_not_taken_for_one_where_nobody_is(world: World) -> None:
+async def test_broker_error_is_not_taken_for_a_group_without_members(world: BrokerNetwork) -> None:
     said = ["no consumer for this group, shop"]
     await world.broker("a", lambda it: an_answer(it, code=Answer.SYSTEM_ERROR, remark=said[0]))
     cluster = world.cluster(await world.start(world.names))
@@ -311,13 +327,13 @@ async def test_a_broker_that_fails_is_not_taken_for_one_where_nobody_is(world: W
         await cluster.client_ids("shop", "a")
 
 
-async def test_the_ids_of_members_are_told_once_each(world: World) -> None:
+async def test_member_ids_are_listed_once_each(world: BrokerNetwork) -> None:
     await world.broker("a", lambda it: an_answer(it, {"consumerIdList": ["y", "x", "y"]}))
     cluster = world.cluster(await world.start(world.names))
     assert await cluster.client_ids("shop", "a") == ("y", "x")
 
 
-async def test_locks_are_given_back_side_by_side(world: World) -> None:
+async def test_lock_release_is_sent_to_brokers_concurrently(world: BrokerNetwork) -> None:
     await world.broker("a", silent)
     b = await world.broker("b")
     cluster = world.cluster(await world.start(world.names))
@@ -328,7 +344,7 @@ async def test_locks_are_given_back_side_by_side(world: World) -> None:
         await unlocking
 
 
-async def test_who_refuses_a_subscription_is_heard_though_others_are_silent(world: World) -> None:
+async def test_filter_rejected_by_one_broker_is_reported_though_another_is_silent(world: BrokerNetwork) -> None:
     await world.broker("a", silent)
     await world.broker("b", lambda it: an_answer(it, code=Answer.SUBSCRIPTION_PARSE_FAILED, remark="no SQL92"))
     with pytest.raises(Refused, match="no SQL92"):
@@ -342,7 +358,7 @@ def pulled(frame: Frame, body: bytes) -> bytes:
     return an_answer(frame, body, nextBeginOffset=99, minOffset=0, maxOffset=99)
 
 
-async def test_a_pull_that_cannot_be_read_is_garbled_and_the_connection_stays(world: World) -> None:
+async def test_pull_response_that_is_malformed_keeps_the_connection(world: BrokerNetwork) -> None:
     bodies = [b"\0\0\0\1nonsense", a_message(b"body")]
     a = await world.broker("a", lambda it: pulled(it, bodies.pop(0)))
     member = world.member(await world.start(world.names))
@@ -353,8 +369,8 @@ async def test_a_pull_that_cannot_be_read_is_garbled_and_the_connection_stays(wo
     assert a.connections == 1
 
 
-async def test_an_offset_of_0_is_not_believed_of_what_was_deleted(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_offset_0_of_a_deleted_topic_is_not_believed(
+    world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zero: Say = lambda it: an_answer(it, code=Answer.QUERY_NOT_FOUND if it.code == 14 else 0, offset=0)  # noqa: E731
     await world.broker("a", zero)
@@ -371,8 +387,8 @@ async def test_an_offset_of_0_is_not_believed_of_what_was_deleted(
             await call
 
 
-async def test_an_offset_of_0_is_believed_where_no_name_server_says_anything_else(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_offset_0_is_believed_unless_a_name_server_contradicts(
+    world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "DOUBT_SECONDS", 0.0)
     await world.broker("a", lambda it: an_answer(it, offset=0))
@@ -408,8 +424,8 @@ async def flapping(server: Server) -> None:
         server.cut()
 
 
-async def test_a_broker_that_flaps_keeps_no_sign_of_life_from_the_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_heartbeat_to_other_brokers_continues_while_one_flaps(
+    world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "HEARTBEAT_SECONDS", 0.1)
     a, b = await world.broker("a"), await world.broker("b")
@@ -421,7 +437,7 @@ async def test_a_broker_that_flaps_keeps_no_sign_of_life_from_the_others(
         await until(lambda: beats(b) > 5 and len(names.heard) > asked + 5 and a.connections > 5)
 
 
-async def test_each_new_connection_is_made_known_though_another_broker_keeps_silent(world: World) -> None:
+async def test_heartbeat_is_sent_on_each_new_connection_though_another_broker_is_silent(world: BrokerNetwork) -> None:
     speaks = [True]
     a = await world.broker("a")
     b = await world.broker("b", lambda it: a_broker(it) if speaks[0] or it.code != Request.HEART_BEAT else b"")
@@ -437,7 +453,7 @@ async def test_each_new_connection_is_made_known_though_another_broker_keeps_sil
             await until(lambda number=connection: beats(a, number) == 1)  # type: ignore[misc]
 
 
-async def test_a_sign_of_life_that_is_not_taken_is_given_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeat_that_is_rejected_is_sent_again(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "AGAIN_SECONDS", 0.01)
     a = await world.broker(
         "a", lambda it: a_broker(it) if it.code != Request.HEART_BEAT or beats(a) > 2 else an_answer(it, code=2)
@@ -447,8 +463,8 @@ async def test_a_sign_of_life_that_is_not_taken_is_given_again(world: World, mon
     await until(lambda: beats(a) == 3)
 
 
-async def test_a_mistake_in_a_round_is_told_and_the_next_round_comes(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_heartbeat_loop_logs_an_unexpected_error_and_continues(
+    world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(presence, "HEARTBEAT_SECONDS", 0.02)
     a = await world.broker("a")
@@ -465,9 +481,7 @@ async def test_a_mistake_in_a_round_is_told_and_the_next_round_comes(
     await until(lambda: beats(a) > before)
 
 
-async def test_a_broker_that_comes_is_told_in_the_round_that_finds_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_heartbeat_is_sent_to_a_newly_found_broker(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "HEARTBEAT_SECONDS", 0.1)
     await world.broker("a")
     member = world.member(await world.start(world.names))
@@ -476,7 +490,7 @@ async def test_a_broker_that_comes_is_told_in_the_round_that_finds_it(
     await until(lambda: beats(b) == 1)
 
 
-async def test_who_leaves_while_it_joins_is_gone(world: World) -> None:
+async def test_member_that_leaves_while_it_joins_is_unregistered(world: BrokerNetwork) -> None:
     asked = asyncio.Event()
 
     def say(frame: Frame) -> bytes:
@@ -498,7 +512,7 @@ async def test_who_leaves_while_it_joins_is_gone(world: World) -> None:
     assert not [it for it in asyncio.all_tasks() if "presence" in str(it.get_coro())]
 
 
-async def test_who_has_no_time_to_leave_closes_its_connections_all_the_same(world: World) -> None:
+async def test_member_leave_cancelled_at_a_silent_broker_closes_its_connections(world: BrokerNetwork) -> None:
     a = await world.broker("a", lambda it: b"" if it.code == Request.UNREGISTER_CLIENT else a_broker(it))
     for _ in range(2):
         member = world.member(await world.start(world.names))
@@ -511,7 +525,7 @@ async def test_who_has_no_time_to_leave_closes_its_connections_all_the_same(worl
         await until(lambda: len(a.ended) == a.connections)
 
 
-async def test_leaving_may_be_cancelled_at_once(world: World) -> None:
+async def test_member_leave_cancelled_at_once_closes_its_connections(world: BrokerNetwork) -> None:
     a = await world.broker("a")
     member = world.member(await world.start(world.names))
     await member.join()
@@ -523,19 +537,19 @@ async def test_leaving_may_be_cancelled_at_once(world: World) -> None:
     await until(lambda: a.ended == [1])
 
 
-async def test_to_join_does_not_take_longer_the_more_brokers_are_silent(world: World) -> None:
-    for name in "abcd":
-        await world.broker(name, silent)
+@pytest.mark.usefixtures("endless_calls")
+async def test_member_join_does_not_take_longer_with_more_silent_brokers(world: BrokerNetwork) -> None:
+    brokers = [await world.broker(name, silent) for name in "abcd"]
     member = world.member(await world.start(world.names))
-    async with asyncio.timeout(10):  # one by one they would take 3 s each
-        await member.join()
+    async with going(member.join()):
+        await until(lambda: all(broker.heard for broker in brokers))
 
 
 # What brokers ask.
 
 
 @pytest.mark.parametrize("code", [Request.GET_CONSUMER_STATUS_FROM_CLIENT, Request.GET_CONSUMER_RUNNING_INFO])
-async def test_questions_about_another_group_are_not_answered(world: World, code: Request) -> None:
+async def test_request_from_a_broker_about_another_group_is_rejected(world: BrokerNetwork, code: Request) -> None:
     name = "consumerGroup" if code == Request.GET_CONSUMER_RUNNING_INFO else "group"
 
     def say(frame: Frame) -> bytes:
@@ -554,7 +568,7 @@ async def test_questions_about_another_group_are_not_answered(world: World, code
     assert {it.opaque: it.code for it in a.heard if it.answers} == {0: Answer.SUCCESS, 1: Answer.SYSTEM_ERROR}
 
 
-async def test_offsets_of_another_group_that_are_set_are_none_of_ours(world: World) -> None:
+async def test_offset_reset_of_another_group_is_ignored(world: BrokerNetwork) -> None:
     table = b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"orders"}:5}}'
 
     def say(frame: Frame) -> bytes:

@@ -34,7 +34,7 @@ def good(frame: Frame) -> bytes:
     return encode(frame.reply(Answer.SUCCESS, frame.fields.get("name", "").encode()))
 
 
-async def test_answers_may_come_in_any_order(connections: Connections) -> None:
+async def test_response_order_may_differ_from_the_request_order(connections: Connections) -> None:
     waiting: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
@@ -47,7 +47,7 @@ async def test_answers_may_come_in_any_order(connections: Connections) -> None:
         assert server.connections == 1
 
 
-async def test_what_the_broker_asks_is_told_from_an_answer_by_its_flag_though_it_has_the_same_number(
+async def test_request_from_the_broker_is_not_taken_for_a_response_of_the_same_number(
     connections: Connections,
 ) -> None:
     def say(frame: Frame) -> bytes:
@@ -62,7 +62,7 @@ async def test_what_the_broker_asks_is_told_from_an_answer_by_its_flag_though_it
         assert [it.body for it in server.heard if it.answers] == [b"ours"], "nobody waits for an answer to the other"
 
 
-async def test_who_is_told_something_does_not_answer(connections: Connections) -> None:
+async def test_request_sent_one_way_awaits_no_response(connections: Connections) -> None:
     async with a_server(good) as server:
         await connections.tell(server.address, a_request("told"))
         assert (await connections.ask(server.address, a_request("asked"))).body == b"asked"
@@ -70,7 +70,7 @@ async def test_who_is_told_something_does_not_answer(connections: Connections) -
         assert server.connections == 1
 
 
-async def test_who_does_not_answer_in_time_is_given_up_alone_and_the_connection_stays(connections: Connections) -> None:
+async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(connections: Connections) -> None:
     held: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
@@ -91,7 +91,7 @@ async def test_who_does_not_answer_in_time_is_given_up_alone_and_the_connection_
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x7f\xff\xff\xff\x00\x00\x00\x00", b"\0\0\0\x08\0\0\0\x04nope"],
     ids=["HTTP", "oversized", "no JSON"],
 )
-async def test_what_cannot_be_read_ends_the_connection_and_all_that_waits_on_it(
+async def test_frame_that_is_malformed_closes_the_connection_and_fails_pending_requests(
     connections: Connections, said: bytes
 ) -> None:
     async with a_server(lambda frame: said if frame.fields["name"] == "last" else b"") as server:
@@ -101,7 +101,7 @@ async def test_what_cannot_be_read_ends_the_connection_and_all_that_waits_on_it(
             assert "closed the connection: A frame" in str(found)
 
 
-async def test_a_connection_that_breaks_fails_what_waits_at_once_and_is_opened_again(connections: Connections) -> None:
+async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(connections: Connections) -> None:
     async with a_server(lambda frame: None if frame.fields["name"] == "bad" else good(frame)) as server:
         await connections.ask(server.address, a_request("good"))
         with pytest.raises(Unreachable, match="closed the connection"):
@@ -110,7 +110,7 @@ async def test_a_connection_that_breaks_fails_what_waits_at_once_and_is_opened_a
         assert server.connections == 2
 
 
-async def test_a_server_that_sends_everybody_away_is_asked_again_by_a_new_connection(connections: Connections) -> None:
+async def test_connection_is_replaced_after_go_away_and_the_request_repeated(connections: Connections) -> None:
     def say(frame: Frame) -> bytes:
         away = encode(frame.reply(Answer.GO_AWAY, remark="closing"))
         return away if len(server.heard) == 1 else good(frame)
@@ -120,7 +120,7 @@ async def test_a_server_that_sends_everybody_away_is_asked_again_by_a_new_connec
         assert server.connections == 2
 
 
-async def test_an_address_that_stands_still_delays_no_other(connections: Connections) -> None:
+async def test_connection_to_a_silent_address_delays_no_other(connections: Connections) -> None:
     async with a_server(lambda _: b"") as still, a_server(good) as quick:
         slow = asyncio.create_task(connections.ask(still.address, a_request(), 60))
         assert (await connections.ask(quick.address, a_request())).code == Answer.SUCCESS
@@ -130,7 +130,7 @@ async def test_an_address_that_stands_still_delays_no_other(connections: Connect
             await slow
 
 
-async def test_an_address_that_refuses_is_left_alone_for_a_while(connections: Connections) -> None:
+async def test_connection_that_is_refused_is_not_retried_at_once(connections: Connections) -> None:
     async with a_server(good) as server:
         address = server.address
     with pytest.raises(Unreachable, match="cannot be reached"):
@@ -140,13 +140,13 @@ async def test_an_address_that_refuses_is_left_alone_for_a_while(connections: Co
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:port", ":", "127.0.0.1:99999", "no.such.host.invalid:1"])
-async def test_what_is_no_address_is_said(connections: Connections, address: str) -> None:
+async def test_connection_error_names_the_invalid_address(connections: Connections, address: str) -> None:
     with pytest.raises(Unreachable) as said:
         await connections.ask(address, a_request())
     assert address in str(said.value)
 
 
-async def test_connections_to_other_addresses_are_closed_when_only_some_are_kept(connections: Connections) -> None:
+async def test_connection_to_an_address_that_is_not_kept_is_closed(connections: Connections) -> None:
     async with a_server(good) as old, a_server(good) as new:
         await connections.ask(old.address, a_request())
         await connections.ask(new.address, a_request())
@@ -156,7 +156,7 @@ async def test_connections_to_other_addresses_are_closed_when_only_some_are_kept
         assert (old.connections, new.connections) == (2, 1)
 
 
-async def test_a_connection_that_is_opened_while_all_are_closed_does_not_stay(connections: Connections) -> None:
+async def test_connection_opened_while_all_are_closed_does_not_stay(connections: Connections) -> None:
     async with a_server(good) as server:
         opening = asyncio.create_task(connections.ask(server.address, a_request()))
         await asyncio.sleep(0)
@@ -167,13 +167,13 @@ async def test_a_connection_that_is_opened_while_all_are_closed_does_not_stay(co
             await connections.ask(server.address, a_request())
 
 
-async def test_everybody_who_asks_at_once_shares_one_connection(connections: Connections) -> None:
+async def test_connection_is_shared_by_concurrent_requests(connections: Connections) -> None:
     async with a_server(good) as server:
         await asyncio.gather(*(connections.ask(server.address, a_request()) for _ in range(50)))
         assert server.connections == 1
 
 
-async def test_frames_in_pieces_are_put_together(connections: Connections) -> None:
+async def test_frame_in_pieces_is_reassembled(connections: Connections) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         (frame,) = Decoder().feed(await reader.read(65536))
         for byte in good(frame):
@@ -189,7 +189,7 @@ async def test_frames_in_pieces_are_put_together(connections: Connections) -> No
     server.close()
 
 
-async def test_numbers_of_requests_begin_again_after_the_last_that_java_has(connections: Connections) -> None:
+async def test_request_numbers_wrap_around_at_the_java_maximum(connections: Connections) -> None:
     async with a_server(good) as server:
         await connections.ask(server.address, a_request())
         connections._places[server.address].connection._number = one.LAST_NUMBER - 1  # type: ignore[union-attr]
@@ -198,7 +198,7 @@ async def test_numbers_of_requests_begin_again_after_the_last_that_java_has(conn
         assert [it.opaque for it in server.heard] == [1, one.LAST_NUMBER, 1]
 
 
-async def test_answers_before_what_cannot_be_read_are_taken(connections: Connections) -> None:
+async def test_response_before_malformed_bytes_is_accepted(connections: Connections) -> None:
     async with a_server(lambda frame: good(frame) + b"HTTP/1.1 400 Bad Request") as server:
         assert (await connections.ask(server.address, a_request("good"))).body == b"good"
         assert (await connections.ask(server.address, a_request("again"))).body == b"again"
@@ -206,7 +206,7 @@ async def test_answers_before_what_cannot_be_read_are_taken(connections: Connect
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_any_bytes_end_the_connection_or_are_waited_for(connections: Connections, seed: int) -> None:
+async def test_frame_of_random_bytes_closes_the_connection_or_times_out(connections: Connections, seed: int) -> None:
     chance = Random(f"{seed}/bytes")
     async with a_server(lambda _: chance.randbytes(chance.randint(1, 100))) as server:
         for _ in range(3):
@@ -227,7 +227,7 @@ def a_wrong_length(frame: Frame) -> bytes:
 
 
 @pytest.mark.parametrize(("say", "limit"), [(silent, "SILENT"), (cut_off, "INSIDE"), (a_wrong_length, "INSIDE")])
-async def test_a_connection_by_which_no_answer_comes_any_more_is_closed(
+async def test_connection_that_yields_no_more_responses_is_replaced(
     connections: Connections, monkeypatch: pytest.MonkeyPatch, say: Say, limit: str
 ) -> None:
     monkeypatch.setattr(one, f"{limit}_SECONDS", 0.1)
@@ -252,7 +252,7 @@ async def test_a_connection_by_which_no_answer_comes_any_more_is_closed(
         assert server.connections == 2
 
 
-async def test_who_is_silent_for_one_call_only_keeps_its_connection(
+async def test_connection_is_kept_when_only_some_requests_are_unanswered(
     connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one, "SILENT_SECONDS", 0.1)
@@ -265,7 +265,7 @@ async def test_who_is_silent_for_one_call_only_keeps_its_connection(
         assert server.connections == 1
 
 
-async def test_who_takes_connections_and_closes_them_is_left_alone_for_a_while(
+async def test_connection_closed_before_any_response_is_not_reopened_at_once(
     connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(many, "FIRST_PAUSE", 60.0)
@@ -277,7 +277,7 @@ async def test_who_takes_connections_and_closes_them_is_left_alone_for_a_while(
         assert server.connections == 1
 
 
-async def test_a_server_that_sends_everybody_away_still_answers_what_it_took_before(connections: Connections) -> None:
+async def test_connection_after_go_away_still_gets_pending_responses(connections: Connections) -> None:
     held: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
@@ -296,7 +296,7 @@ async def test_a_server_that_sends_everybody_away_still_answers_what_it_took_bef
         await until(lambda: server.ended == [1])
 
 
-async def test_all_is_closed_also_what_was_sent_away(connections: Connections) -> None:
+async def test_connection_close_includes_those_after_go_away(connections: Connections) -> None:
     def say(frame: Frame) -> bytes:
         if frame.fields["name"] == "held":
             return b""
@@ -311,7 +311,7 @@ async def test_all_is_closed_also_what_was_sent_away(connections: Connections) -
         await until(lambda: sorted(server.ended) == [1, 2])
 
 
-async def test_a_mistake_of_who_serves_is_told_and_costs_nothing_else() -> None:
+async def test_request_handler_error_is_returned_and_keeps_the_connection() -> None:
     def fail(_: Frame) -> Frame | None:
         raise KeyError("a mistake of the caller's")
 
@@ -331,7 +331,7 @@ async def test_a_mistake_of_who_serves_is_told_and_costs_nothing_else() -> None:
     failing.close()
 
 
-async def test_who_asks_and_does_not_read_is_not_read_either() -> None:
+async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_responses() -> None:
     number, reading = 20_000, asyncio.Event()
     asked = encode(Frame(code=Request.GET_CONSUMER_RUNNING_INFO, opaque=5)) * 100
     answers: list[Frame] = []
@@ -367,7 +367,7 @@ async def test_who_asks_and_does_not_read_is_not_read_either() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of their own only")
-async def test_a_name_with_a_dead_address_is_reached_by_its_other_one(
+async def test_connection_to_a_name_with_a_dead_address_uses_the_other_address(
     connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_server(good) as server:

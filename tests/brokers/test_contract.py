@@ -45,7 +45,7 @@ _numbers = count(1)
 
 
 @dataclass
-class World:
+class ContractCluster:
     """A cluster with one broker, and the members that a test has there; names are new for every test."""
 
     cluster: Cluster | Memory
@@ -114,14 +114,14 @@ class World:
 
 
 @pytest.fixture(params=["memory", "rocketmq"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[ContractCluster]:
     """Start the real broker when the first test asks for it."""
     made = in_memory(Memory()) if request.param == "memory" else real(request.getfixturevalue("rocketmq"))
     yield made
     await made.leave()
 
 
-def in_memory(memory: Memory) -> World:
+def in_memory(memory: Memory) -> ContractCluster:
     async def enable(group: str, enabled: int) -> None:
         await memory.update_group(group, BROKER, enabled=bool(enabled))
 
@@ -132,10 +132,10 @@ def in_memory(memory: Memory) -> World:
     def new(member: Membership) -> Consumer:
         return MemoryConsumer(memory, member)
 
-    return World(memory, new, enable, memory.delete_topic, send_packed, BROKER)
+    return ContractCluster(memory, new, enable, memory.delete_topic, send_packed, BROKER)
 
 
-def real(rocketmq: RocketMQ) -> World:
+def real(rocketmq: RocketMQ) -> ContractCluster:
     site = Site([rocketmq.name_server])
     cluster = Cluster(site)
 
@@ -150,7 +150,9 @@ def real(rocketmq: RocketMQ) -> World:
         packed = msgspec.structs.replace(request, fields={**request.fields, "f": 0x301})
         await cluster._client.get(queue.broker, packed)
 
-    return World(cluster, lambda member: RocketMQConsumer(site, member), enable, delete, send_packed, "broker-0")
+    return ContractCluster(
+        cluster, lambda member: RocketMQConsumer(site, member), enable, delete, send_packed, "broker-0"
+    )
 
 
 def bodies(found: Pulled) -> list[str]:
@@ -190,13 +192,13 @@ def no_topic(queue: Queue) -> Queue:
 # Topics and messages.
 
 
-async def test_a_topic_has_its_queues(world: World) -> None:
+async def test_topic_lists_its_queues(world: ContractCluster) -> None:
     queues = await world.topic(3)
     assert queues == [Queue(queues[0].topic, world.broker, number) for number in range(3)]
     assert await world.cluster.brokers() == (world.broker,)
 
 
-async def test_a_topic_that_is_not_there_is_unknown(world: World) -> None:
+async def test_topic_that_does_not_exist_is_not_found(world: ContractCluster) -> None:
     await all_fail(
         Unknown,
         world.cluster.queues("nowhere"),
@@ -205,7 +207,7 @@ async def test_a_topic_that_is_not_there_is_unknown(world: World) -> None:
     )
 
 
-async def test_what_is_sent_to_a_queue_is_pulled_from_it(world: World) -> None:
+async def test_message_sent_to_a_queue_is_pulled_from_it(world: ContractCluster) -> None:
     queue, other = await world.topic(2)
     member = await world.joined(queue.topic)
     await world.send(queue, "first", TAGS="t", KEYS="k l", colour="red")
@@ -222,7 +224,7 @@ async def test_what_is_sent_to_a_queue_is_pulled_from_it(world: World) -> None:
     assert bodies(await member.pull(other, 0, wait=0)) == []
 
 
-async def test_a_message_may_be_sent_to_any_queue(world: World) -> None:
+async def test_message_may_be_sent_without_naming_a_queue(world: ContractCluster) -> None:
     queues = await world.topic(2)
     for _ in range(3):
         await world.cluster.send(queues[0].topic, b"to any")
@@ -230,27 +232,31 @@ async def test_a_message_may_be_sent_to_any_queue(world: World) -> None:
 
 
 @pytest.mark.parametrize("gone", [no_queue, no_topic])
-async def test_a_queue_that_is_not_there_is_sent_nothing(world: World, gone: Callable[[Queue], Queue]) -> None:
+async def test_message_to_a_queue_that_does_not_exist_is_not_sent(
+    world: ContractCluster, gone: Callable[[Queue], Queue]
+) -> None:
     [queue] = await world.topic()
     missing = gone(queue)
     await all_fail(Unknown, world.cluster.send(missing.topic, b"body", queue=missing))
     await all_fail(Unknown, world.cluster.queues("nowhere"))  # no broker has made it of that
 
 
-async def test_a_queue_of_another_topic_is_sent_nothing(world: World) -> None:
+async def test_message_to_a_queue_of_another_topic_is_rejected(world: ContractCluster) -> None:
     [queue] = await world.topic()
     with pytest.raises(ValueError, match="is no queue of nowhere"):
         await world.cluster.send("nowhere", b"body", queue=queue)
 
 
 @pytest.mark.parametrize("properties", [{"a\x01": "b"}, {"a": "\x02b"}])
-async def test_what_separates_properties_is_not_sent_in_them(world: World, properties: dict[str, str]) -> None:
+async def test_message_properties_with_separator_characters_are_rejected(
+    world: ContractCluster, properties: dict[str, str]
+) -> None:
     [queue] = await world.topic()
     with pytest.raises(ValueError, match="which separate properties"):
         await world.cluster.send(queue.topic, b"body", properties, queue)
 
 
-async def test_a_broker_that_nobody_knows_cannot_be_reached(world: World) -> None:
+async def test_broker_that_is_unknown_is_unreachable(world: ContractCluster) -> None:
     [queue] = await world.topic()
     await all_fail(
         Unreachable,
@@ -260,12 +266,12 @@ async def test_a_broker_that_nobody_knows_cannot_be_reached(world: World) -> Non
     )
 
 
-async def test_a_message_without_a_body_is_refused(world: World) -> None:
+async def test_message_without_a_body_is_rejected(world: ContractCluster) -> None:
     [queue] = await world.topic()
     await all_fail(Refused, world.cluster.send(queue.topic, b"", queue=queue))
 
 
-async def test_a_pull_brings_as_many_as_asked_for(world: World) -> None:
+async def test_pull_returns_as_many_messages_as_requested_up_to_32(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, *map(str, range(40)))
@@ -274,7 +280,7 @@ async def test_a_pull_brings_as_many_as_asked_for(world: World) -> None:
     assert len((await member.pull(queue, 0, most=100, wait=0)).messages) == 32
 
 
-async def test_a_pull_brings_256_kib_at_most_but_one_message_in_any_case(world: World) -> None:
+async def test_pull_returns_at_most_256_kib_but_at_least_one_message(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, *("x" * 100_000 for _ in range(3)), "y" * 300_000)
@@ -297,7 +303,7 @@ class Room:
         return self.free_bytes >= 0
 
 
-async def test_admission_ends_a_pull_before_the_first_message_that_is_refused(world: World) -> None:
+async def test_pull_ends_before_the_first_message_that_admission_rejects(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "x" * 100, "y" * 200, "z")
@@ -311,7 +317,7 @@ async def test_admission_ends_a_pull_before_the_first_message_that_is_refused(wo
     assert len((await member.pull(queue, 0, wait=0, admission=Room(sum(sizes)))).messages) == 3
 
 
-async def test_admission_leaves_a_packed_body_over_its_limit_packed_and_says_why(world: World) -> None:
+async def test_compression_beyond_the_limit_leaves_the_body_compressed_and_says_why(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     bomb = zlib.compress(bytes(1001))
@@ -326,7 +332,7 @@ async def test_admission_leaves_a_packed_body_over_its_limit_packed_and_says_why
     assert len((await member.pull(queue, 0, wait=0)).messages[0].body) == 1001  # with the default limit
 
 
-async def test_a_pull_at_the_end_brings_nothing(world: World) -> None:
+async def test_pull_at_the_end_returns_nothing(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     assert await member.pull(queue, 0, wait=0) == Pulled((), 0, 0, 0)
@@ -335,7 +341,7 @@ async def test_a_pull_at_the_end_brings_nothing(world: World) -> None:
     assert await member.pull(queue, 1, wait=0.1) == Pulled((), 1, 0, 1)
 
 
-async def test_a_pull_outside_of_a_queue_says_where_it_begins_or_ends(world: World) -> None:
+async def test_pull_outside_of_a_queue_returns_where_the_queue_starts_or_ends(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     assert await member.pull(queue, 5, wait=LONG) == Pulled((), 0, 0, 0, Moved.OUTSIDE)
@@ -344,20 +350,20 @@ async def test_a_pull_outside_of_a_queue_says_where_it_begins_or_ends(world: Wor
     assert await member.pull(queue, -1, wait=LONG) == Pulled((), 0, 0, 2, Moved.OUTSIDE)
 
 
-async def test_a_held_pull_is_woken_by_a_message(world: World) -> None:
+async def test_pull_held_by_the_broker_is_woken_by_a_message(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     found = await woken(member, queue, 0, lambda: world.send(queue, "at last"))
     assert (bodies(found), found.next) == (["at last"], 1)
 
 
-async def test_a_held_pull_fails_when_its_connection_is_closed(world: World) -> None:
+async def test_pull_held_by_the_broker_fails_when_its_connection_is_closed(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await all_fail(Unreachable, woken(member, queue, 0, member.leave))
 
 
-async def test_only_tags_that_are_subscribed_to_are_pulled(world: World) -> None:
+async def test_filter_by_tags_pulls_only_subscribed_tags(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic, tags="a || b")
     for tag in ("a", "", "c", "b", "c"):
@@ -367,7 +373,7 @@ async def test_only_tags_that_are_subscribed_to_are_pulled(world: World) -> None
     assert await member.pull(queue, 4, wait=LONG) == Pulled((), 5, 0, 5)  # at once: something was passed over
 
 
-async def test_a_held_pull_sleeps_on_when_a_message_of_another_tag_comes(world: World) -> None:
+async def test_filter_by_tags_keeps_a_held_pull_waiting_for_a_matching_message(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic, tags="a")
 
@@ -383,7 +389,7 @@ async def test_a_held_pull_sleeps_on_when_a_message_of_another_tag_comes(world: 
     assert (bodies(found), found.next) == (["wanted"], start + 2)
 
 
-async def test_a_tag_with_the_hash_of_another_one_is_left_out(world: World) -> None:
+async def test_filter_by_tags_leaves_out_another_tag_of_the_same_hash(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic, tags="Aa")
     found = await woken(member, queue, 0, lambda: world.send(queue, "twin", TAGS="BB"))
@@ -391,7 +397,7 @@ async def test_a_tag_with_the_hash_of_another_one_is_left_out(world: World) -> N
 
 
 @pytest.mark.parametrize("gone", [no_queue, no_topic])
-async def test_a_queue_that_is_not_there_is_unknown(world: World, gone: Callable[[Queue], Queue]) -> None:
+async def test_queue_that_does_not_exist_is_not_found(world: ContractCluster, gone: Callable[[Queue], Queue]) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic, "nowhere")
     missing = gone(queue)
@@ -405,7 +411,7 @@ async def test_a_queue_that_is_not_there_is_unknown(world: World, gone: Callable
     )
 
 
-async def test_a_topic_that_was_deleted_is_unknown_though_it_was_there_before(world: World) -> None:
+async def test_topic_that_was_deleted_is_not_found(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = world.member(queue.topic)
     assert (await member.last(queue), await member.committed(queue)) == (0, None)
@@ -416,7 +422,7 @@ async def test_a_topic_that_was_deleted_is_unknown_though_it_was_there_before(wo
         told = await asyncio.gather(*asked, return_exceptions=True)
         return all(isinstance(it, Unknown) for it in told)
 
-    await soon(all_is_unknown, 20)
+    await soon(all_is_unknown)
     await all_fail(Unknown, world.cluster.send(queue.topic, b"body", queue=queue), member.pull(queue, 0, wait=0))
     await all_fail(Unknown, world.cluster.queues(queue.topic))
 
@@ -424,7 +430,7 @@ async def test_a_topic_that_was_deleted_is_unknown_though_it_was_there_before(wo
 # Offsets.
 
 
-async def test_a_group_is_nowhere_before_it_commits_and_then_where_it_committed_last(world: World) -> None:
+async def test_offset_is_none_before_the_first_commit_and_then_the_last_committed(world: ContractCluster) -> None:
     queue, other = await world.topic(2)
     member = await world.joined(queue.topic)
     assert await member.committed(queue) is None
@@ -436,7 +442,7 @@ async def test_a_group_is_nowhere_before_it_commits_and_then_where_it_committed_
     assert await world.member(queue.topic, group=f"{world.group}-b").committed(queue) is None
 
 
-async def test_a_pull_takes_a_commit_along_which_holds_before_it_is_answered(world: World) -> None:
+async def test_offset_commit_sent_with_a_pull_is_stored_before_the_response(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "one", "two")
@@ -451,7 +457,7 @@ async def test_a_pull_takes_a_commit_along_which_holds_before_it_is_answered(wor
     assert await member.committed(queue) == 2  # what it took along is not said again when it is answered
 
 
-async def test_what_a_pull_took_along_undoes_nothing_once_it_is_answered(world: World) -> None:
+async def test_offset_commit_sent_with_a_pull_undoes_no_commit_after_the_response(world: ContractCluster) -> None:
     queues = await world.topic(8)
     member = await world.joined(queues[0].topic)
     await member.commit(queues[0], 0)  # first commits are not sent side by side
@@ -470,7 +476,7 @@ async def _is_committed(member: Consumer, queue: Queue, offset: int) -> bool:
     return await member.committed(queue) == offset
 
 
-async def test_what_a_pull_takes_along_puts_a_reset_back_that_it_is_told_of(world: World) -> None:
+async def test_offset_commit_sent_with_a_pull_overwrites_the_reset_that_it_returns(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "one", "two", "three")
@@ -480,13 +486,13 @@ async def test_what_a_pull_takes_along_puts_a_reset_back_that_it_is_told_of(worl
     assert await member.committed(queue) == 2  # who is told has to commit anew
 
 
-async def test_a_negative_offset_is_not_committed(world: World) -> None:
+async def test_offset_that_is_negative_is_not_committed(world: ContractCluster) -> None:
     [queue] = await world.topic()
     with pytest.raises(ValueError, match="-1"):
         await world.member(queue.topic).commit(queue, -1)
 
 
-async def test_a_commit_needs_its_group_and_its_topic(world: World) -> None:
+async def test_offset_commit_needs_an_existing_group_and_topic(world: ContractCluster) -> None:
     [queue] = await world.topic()
     await all_fail(Unknown, world.member(queue.topic).commit(queue, 1))
     member = await world.joined(queue.topic)
@@ -494,7 +500,7 @@ async def test_a_commit_needs_its_group_and_its_topic(world: World) -> None:
     await member.commit(no_queue(queue), 1)  # it may have left the topic while it was worked on
 
 
-async def test_a_queue_begins_and_ends(world: World) -> None:
+async def test_queue_has_a_first_and_a_last_offset(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     assert (await member.first(queue), await member.last(queue), await member.at(queue, 0.0)) == (0, 0, 0)
@@ -505,7 +511,7 @@ async def test_a_queue_begins_and_ends(world: World) -> None:
     assert await world.cluster.ends(queue.topic, world.broker) == {queue: (0, 2, stored)}
 
 
-async def test_an_offset_is_found_by_time(world: World) -> None:
+async def test_offset_is_found_by_time(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "one")
@@ -518,7 +524,7 @@ async def test_an_offset_is_found_by_time(world: World) -> None:
         assert await ask(queue, one.stored / 1000 + 60) == 2
 
 
-async def test_progress_tells_how_far_a_group_is(world: World) -> None:
+async def test_offset_progress_of_a_group_is_returned_per_queue(world: ContractCluster) -> None:
     queue, other = await world.topic(2)
     asked = [queue.topic]
     assert await world.cluster.progress(world.group, world.broker) == {}
@@ -536,7 +542,7 @@ async def test_progress_tells_how_far_a_group_is(world: World) -> None:
     assert await world.cluster.progress(world.group, world.broker, [*asked, "nowhere"]) == known
 
 
-async def test_who_never_was_at_a_queue_is_told_from_who_is_at_its_beginning(world: World) -> None:
+async def test_offset_that_was_never_committed_differs_from_0(world: ContractCluster) -> None:
     queue, other = await world.topic(2)
     assert await world.cluster.committed(world.group, queue) is None  # nor is there a group
     member = await world.joined(queue.topic)
@@ -546,7 +552,7 @@ async def test_who_never_was_at_a_queue_is_told_from_who_is_at_its_beginning(wor
     assert await world.cluster.committed(world.group, other) is None
 
 
-async def test_a_group_that_was_reset_hears_of_it_at_its_next_pull(world: World) -> None:
+async def test_offset_reset_is_returned_by_the_next_pull(world: ContractCluster) -> None:
     queue, other = await world.topic(2)
     member = await world.joined(queue.topic)
     await world.send(queue, "one", "two", "three")
@@ -562,7 +568,7 @@ async def test_a_group_that_was_reset_hears_of_it_at_its_next_pull(world: World)
     assert await member.pull(other, 0, wait=0) == Pulled((), 0, 0, 0, Moved.RESET)  # each queue has its own mark
 
 
-async def test_a_group_may_be_reset_to_a_time_with_nobody_online(world: World) -> None:
+async def test_offset_reset_to_a_time_needs_no_online_member(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "one", "two")
@@ -572,7 +578,7 @@ async def test_a_group_may_be_reset_to_a_time_with_nobody_online(world: World) -
     assert await world.member(queue.topic).pull(queue, 2, wait=0) == Pulled((), 0, 0, 2, Moved.RESET)
 
 
-async def test_a_reset_needs_its_group_and_its_topic(world: World) -> None:
+async def test_offset_reset_needs_an_existing_group_and_topic(world: ContractCluster) -> None:
     [queue] = await world.topic()
     await all_fail(Unknown, world.cluster.reset(world.group, queue.topic, world.broker))
     await world.joined(queue.topic)
@@ -582,11 +588,11 @@ async def test_a_reset_needs_its_group_and_its_topic(world: World) -> None:
 # Members.
 
 
-async def ids(world: World) -> list[str]:
+async def ids(world: ContractCluster) -> list[str]:
     return sorted(client.id for client in await world.cluster.clients(world.group, world.broker))
 
 
-async def test_members_are_online_from_joining_to_leaving_one_for_each_connection(world: World) -> None:
+async def test_member_is_online_from_join_to_leave_once_per_connection(world: ContractCluster) -> None:
     [queue] = await world.topic()
     assert await ids(world) == []
     one = await world.joined(queue.topic, name="one")
@@ -599,7 +605,7 @@ async def test_members_are_online_from_joining_to_leaving_one_for_each_connectio
     assert await ids(world) == ["two"]
 
 
-async def test_members_hear_of_who_comes_and_goes_the_newcomer_too(world: World) -> None:
+async def test_member_is_notified_of_joins_and_leaves_also_of_its_own_join(world: ContractCluster) -> None:
     [queue] = await world.topic()
     told: list[str] = []
     await world.joined(queue.topic, name="one", on_members=lambda: told.append("one"))
@@ -610,7 +616,7 @@ async def test_members_hear_of_who_comes_and_goes_the_newcomer_too(world: World)
     await true(lambda: sorted(told) == ["one", "one", "one", "two"])
 
 
-async def test_broadcasting_members_hear_of_nobody(world: World) -> None:
+async def test_broadcasting_member_is_not_notified_of_other_members(world: ContractCluster) -> None:
     [queue] = await world.topic()
     told: list[str] = []
     hear = {"broadcasting": True, "on_members": lambda: told.append("something")}
@@ -621,13 +627,13 @@ async def test_broadcasting_members_hear_of_nobody(world: World) -> None:
     assert (told, await ids(world)) == ([], ["one"])
 
 
-async def test_a_group_gets_a_retry_topic_when_somebody_joins(world: World) -> None:
+async def test_retry_topic_is_created_when_a_member_joins(world: ContractCluster) -> None:
     [queue] = await world.topic()
     await world.joined(queue.topic)
     assert await world.queues(f"%RETRY%{world.group}") == (Queue(f"%RETRY%{world.group}", world.broker, 0),)
 
 
-async def test_a_member_joins_once(world: World) -> None:
+async def test_member_joins_only_once(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     with pytest.raises(RuntimeError, match=f"one has joined {world.group} already"):
@@ -640,7 +646,7 @@ async def test_a_member_joins_once(world: World) -> None:
     assert await ids(world) == []
 
 
-async def test_who_could_not_join_may_try_again(world: World) -> None:
+async def test_member_that_failed_to_join_may_try_again(world: ContractCluster) -> None:
     member = world.member(f"topic-{world.number}")
     await all_fail(Unknown, member.join())
     await world.topic()
@@ -656,7 +662,7 @@ async def test_who_could_not_join_may_try_again(world: World) -> None:
     assert await ids(world) == ["one"]
 
 
-async def test_who_has_left_reaches_nothing_any_more(world: World) -> None:
+async def test_member_that_has_left_cannot_reach_the_broker(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "one")
@@ -670,18 +676,18 @@ async def test_who_has_left_reaches_nothing_any_more(world: World) -> None:
     )
 
 
-async def test_nobody_joins_for_a_topic_that_is_not_there(world: World) -> None:
+async def test_member_cannot_join_for_a_topic_that_does_not_exist(world: ContractCluster) -> None:
     member = world.member("nowhere")
     await all_fail(Unknown, member.check(), member.join())
 
 
-async def test_what_is_not_subscribed_to_is_not_pulled(world: World) -> None:
+async def test_pull_of_a_topic_without_subscription_is_rejected(world: ContractCluster) -> None:
     [queue] = await world.topic()
     with pytest.raises(ValueError, match="has not subscribed to"):
         await world.member("another").pull(queue, 0, wait=0)
 
 
-async def test_an_sql92_filter_is_refused(world: World) -> None:
+async def test_filter_by_sql92_is_rejected(world: ContractCluster) -> None:
     [queue] = await world.topic()
     filtered = Subscription(topic=queue.topic, expression="a > 1", type="SQL92")
     member = world.known(Membership(group=world.group, client_id="one", subscriptions=[filtered]))
@@ -689,7 +695,7 @@ async def test_an_sql92_filter_is_refused(world: World) -> None:
     await world.member(queue.topic, tags="a || b").check()
 
 
-async def test_a_group_that_is_switched_off_pulls_nothing(world: World) -> None:
+async def test_pull_fails_while_consumption_of_the_group_is_disabled(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "one")
@@ -706,7 +712,7 @@ async def test_a_group_that_is_switched_off_pulls_nothing(world: World) -> None:
 # Locks.
 
 
-async def test_a_lock_is_renewed_by_its_owner_and_refused_to_others(world: World) -> None:
+async def test_lock_is_renewed_by_its_owner_and_refused_to_others(world: ContractCluster) -> None:
     queues = await world.topic(3)
     one = await world.joined(queues[0].topic, name="one")
     two = await world.joined(queues[0].topic, name="two")
@@ -717,7 +723,7 @@ async def test_a_lock_is_renewed_by_its_owner_and_refused_to_others(world: World
     assert await elsewhere.lock(queues) == {*queues}  # each group has its own locks
 
 
-async def test_a_lock_is_given_back_by_its_owner_or_in_its_name_only(world: World) -> None:
+async def test_lock_is_released_only_by_its_owner_or_on_its_behalf(world: ContractCluster) -> None:
     queues = await world.topic(2)
     one = await world.joined(queues[0].topic, name="one")
     two = await world.joined(queues[0].topic, name="two")
@@ -732,7 +738,7 @@ async def test_a_lock_is_given_back_by_its_owner_or_in_its_name_only(world: Worl
     assert await two.lock(queues) == {*queues}
 
 
-async def test_queues_of_one_broker_are_locked_at_a_time(world: World) -> None:
+async def test_lock_request_accepts_queues_of_one_broker_only(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = world.member(queue.topic)
     for queues in ([], [queue, queue._replace(broker="no-broker")]):
@@ -741,7 +747,7 @@ async def test_queues_of_one_broker_are_locked_at_a_time(world: World) -> None:
                 await call(queues)
 
 
-async def test_locks_are_given_back_where_brokers_answer_though_others_do_not(world: World) -> None:
+async def test_lock_release_reaches_available_brokers_though_others_are_unreachable(world: ContractCluster) -> None:
     [queue] = await world.topic()
     one, two = (world.member(queue.topic, name=name) for name in ("one", "two"))
     await one.lock([queue])
@@ -755,7 +761,7 @@ async def test_locks_are_given_back_where_brokers_answer_though_others_do_not(wo
 # What comes again.
 
 
-async def test_a_message_given_back_comes_again_with_one_more_attempt(world: World) -> None:
+async def test_retry_returns_a_message_with_one_more_attempt(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic, tags="t")
     await world.send(queue, "again", TAGS="t")
@@ -774,12 +780,12 @@ async def test_a_message_given_back_comes_again_with_one_more_attempt(world: Wor
     assert made.items() <= third.properties.items()
 
 
-async def dead_letters(world: World) -> tuple[Message, ...]:
+async def dead_letters(world: ContractCluster) -> tuple[Message, ...]:
     [queue] = await world.queues(f"%DLQ%{world.group}")
     return (await world.member(queue.topic, group=f"{world.group}-dead").pull(queue, 0, wait=LONG)).messages
 
 
-async def test_a_message_given_back_for_ever_becomes_a_dead_letter(world: World) -> None:
+async def test_dead_letter_is_created_from_a_message_that_is_never_to_be_retried(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "never")
@@ -790,7 +796,7 @@ async def test_a_message_given_back_for_ever_becomes_a_dead_letter(world: World)
 
 
 @pytest.mark.parametrize("attempts", [0, -1])
-async def test_a_message_with_no_attempts_left_becomes_a_dead_letter(world: World, attempts: int) -> None:
+async def test_dead_letter_is_created_when_no_attempts_are_left(world: ContractCluster, attempts: int) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "tried")
@@ -811,7 +817,7 @@ class Clock:
         return self.now
 
 
-async def test_the_twins_locks_live_a_minute() -> None:
+async def test_lock_at_the_in_memory_broker_expires_after_a_minute() -> None:
     clock = Clock()
     world = in_memory(Memory(clock=clock))
     queues = await world.topic(2)
@@ -825,7 +831,7 @@ async def test_the_twins_locks_live_a_minute() -> None:
 
 
 @pytest.mark.parametrize(("level", "delays"), [(LATER, [10, 30, 60]), (2, [5, 5, 5]), (18, [7200, 7200, 7200])])
-async def test_the_twin_delays_by_its_clock(level: int, delays: list[int]) -> None:
+async def test_retry_at_the_in_memory_broker_is_delayed_by_its_clock(level: int, delays: list[int]) -> None:
     clock = Clock()
     world = in_memory(Memory(clock=clock))
     [queue] = await world.topic()
@@ -843,7 +849,7 @@ async def test_the_twin_delays_by_its_clock(level: int, delays: list[int]) -> No
 
 
 @pytest.mark.parametrize("name", [BROKER, NAME_SERVER])
-async def test_what_is_down_in_the_twin_is_unreachable_until_it_is_up(name: str) -> None:
+async def test_broker_or_name_server_in_memory_is_unreachable_while_down(name: str) -> None:
     memory = Memory()
     world = in_memory(memory)
     [queue] = await world.topic()
@@ -860,7 +866,7 @@ async def test_what_is_down_in_the_twin_is_unreachable_until_it_is_up(name: str)
     await true(lambda: len(told) == 2)
 
 
-async def test_a_pull_that_a_broker_of_the_twin_holds_fails_when_it_goes_down() -> None:
+async def test_pull_held_by_the_in_memory_broker_fails_when_it_goes_down() -> None:
     memory = Memory()
     world = in_memory(memory)
     [queue] = await world.topic()
@@ -872,7 +878,7 @@ async def test_a_pull_that_a_broker_of_the_twin_holds_fails_when_it_goes_down() 
     await all_fail(Unreachable, woken(member, queue, 0, down))
 
 
-async def test_a_broker_of_the_twin_that_was_restarted_has_forgotten_its_locks() -> None:
+async def test_lock_at_the_in_memory_broker_is_lost_by_a_restart() -> None:
     memory = Memory()
     world = in_memory(memory)
     [queue] = await world.topic()
@@ -885,7 +891,7 @@ async def test_a_broker_of_the_twin_that_was_restarted_has_forgotten_its_locks()
     assert await two.lock([queue]) == {queue}
 
 
-async def test_a_twin_that_makes_no_groups_knows_only_those_that_were_made() -> None:
+async def test_broker_in_memory_that_creates_no_groups_knows_only_created_groups() -> None:
     memory = Memory()
     memory.makes_groups = False
     world = in_memory(memory)
@@ -897,7 +903,7 @@ async def test_a_twin_that_makes_no_groups_knows_only_those_that_were_made() -> 
     assert (await memory.settings(world.group, BROKER)).attempts == 3
 
 
-async def test_a_queue_of_the_twin_may_begin_later() -> None:
+async def test_queue_at_the_in_memory_broker_may_start_at_a_later_offset() -> None:
     memory = Memory()
     world = in_memory(memory)
     [queue] = await world.topic()
@@ -909,7 +915,7 @@ async def test_a_queue_of_the_twin_may_begin_later() -> None:
     assert bodies(await member.pull(queue, 1)) == ["new"]
 
 
-async def test_members_of_the_twin_are_known_at_a_broker_that_their_topic_comes_to() -> None:
+async def test_member_is_registered_at_an_in_memory_broker_that_gains_its_topic() -> None:
     memory = Memory(("a", "b"))
     world = in_memory(memory)
     await memory.create_topic("orders", "a", 1)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from ground.instance import temporary
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
 from rota.brokers import Membership, Unknown, Unreachable
 from rota.brokers.rocketmq.client import Site
@@ -57,7 +57,7 @@ async def a_member(*name_servers: str, group: str = GROUP) -> AsyncIterator[Rock
 T = TypeVar("T")
 
 
-async def eventually(call: Callable[[], Awaitable[T]], seconds: float = 60) -> T:
+async def eventually(call: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS) -> T:
     """Ask until it is answered; until then nothing but `Unreachable` may come of it."""
     async with asyncio.timeout(seconds):
         while True:
@@ -73,7 +73,7 @@ def a_free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-async def test_a_broker_that_is_killed_fails_its_pulls_at_once_and_is_found_where_it_comes_back(
+async def test_broker_failure_fails_held_pulls_and_the_broker_is_found_at_its_new_address(
     pair: RocketMQ, cluster: Cluster
 ) -> None:
     async with a_member(pair.name_server, group=KEEPERS) as member:
@@ -83,7 +83,7 @@ async def test_a_broker_that_is_killed_fails_its_pulls_at_once_and_is_found_wher
         await member.commit(Q[0], 3)  # on the same connection, so the pull is there before it
         pair.kill_broker(0)
         with pytest.raises(Unreachable, match="closed the connection"):
-            await asyncio.wait_for(held, 30)
+            await asyncio.wait_for(held, PATIENCE_SECONDS)
         with pytest.raises(Unreachable):  # and never: there is no offset
             await member.committed(Q[0])
         assert await member.last(Q[1]) == 0, "the other one goes on"
@@ -96,9 +96,7 @@ async def test_a_broker_that_is_killed_fails_its_pulls_at_once_and_is_found_wher
         assert stored in {None, 3}, "what came last may be lost with the broker, and nothing else may stand there"
 
 
-async def test_a_broker_that_stands_still_in_the_middle_of_a_pull_goes_on_where_it_was(
-    pair: RocketMQ, cluster: Cluster
-) -> None:
+async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(pair: RocketMQ, cluster: Cluster) -> None:
     async with a_member(pair.name_server) as member:
         end = await member.last(Q[0])
         await member.commit(Q[0], end)
@@ -123,7 +121,7 @@ async def test_a_broker_that_stands_still_in_the_middle_of_a_pull_goes_on_where_
         assert await member.committed(Q[0]) == end
 
 
-async def test_a_broker_that_stands_still_delays_no_other_and_keeps_its_connections(
+async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
     pair: RocketMQ, cluster: Cluster
 ) -> None:
     async with a_member(pair.name_server) as member:
@@ -142,7 +140,7 @@ async def test_a_broker_that_stands_still_delays_no_other_and_keeps_its_connecti
         assert await cluster.clients(GROUP, "broker-0") == before
 
 
-async def test_without_a_name_server_what_is_known_goes_on_and_an_empty_one_is_not_believed(
+async def test_name_server_outage_keeps_known_routes_and_an_empty_one_is_not_believed(
     pair: RocketMQ, cluster: Cluster
 ) -> None:
     async with a_member(pair.name_server) as member:
@@ -160,7 +158,7 @@ async def test_without_a_name_server_what_is_known_goes_on_and_an_empty_one_is_n
         await asyncio.to_thread(pair.up)  # until both brokers are known again
 
 
-async def test_name_servers_that_are_gone_slow_or_something_else_are_passed_over(pair: RocketMQ) -> None:
+async def test_name_server_that_is_down_silent_or_another_service_is_skipped(pair: RocketMQ) -> None:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -185,7 +183,7 @@ async def test_name_servers_that_are_gone_slow_or_something_else_are_passed_over
     slow.close()
 
 
-async def test_a_group_that_a_broker_does_not_know_is_said_though_it_answers_well(pair: RocketMQ) -> None:
+async def test_member_join_fails_for_a_group_that_the_broker_does_not_know(pair: RocketMQ) -> None:
     with pytest.raises(Unknown, match="nobody"):
         async with a_member(pair.name_server, group="nobody"):
             pass

@@ -27,7 +27,7 @@ def rota(group: str, topics: list[str], *words: str, members: str = "2") -> str:
 
 
 @pytest.mark.parametrize("form", [[], ["-o", "json"]], ids=["table", "json"])
-def test_queues_are_those_that_the_brokers_have_and_who_works_them_is_noted(
+def test_cli_plan_uses_the_queues_of_the_brokers_and_notes_online_consumers(
     rocketmq: RocketMQ, form: list[str]
 ) -> None:
     topic = f"planned-{secrets.token_hex(3)}"
@@ -35,7 +35,7 @@ def test_queues_are_those_that_the_brokers_have_and_who_works_them_is_noted(
     where = ("--name-server", rocketmq.name_server, *form)
     java = peers.push_consumer(rocketmq, topic, topic, instance="java")
     try:
-        eventually(lambda: java.lines("rebalance"), 60)
+        eventually(lambda: java.lines("rebalance"))
         told = rota(topic, [topic, "nowhere"], *where)
     finally:
         java.stop()
@@ -46,7 +46,7 @@ def test_queues_are_those_that_the_brokers_have_and_who_works_them_is_noted(
         assert [[*share[topic].values()] for share in shares.values()] == [["0-2"], ["3-4"]]
 
 
-def test_a_plan_gives_everybody_as_much_as_mqadmin_allocates(rocketmq: RocketMQ) -> None:
+def test_cli_plan_gives_each_member_as_many_queues_as_mqadmin(rocketmq: RocketMQ) -> None:
     topic, members = f"allocated-{secrets.token_hex(3)}", "10.0.0.1,10.0.0.2,10.0.0.3"
     rocketmq.create_topic(topic, 8)
     where = ("--name-server", rocketmq.name_server, "-o", "json")

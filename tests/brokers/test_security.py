@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+from brokers.guarded import RIGHT, SETTINGS
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
@@ -14,15 +15,6 @@ from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 
 BROKER, TOPIC = "broker-0", "orders"
-RIGHT = Credentials("rota", "12345678")
-_AUTHENTICATION = "org.apache.rocketmq.auth.authentication.provider"
-SETTINGS = {
-    "authenticationEnabled": True,
-    "authenticationProvider": f"{_AUTHENTICATION}.DefaultAuthenticationProvider",
-    "authenticationMetadataProvider": f"{_AUTHENTICATION}.LocalAuthenticationMetadataProvider",
-    "initAuthenticationUser": '{"username":"rota","password":"12345678"}',
-    "innerClientAuthenticationCredentials": '{"accessKey":"rota","secretKey":"12345678"}',
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +40,7 @@ async def cluster(guarded: RocketMQ) -> AsyncIterator[Cluster]:
     [(None, "username cannot be null"), (lambda: Credentials("rota", "wrong"), "check signature failed")],
     ids=["nobody", "a wrong secret"],
 )
-async def test_who_is_not_let_in_is_told_why(
+async def test_credentials_that_are_missing_or_wrong_are_rejected_with_the_reason(
     guarded: RocketMQ, credentials: Callable[[], Credentials] | None, told: str
 ) -> None:
     stranger = Cluster(Site([guarded.name_server], credentials=credentials))
@@ -58,7 +50,7 @@ async def test_who_is_not_let_in_is_told_why(
     await stranger.close()
 
 
-async def test_signed_requests_with_and_without_a_body_are_let_in(cluster: Cluster) -> None:
+async def test_signature_is_accepted_on_requests_with_and_without_a_body(cluster: Cluster) -> None:
     assert await cluster.clients("shop", BROKER) == ()
     await cluster.send(TOPIC, "grün".encode(), {"KEYS": "ü"})
 
@@ -68,7 +60,7 @@ async def test_signed_requests_with_and_without_a_body_are_let_in(cluster: Clust
     await soon(is_there)
 
 
-async def test_all_of_it_works_by_tls(guarded: RocketMQ, cluster: Cluster) -> None:
+async def test_tls_works_for_name_server_and_broker_requests(guarded: RocketMQ, cluster: Cluster) -> None:
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     secret = Cluster(Site([guarded.name_server], tls=trusting, credentials=lambda: RIGHT))
@@ -77,12 +69,12 @@ async def test_all_of_it_works_by_tls(guarded: RocketMQ, cluster: Cluster) -> No
     await secret.close()
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_not_taken(guarded: RocketMQ) -> None:
+async def test_tls_certificate_that_is_not_trusted_is_rejected(guarded: RocketMQ) -> None:
     careful = Cluster(Site([guarded.name_server], tls=ssl.create_default_context(), credentials=lambda: RIGHT))
     with pytest.raises(Unreachable, match="certificate"):
         await careful.queues(TOPIC)
     await careful.close()
 
 
-def test_the_secret_stays_out_of_logs() -> None:
+def test_credentials_stay_out_of_logs() -> None:
     assert RIGHT.secret_key not in f"{RIGHT!r} {Site(['a:1'], credentials=lambda: RIGHT)!r}"

@@ -168,3 +168,16 @@ def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:
     config["users"][0]["user"] = {"token": release.token()}
     path.write_text(json.dumps(config))
     return path
+
+
+PROMETHEUS = "--api-versions=monitoring.coreos.com/v1"
+
+
+EVERYTHING: Object = {
+    "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"], "scrapeFrom": ["monitoring"]},
+    "serviceMonitor": {"enabled": True, "labels": {"prometheus": "main"}},
+    "prometheusRule": {"enabled": True},
+    "dashboards": {"enabled": True},
+    "journal": {"kind": "volume"},
+    "pipeline": {"enabled": True, "claim": "history"},
+}

@@ -373,12 +373,12 @@ def told(*command: Any) -> str:
     return "" if ended.returncode == 0 else ended.stdout + ended.stderr
 
 
-def test_prometheus_takes_the_rules(tool: Path) -> None:
+def test_alert_rules_are_accepted_by_promtool(tool: Path) -> None:
     assert told(tool, "check", "rules", FILE) == ""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_alert_fires_where_it_should_and_nowhere_else(tool: Path, tmp_path: Path, case: Case) -> None:
+def test_alert_fires_only_where_it_should(tool: Path, tmp_path: Path, case: Case) -> None:
     asked = tmp_path / "test.yaml"
     file = {
         "rule_files": [str(FILE)],
@@ -391,7 +391,7 @@ def test_an_alert_fires_where_it_should_and_nowhere_else(tool: Path, tmp_path: P
     assert told(tool, "test", "rules", asked) == ""
 
 
-def test_each_alert_is_seen_to_fire_and_to_be_quiet() -> None:
+def test_alert_cases_cover_firing_and_silence_of_each_alert() -> None:
     firing = {(case.alert, it.severity) for case in CASES for it in case.fires}
     silent_ones = {
         (name, severity) for name, severity in ALERTS for case in CASES if case.alert == name and not case.fires

@@ -116,7 +116,7 @@ def wrong(expr: str, known: Mapping[str, frozenset[str]], told: str = "") -> lis
     ],
     ids=str,
 )
-def test_what_does_not_exist_is_found(expr: str, told: str, said: list[str]) -> None:
+def test_dashboard_check_finds_unknown_metrics_and_labels(expr: str, told: str, said: list[str]) -> None:
     assert wrong(expr, known_metrics(), told) == said
 
 
@@ -142,12 +142,12 @@ def panels(board: Path) -> list[Object]:
 each_board = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.stem)
 
 
-def test_there_are_three_boards() -> None:
+def test_dashboard_files_are_group_operator_and_queues() -> None:
     assert [board.stem for board in BOARDS] == ["group", "operator", "queues"]
 
 
 @each_board
-def test_a_board_begins_alike(board: Path) -> None:
+def test_dashboard_has_the_common_settings(board: Path) -> None:
     body = read(board)
     assert (body["uid"], body["id"], body["tags"]) == (f"rota-{board.stem}", None, ["rota"])
     assert (body["refresh"], body["time"], body["graphTooltip"]) == ("30s", {"from": "now-1h", "to": "now"}, 1)
@@ -155,14 +155,14 @@ def test_a_board_begins_alike(board: Path) -> None:
 
 
 @each_board
-def test_people_choose_the_data_source(board: Path) -> None:
+def test_dashboard_data_source_is_a_variable(board: Path) -> None:
     used = list(every(read(board), "datasource"))
     assert used
     assert [it for it in used if it != {"type": "prometheus", "uid": "${datasource}"}] == []
 
 
 @each_board
-def test_people_choose_from_the_large_to_the_small(board: Path) -> None:
+def test_dashboard_variables_narrow_from_namespace_to_topic_and_are_used(board: Path) -> None:
     names = [variable["name"] for variable in read(board)["templating"]["list"]]
     assert names == ["datasource", "namespace", "group", "topic"][: len(names)]
     assert [
@@ -171,7 +171,7 @@ def test_people_choose_from_the_large_to_the_small(board: Path) -> None:
 
 
 @each_board
-def test_each_panel_answers_a_question_in_a_unit(board: Path) -> None:
+def test_dashboard_panels_have_a_question_and_a_unit(board: Path) -> None:
     shown = panels(board)
     assert [it["title"] for it in shown if "?" not in it["description"]] == []
     assert [it["title"] for it in shown if not it["fieldConfig"]["defaults"].get("unit")] == []
@@ -183,7 +183,7 @@ def test_each_panel_answers_a_question_in_a_unit(board: Path) -> None:
 
 
 @each_board
-def test_panels_lie_beside_each_other(board: Path) -> None:
+def test_dashboard_panels_do_not_overlap(board: Path) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in read(board)["panels"]:
         at = panel["gridPos"]
@@ -194,20 +194,20 @@ def test_panels_lie_beside_each_other(board: Path) -> None:
 
 
 @each_board
-def test_spans_are_grafanas_own(board: Path) -> None:
+def test_dashboard_time_ranges_are_grafana_variables(board: Path) -> None:
     spans = {span for expr in every(read(board), "expr") for span in re.findall(r"\[(.*?)\]", expr)}
     assert spans <= {"$__rate_interval", "$__range:"}
 
 
 @each_board
-def test_rebalances_are_drawn_into_every_graph(board: Path) -> None:
+def test_dashboard_graphs_are_annotated_with_rebalances(board: Path) -> None:
     (annotation,) = read(board)["annotations"]["list"]
     assert "changes(rota_generation{" in annotation["expr"]
     assert annotation["enable"]
 
 
 @each_board
-def test_a_board_is_about_metrics_and_labels_that_exist(board: Path) -> None:
+def test_dashboard_uses_only_existing_metrics_and_labels(board: Path) -> None:
     known = known_metrics()
     body = read(board)
     asked = [(target["expr"], target["legendFormat"]) for panel in panels(board) for target in panel["targets"]]
@@ -223,17 +223,17 @@ def named(alert: Object) -> str:
 
 
 @pytest.mark.parametrize("rule", EVERY_RULE, ids=lambda rule: rule.get("record") or named(rule))
-def test_a_rule_is_about_metrics_and_labels_that_exist(rule: Object) -> None:
+def test_alert_and_recording_rules_use_only_existing_metrics_and_labels(rule: Object) -> None:
     assert wrong(rule["expr"], known_metrics(), rule.get("annotations", {}).get("description", "")) == []
 
 
-def test_nothing_else_is_recorded_than_is_used() -> None:
+def test_prometheus_recording_rules_are_all_used() -> None:
     used = "\n".join(rule["expr"] for rule in EVERY_RULE)
     assert [name for name in recorded() if name not in used] == []
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
-def test_an_alert_says_how_bad_it_is_and_where_to_read_on(alert: Object) -> None:
+def test_alert_has_a_severity_and_a_runbook_link(alert: Object) -> None:
     said = alert["annotations"]
     assert re.fullmatch(r"Rota[A-Za-z]+", alert["alert"])
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
@@ -243,7 +243,7 @@ def test_an_alert_says_how_bad_it_is_and_where_to_read_on(alert: Object) -> None
     assert said["runbook_url"] == RUNBOOK + alert["alert"].lower()
 
 
-def test_the_runbook_has_a_section_for_each_alert_and_for_nothing_else() -> None:
+def test_alert_runbook_has_a_section_for_each_alert_and_no_other() -> None:
     sections = re.findall(r"^## (Rota\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE)
     assert sections == list(dict.fromkeys(alert["alert"] for alert in ALERTS))
 
@@ -260,11 +260,11 @@ def understood(exprs: Iterable[str], folder: Path) -> None:
 
 
 @each_board
-def test_prometheus_understands_each_expression(board: Path, tmp_path: Path) -> None:
+def test_dashboard_expressions_are_parsed_by_promtool(board: Path, tmp_path: Path) -> None:
     understood((expr for _, expr in expressions(board, FILLED)), tmp_path)
 
 
-def test_autoscalers_ask_for_what_there_is(tmp_path: Path) -> None:
+def test_autoscaling_examples_query_existing_metrics(tmp_path: Path) -> None:
     (keda,) = yaml.safe_load_all((SCALING / "keda.yaml").read_text())
     autoscaler, adapter = yaml.safe_load_all((SCALING / "hpa.yaml").read_text())
     (trigger,) = keda["spec"]["triggers"]
@@ -279,7 +279,7 @@ def test_autoscalers_ask_for_what_there_is(tmp_path: Path) -> None:
     assert keda["spec"]["scaleTargetRef"] == autoscaler["spec"]["scaleTargetRef"]
 
 
-def test_the_chart_brings_them_as_they_are(helm: Helm) -> None:
+def test_chart_renders_dashboards_unchanged_and_rules_scoped_to_the_release(helm: Helm) -> None:
     rendered = helm.template(PROMETHEUS, dashboards={"enabled": True}, prometheusRule={"enabled": True})
     for board in BOARDS:
         assert json.loads(rendered[f"ConfigMap/rota-dashboard-{board.stem}"]["data"][board.name]) == read(board)

@@ -4,7 +4,7 @@ import json
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -12,53 +12,14 @@ import pytest
 import yaml
 
 from chart.charts import Release
-from ground.api import Api, ApiError, Object
+from chart.prometheus_kinds import DEFINITIONS, prometheus_kinds
+from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.instance import Instance
 from ground.poll import soon
 from rota.spec import group_spec
 
-DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DRY = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors", "-f", "-")
-
-
-def a_definition(kind: str) -> Object:
-    """Return a definition of one of the Prometheus operator's kinds, of which only the names are its own."""
-    names = {"kind": kind, "listKind": f"{kind}List", "plural": f"{kind.lower()}s", "singular": kind.lower()}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names['plural']}.monitoring.coreos.com"},
-        "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]},
-    }
-
-
-@asynccontextmanager
-async def prometheus_kinds(api: Api, control_plane: Cluster) -> AsyncIterator[None]:
-    """Let the API server take the Prometheus operator's kinds, unless it does already."""
-    made = []
-    for kind in ("ServiceMonitor", "PrometheusRule"):
-        body = a_definition(kind)
-        try:
-            await api.create(DEFINITIONS, body)
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            continue
-        made.append(body["metadata"]["name"])
-
-        async def known(name: str = body["metadata"]["name"]) -> bool:  # to kubectl: it is told last
-            told = control_plane.kubectl(
-                "api-resources", "--api-group=monitoring.coreos.com", "-o", "name", check=False
-            )
-            return name in told.split()
-
-        await soon(known, 60)
-    yield
-    for name in made:
-        await api.delete(f"{DEFINITIONS}/{name}")
 
 
 @pytest.fixture
@@ -92,7 +53,7 @@ def everything(namespace: str) -> Object:
 
 @pytest.mark.usefixtures("prometheus_operator")
 @pytest.mark.parametrize("case", ["default", "namespaced", "everything", "alone"])
-def test_the_api_server_takes_every_object_without_a_warning(
+def test_chart_objects_are_accepted_by_the_api_server_without_a_warning(
     control_plane: Cluster, release: Release, namespace: str, case: str
 ) -> None:
     values: dict[str, Object] = {
@@ -109,7 +70,9 @@ def test_the_api_server_takes_every_object_without_a_warning(
     assert len(taken) == len(lasting)
 
 
-async def test_pods_are_made_where_they_are_restricted(api: Api, control_plane: Cluster, release: Release) -> None:
+async def test_install_creates_pods_in_a_restricted_namespace(
+    api: Api, control_plane: Cluster, release: Release
+) -> None:
     release.install()
     deployment = f"/apis/apps/v1/namespaces/{release.namespace}/deployments/{release.name}"
 
@@ -124,7 +87,7 @@ async def test_pods_are_made_where_they_are_restricted(api: Api, control_plane: 
 
 
 @pytest.mark.usefixtures("prometheus_operator")
-async def test_an_upgrade_to_every_switch_and_back_changes_no_selector(
+async def test_upgrade_to_every_chart_switch_and_back_changes_no_selector(
     api: Api, release: Release, namespace: str
 ) -> None:
     release.install()
@@ -134,7 +97,7 @@ async def test_an_upgrade_to_every_switch_and_back_changes_no_selector(
     assert [it["metadata"]["name"] for it in await api.list(claims)] == [f"{release.name}-journal"]
 
 
-async def test_definitions_stay_when_the_release_goes(api: Api, release: Release) -> None:
+async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
     release.install()
     kept = f"{DEFINITIONS}/consumergroups.rota.dev"
     before = (await api.get(kept))["metadata"]
@@ -159,11 +122,13 @@ async def test_definitions_stay_when_the_release_goes(api: Api, release: Release
     ],
     ids=str,
 )
-def test_the_notes_say_what_was_installed(release: Release, values: Object, told: str) -> None:
+def test_install_notes_describe_the_release(release: Release, values: Object, told: str) -> None:
     assert told in release.install("--dry-run=client", **values).partition("NOTES:\n")[2]
 
 
-def test_the_notes_end_with_a_group_to_paste(control_plane: Cluster, release: Release, namespace: str) -> None:
+def test_install_notes_end_with_a_group_that_can_be_applied(
+    control_plane: Cluster, release: Release, namespace: str
+) -> None:
     notes = release.install(watchNamespaces=[namespace]).partition("NOTES:\n")[2]
     command, _, rest = notes.partition("<<'EOF'\n")
     pasted = textwrap.dedent(rest.partition("EOF\n")[0])
@@ -205,7 +170,7 @@ def an_operator(instance: Instance, status: int) -> Iterator[str]:
         (503, "No operator is ready (HTTP Error 503: Service Unavailable); its logs say why"),
     ],
 )
-def test_the_test_of_a_release_tells_how_the_operator_is(
+def test_chart_helm_test_reports_whether_the_operator_is_ready(
     api: Api, release: Release, instance: Instance, tmp_path: Path, *, status: int, told: str
 ) -> None:
     release.install()
@@ -215,7 +180,7 @@ def test_the_test_of_a_release_tells_how_the_operator_is(
     assert told in ended.stdout + ended.stderr
 
 
-def test_the_test_of_a_release_tells_of_missing_kinds(api: Api, release: Release, tmp_path: Path) -> None:
+def test_chart_helm_test_reports_missing_crds(api: Api, release: Release, tmp_path: Path) -> None:
     release.install()
     ended = release.try_out(tmp_path, f"{api.access.server}/nowhere", "")
     assert ended.returncode == 1

@@ -11,7 +11,7 @@ from chart.charts import Release, as_its_account, started
 from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.instance import Instance
-from ground.poll import answers, eventually, soon
+from ground.poll import PATIENCE_SECONDS, answers, eventually, soon
 from kube.world import is_gone
 
 NO_SECRET = "Secret acl, which spec.broker names, does not exist"
@@ -34,11 +34,11 @@ async def is_looked_after(api: Api, group: str) -> None:
         conditions = (await api.get(group)).get("status", {}).get("conditions") or []
         return any(NO_SECRET in one["message"] for one in conditions)
 
-    await soon(told, 60)
+    await soon(told)
 
 
 @pytest.mark.parametrize("narrow", [True, False])
-async def test_an_operator_runs_as_the_chart_says(
+async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
     api: Api,
     control_plane: Cluster,
     instance: Instance,
@@ -64,7 +64,7 @@ async def test_an_operator_runs_as_the_chart_says(
         tried = await asyncio.to_thread(release.try_out, tmp_path, api.access.server, f"http://{address}:8080")
         assert (tried.returncode, tried.stderr) == (0, "")
         operator.terminate()
-        journal, log = await asyncio.wait_for(operator.communicate(), 30)
+        journal, log = await asyncio.wait_for(operator.communicate(), PATIENCE_SECONDS)
         assert operator.returncode == 0
     assert "is forbidden: User" not in log.decode(), log.decode()  # a namespace that ends is forbidden to everybody
     written = [json.loads(line) for line in journal.splitlines()]
@@ -72,7 +72,7 @@ async def test_an_operator_runs_as_the_chart_says(
     assert not (await api.get(lease))["spec"]["holderIdentity"]  # given back, so that another leads at once
 
 
-async def test_a_watched_namespace_that_goes_takes_no_other_along_and_comes_back_with_its_rights(
+async def test_namespace_deleted_while_watched_affects_no_other_and_is_served_when_recreated(
     api: Api, control_plane: Cluster, instance: Instance, release: Release, namespace: str, *, tmp_path: Path
 ) -> None:
     doomed = f"{namespace}-doomed"
@@ -87,7 +87,7 @@ async def test_a_watched_namespace_that_goes_takes_no_other_along_and_comes_back
     async with start():
         await is_looked_after(api, await a_group(api, namespace))
         await api.delete(f"/api/v1/namespaces/{doomed}")
-        await soon(partial(is_gone, api, f"/api/v1/namespaces/{doomed}"), 60)
+        await soon(partial(is_gone, api, f"/api/v1/namespaces/{doomed}"))
         await is_looked_after(api, await a_group(api, namespace, "billing"))
     async with start():
         await is_looked_after(api, await a_group(api, namespace, "invoices"))

@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Path, subprocess.Co
     return into, release(into)
 
 
-def test_everything_of_a_release_is_made_and_right(
+def test_release_check_builds_the_artifacts_and_passes(
     made: "tuple[Path, subprocess.CompletedProcess[str]]",
 ) -> None:
     into, ended = made
@@ -52,7 +52,7 @@ def test_everything_of_a_release_is_made_and_right(
     assert "aiohttp" in (into / "licences.txt").read_text()
 
 
-def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_release_check_leaves_a_folder_with_other_files_alone(tmp_path: Path) -> None:
     (tmp_path / "letters").touch()
     ended = release(tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -103,7 +103,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_what_breaks_the_release_before_stops_a_release_unless_it_is_meant(checkout: Checkout) -> None:
+def test_release_check_fails_on_an_incompatible_change_unless_it_is_declared(checkout: Checkout) -> None:
     checkout.begin()
     right = checkout.ask()
     assert (right.returncode, told(right)["compatible"]) == (0, "ok"), right.stdout
@@ -121,7 +121,7 @@ def test_what_breaks_the_release_before_stops_a_release_unless_it_is_meant(check
     assert "but for what CHANGELOG.md calls Breaking (1)" in meant.stdout
 
 
-def test_a_version_that_was_forgotten_stops_a_release(checkout: Checkout) -> None:
+def test_release_check_fails_on_a_forgotten_version(checkout: Checkout) -> None:
     checkout.begin()
     checkout.change("charts/rota/Chart.yaml", "version: 0.1.0", "version: 0.2.0")
     git(checkout.folder, "tag", "v0.2.0")
@@ -131,7 +131,7 @@ def test_a_version_that_was_forgotten_stops_a_release(checkout: Checkout) -> Non
     assert f"pyproject.toml says 0.1.0, but {wrong} what is tagged v0.2.0" in ended.stdout
 
 
-def test_where_tags_were_not_fetched_a_release_is_not_taken_for_the_first(checkout: Checkout) -> None:
+def test_release_check_fails_when_the_previous_tag_was_not_fetched(checkout: Checkout) -> None:
     (checkout.folder / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n## 0.0.1 (2026-01-01)\n")
     git(checkout.folder, "init", "--quiet")
     checkout.commit()
@@ -140,7 +140,7 @@ def test_where_tags_were_not_fetched_a_release_is_not_taken_for_the_first(checko
     assert "there is no tag v0.0.1 to compare with; fetch it with `git fetch --tags`" in ended.stdout
 
 
-def test_without_a_repository_there_is_nothing_to_release(checkout: Checkout) -> None:
+def test_release_check_fails_outside_a_git_repository(checkout: Checkout) -> None:
     ended = checkout.ask()
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"release: {checkout.folder} is no checkout of Git with a commit; ")

@@ -9,20 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.charts import CHART, ROOT, Helm, Rendered
+from chart.charts import CHART, EVERYTHING, PROMETHEUS, ROOT, Helm, Rendered
 from ground.api import Object
 
-PROMETHEUS = "--api-versions=monitoring.coreos.com/v1"
 SELECTOR = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
 ORIGIN = {f"app.kubernetes.io/{key}" for key in ("version", "part-of", "managed-by")} | {"helm.sh/chart"}
-EVERYTHING: Object = {
-    "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"], "scrapeFrom": ["monitoring"]},
-    "serviceMonitor": {"enabled": True, "labels": {"prometheus": "main"}},
-    "prometheusRule": {"enabled": True},
-    "dashboards": {"enabled": True},
-    "journal": {"kind": "volume"},
-    "pipeline": {"enabled": True, "claim": "history"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +30,7 @@ def named(rendered: Rendered) -> list[str]:
     return sorted(f"{it['kind']}/{it['metadata']['name']}" for it in rendered.objects)
 
 
-def test_by_default_there_is_what_an_operator_needs_and_no_more(default: Rendered) -> None:
+def test_chart_renders_only_the_needed_objects_by_default(default: Rendered) -> None:
     assert named(default) == [
         "ClusterRole/rota",
         "ClusterRole/rota-edit",
@@ -57,7 +48,7 @@ def test_by_default_there_is_what_an_operator_needs_and_no_more(default: Rendere
     ]
 
 
-def test_each_switch_adds_its_object(default: Rendered, everything: Rendered) -> None:
+def test_chart_switches_add_their_objects(default: Rendered, everything: Rendered) -> None:
     assert set(named(everything)) - set(named(default)) == {
         "ConfigMap/rota-dashboard-group",
         "ConfigMap/rota-dashboard-operator",
@@ -71,7 +62,7 @@ def test_each_switch_adds_its_object(default: Rendered, everything: Rendered) ->
     }
 
 
-def test_what_can_be_left_out_is_left_out(default: Rendered, helm: Helm) -> None:
+def test_chart_switches_leave_out_optional_objects(default: Rendered, helm: Helm) -> None:
     without = helm.template(
         crds={"install": False},
         rbac={"aggregate": False},
@@ -89,13 +80,13 @@ def test_what_can_be_left_out_is_left_out(default: Rendered, helm: Helm) -> None
     assert without.pod["spec"]["serviceAccountName"] == "ours"
 
 
-def test_every_object_says_whose_it_is(everything: Rendered) -> None:
+def test_chart_labels_every_object_with_its_origin(everything: Rendered) -> None:
     for it in everything.objects:
         wanted = ORIGIN if it["kind"] == "CustomResourceDefinition" else ORIGIN | SELECTOR
         assert wanted <= it["metadata"]["labels"].keys(), it["metadata"]["name"]
 
 
-def test_no_selector_has_a_version_in_it(everything: Rendered) -> None:
+def test_chart_selectors_contain_no_version(everything: Rendered) -> None:
     spec = everything["Deployment"]["spec"]
     spread = spec["template"]["spec"]["topologySpreadConstraints"][0]["labelSelector"]
     monitored = everything["ServiceMonitor"]["spec"]["selector"]
@@ -119,14 +110,14 @@ def test_no_selector_has_a_version_in_it(everything: Rendered) -> None:
         ("r" * 53, {"nameOverride": "b" * 30}, "r" * 53 + "-" + "b" * 9),
     ],
 )
-def test_objects_are_named_after_the_release(helm: Helm, release: str, values: Object, name: str) -> None:
+def test_chart_names_objects_after_the_release(helm: Helm, release: str, values: Object, name: str) -> None:
     assert Rendered(helm("template", release, CHART, values=values))["Deployment"]["metadata"]["name"] == name
 
 
 # The operator's pods.
 
 
-def test_the_pod_needs_no_shell_no_root_and_no_disk(default: Rendered) -> None:
+def test_chart_pod_needs_no_shell_no_root_and_no_disk(default: Rendered) -> None:
     container = default.container
     assert (container["command"], container["args"]) == (["rota"], ["operator"])
     assert default.pod["spec"]["securityContext"] == {
@@ -145,7 +136,7 @@ def test_the_pod_needs_no_shell_no_root_and_no_disk(default: Rendered) -> None:
     assert default["Pod"]["spec"]["containers"][0]["securityContext"] == container["securityContext"]
 
 
-def test_the_operator_is_told_where_it_is(default: Rendered, helm: Helm) -> None:
+def test_chart_passes_identity_and_settings_to_the_operator(default: Rendered, helm: Helm) -> None:
     fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in default.container["env"][:3]}
     assert fields == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
     image = "ghcr.io/rota-dev/rota-sidecar:0.1.0"
@@ -155,13 +146,13 @@ def test_the_operator_is_told_where_it_is(default: Rendered, helm: Helm) -> None
     assert told.container["args"] == ["operator", "--verbose"]
 
 
-def test_traces_go_where_they_are_sent(default: Rendered, helm: Helm) -> None:
+def test_trace_endpoint_of_the_values_reaches_the_operator(default: Rendered, helm: Helm) -> None:
     name, endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.monitoring:4318"
     assert name not in default.env
     assert helm.template(tracing={"endpoint": endpoint}).env[name] == endpoint
 
 
-def test_what_receivers_want_as_headers_stays_in_a_secret(default: Rendered, helm: Helm) -> None:
+def test_trace_headers_stay_in_a_secret(default: Rendered, helm: Helm) -> None:
     name = "OTEL_EXPORTER_OTLP_HEADERS"
     assert name not in {it["name"] for it in default.container["env"]}
     told = helm.template(tracing={"endpoint": "https://collector:4318", "headersSecret": "otlp"})
@@ -169,7 +160,7 @@ def test_what_receivers_want_as_headers_stays_in_a_secret(default: Rendered, hel
     assert found == {"secretKeyRef": {"name": "otlp", "key": "headers"}}
 
 
-def test_it_is_asked_whether_it_lives_and_is_ready(default: Rendered) -> None:
+def test_health_and_readiness_probes_of_the_chart_use_healthz_and_readyz(default: Rendered) -> None:
     assert default.container["ports"] == [{"name": "http", "containerPort": 8080}]
     asked = {it: default.container[f"{it}Probe"]["httpGet"] for it in ("startup", "liveness", "readiness")}
     assert asked == {
@@ -188,14 +179,14 @@ def test_it_is_asked_whether_it_lives_and_is_ready(default: Rendered) -> None:
         ({"tag": "main", "digest": f"sha256:{'a' * 64}"}, f"r/i@sha256:{'a' * 64}"),
     ],
 )
-def test_an_image_is_named_by_digest_or_tag_or_the_charts_version(helm: Helm, image: Object, word: str) -> None:
+def test_image_is_named_by_digest_or_tag_or_chart_version(helm: Helm, image: Object, word: str) -> None:
     it = {"repository": "r/i", **image}
     rendered = helm.template(image=it, sidecar={"image": it})
     assert rendered.container["image"] == rendered.env["ROTA_SIDECAR_IMAGE"] == word
     assert rendered["Pod"]["spec"]["containers"][0]["image"] == word
 
 
-def test_what_is_said_about_pods_reaches_them(helm: Helm) -> None:
+def test_chart_pod_values_reach_the_pod(helm: Helm) -> None:
     said: Object = {
         "nodeSelector": {"disk": "ssd"},
         "tolerations": [{"key": "a", "operator": "Exists"}],
@@ -231,7 +222,7 @@ def test_what_is_said_about_pods_reaches_them(helm: Helm) -> None:
         ({"size": "9Gi", "claim": {"enabled": False}}, 2, {"emptyDir": {"sizeLimit": "9Gi"}}, "RollingUpdate"),
     ],
 )
-def test_the_journal_goes_where_it_is_sent(
+def test_journal_volume_follows_the_chart_values(
     helm: Helm, journal: Object, replicas: int, volume: Object | None, strategy: str
 ) -> None:
     rendered = helm.template(journal={"kind": "volume", **journal}, replicas=replicas)
@@ -246,7 +237,7 @@ def test_the_journal_goes_where_it_is_sent(
     assert ("PersistentVolumeClaim" in rendered) == ("rota-journal" in str(volume))
 
 
-def test_a_journals_claim_outlives_its_release(helm: Helm) -> None:
+def test_journal_claim_is_annotated_to_be_kept_on_uninstall(helm: Helm) -> None:
     claim = {"storageClass": "shared", "accessModes": ["ReadWriteMany"]}
     made = helm.template(journal={"kind": "volume", "size": "50Gi", "claim": claim})["PersistentVolumeClaim"]
     assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -264,7 +255,7 @@ def definitions(rendered: Rendered) -> dict[str, Object]:
     return {it["metadata"]["name"]: it for it in rendered.by_kind["CustomResourceDefinition"]}
 
 
-def test_the_pipeline_takes_the_journal_and_makes_tables_of_it_one_step_after_the_other(helm: Helm) -> None:
+def test_pipeline_job_runs_ingest_then_rollup_on_the_journal(helm: Helm) -> None:
     values: Object = {"journal": {"kind": "volume"}, "pipeline": {"enabled": True, "claim": "history"}}
     job = helm.template(**values)["CronJob"]["spec"]
     assert (job["schedule"], job["concurrencyPolicy"]) == ("20 * * * *", "Forbid")
@@ -279,7 +270,7 @@ def test_the_pipeline_takes_the_journal_and_makes_tables_of_it_one_step_after_th
     assert claims["history"] == {"claimName": "history"}
 
 
-def test_the_pipeline_runs_where_the_operator_does_if_one_node_alone_can_mount_the_journal(helm: Helm) -> None:
+def test_pipeline_job_runs_on_the_node_of_the_operator_if_the_journal_needs_it(helm: Helm) -> None:
     journal: Object = {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}
     rendered = helm.template(replicas=1, journal=journal, pipeline={"enabled": True, "claim": "history"})
     pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -288,7 +279,7 @@ def test_the_pipeline_runs_where_the_operator_does_if_one_node_alone_can_mount_t
     assert beside["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_policies_are_tried_if_there_are_any(helm: Helm) -> None:
+def test_pipeline_job_runs_recommend_if_policies_are_given(helm: Helm) -> None:
     pipeline: Object = {"enabled": True, "claim": "history", "policies": "to-try", "days": 3}
     rendered = helm.template(journal={"kind": "volume"}, pipeline=pipeline)
     pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -299,7 +290,7 @@ def test_policies_are_tried_if_there_are_any(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_definitions_are_those_of_the_repository(helm: Helm, *, keep: bool) -> None:
+def test_crd_manifests_of_the_chart_equal_those_of_the_repository(helm: Helm, *, keep: bool) -> None:
     found = definitions(helm.template(crds={"keep": keep}))
     for it in found.values():
         assert it["metadata"].pop("labels").keys() == ORIGIN
@@ -308,7 +299,7 @@ def test_the_definitions_are_those_of_the_repository(helm: Helm, *, keep: bool) 
     assert found == {it["metadata"]["name"]: it for it in theirs}
 
 
-def test_a_packaged_chart_makes_the_same_and_needs_no_link(helm: Helm, default: Rendered, tmp_path: Path) -> None:
+def test_chart_package_renders_the_same_and_needs_no_symlink(helm: Helm, default: Rendered, tmp_path: Path) -> None:
     helm("package", CHART, "--destination", tmp_path)
     (archive,) = tmp_path.iterdir()
     assert archive.name == "rota-0.1.0.tgz"
@@ -327,7 +318,7 @@ def reachable(rendered: Rendered, name: str) -> list[tuple[Any, Any]]:
     return [(it["ports"], it.get("from")) for it in rules]
 
 
-def test_only_the_operator_reaches_members_and_all_else_in_their_pods_stays_open(everything: Rendered) -> None:
+def test_network_policy_restricts_only_the_member_port_to_the_operator(everything: Rendered) -> None:
     policy = everything["NetworkPolicy/rota-members"]
     assert policy["metadata"]["namespace"] == "shop"
     assert policy["spec"]["podSelector"] == {"matchExpressions": [{"key": "rota.dev/group", "operator": "Exists"}]}
@@ -342,14 +333,14 @@ def test_only_the_operator_reaches_members_and_all_else_in_their_pods_stays_open
     assert {it["protocol"] for it in others if it.get("endPort") == 65535 and "protocol" in it} == {"UDP", "SCTP"}
 
 
-def test_the_operator_is_reached_by_the_test_and_by_who_scrapes(everything: Rendered) -> None:
+def test_network_policy_lets_helm_test_and_prometheus_reach_the_operator(everything: Rendered) -> None:
     ((ports, who),) = reachable(everything, "rota")
     assert ports == [{"port": "http"}]
     assert who[0]["podSelector"]["matchLabels"].items() <= everything["Pod"]["metadata"]["labels"].items()
     assert who[1:] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
-def test_the_operator_is_read_by_whom_the_values_name(helm: Helm) -> None:
+def test_network_policy_lets_peers_in_read_from_reach_only_the_operator(helm: Helm) -> None:
     nodes = {"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.128/25"]}}
     people = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}, "podSelector": {}}
     guarded = helm.template(networkPolicy={"enabled": True, "memberNamespaces": ["shop"], "readFrom": [nodes, people]})
@@ -359,7 +350,7 @@ def test_the_operator_is_read_by_whom_the_values_name(helm: Helm) -> None:
     assert len(reachable(guarded, "rota-members")[0][1]) == 1, "members are read by nobody else"
 
 
-def test_members_are_guarded_where_groups_are(helm: Helm) -> None:
+def test_network_policy_protects_members_in_watched_namespaces(helm: Helm) -> None:
     guarded = helm.template(
         watchNamespaces=["shop", "billing"], networkPolicy={"enabled": True, "scrapeMembersFrom": ["monitoring"]}
     )
@@ -371,14 +362,14 @@ def test_members_are_guarded_where_groups_are(helm: Helm) -> None:
 # What people look at.
 
 
-def test_the_operator_is_scraped(everything: Rendered) -> None:
+def test_metrics_of_the_operator_are_scraped_by_a_service_monitor(everything: Rendered) -> None:
     monitor = everything["ServiceMonitor"]
     assert monitor["metadata"]["labels"]["prometheus"] == "main"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("http", "/metrics", "15s")
 
 
-def test_rules_and_dashboards_are_taken_as_they_lie_there(helm: Helm, tmp_path: Path) -> None:
+def test_chart_renders_rule_and_dashboard_files_unchanged(helm: Helm, tmp_path: Path) -> None:
     chart = shutil.copytree(CHART, tmp_path / "rota", ignore=shutil.ignore_patterns("rules", "dashboards"))
     alert = {"alert": "A", "annotations": {"summary": "{{ $labels.group }}"}}
     rules = {"groups": [{"name": "a", "rules": [alert]}]}
@@ -401,17 +392,17 @@ def test_rules_and_dashboards_are_taken_as_they_lie_there(helm: Helm, tmp_path: 
     assert shown["metadata"]["annotations"] == {"folder": "Rota"}
 
 
-def test_the_linter_has_nothing_to_say(helm: Helm) -> None:
+def test_chart_passes_strict_helm_lint(helm: Helm) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
 
 
-def test_the_chart_has_the_version_of_what_it_installs() -> None:
+def test_chart_version_equals_the_project_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert chart["version"] == chart["appVersion"] == version
 
 
-def test_the_chart_tells_of_each_kind_and_shows_the_least_of_it() -> None:
+def test_chart_annotations_list_each_crd_and_a_minimal_example() -> None:
     told = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
     theirs = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
     listed = [(it["name"], it["kind"], it["version"]) for it in yaml.safe_load(told["artifacthub.io/crds"])]

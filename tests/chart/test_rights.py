@@ -69,7 +69,7 @@ def bound(rendered: Rendered) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield kind, namespace, rights(role)
 
 
-def test_for_all_namespaces_it_has_these_rights(helm: Helm) -> None:
+def test_rbac_for_all_namespaces_grants_exactly_the_listed_rights(helm: Helm) -> None:
     assert [*bound(helm.template())] == [
         ("ClusterRole", "", WHERE_GROUPS_ARE | NODES),
         ("Role", "rota-system", LEASE),
@@ -77,7 +77,7 @@ def test_for_all_namespaces_it_has_these_rights(helm: Helm) -> None:
     assert next(bound(helm.template(rbac={"nodes": False}))) == ("ClusterRole", "", WHERE_GROUPS_ARE)
 
 
-def test_for_some_namespaces_it_has_rights_in_them_only(helm: Helm) -> None:
+def test_rbac_for_watched_namespaces_grants_rights_only_there(helm: Helm) -> None:
     assert [*bound(helm.template(watchNamespaces=["shop", "billing"]))] == [
         ("Role", "shop", WHERE_GROUPS_ARE),
         ("Role", "billing", WHERE_GROUPS_ARE),
@@ -85,7 +85,7 @@ def test_for_some_namespaces_it_has_rights_in_them_only(helm: Helm) -> None:
     ]
 
 
-def test_people_get_rights_by_the_roles_that_they_have(helm: Helm) -> None:
+def test_rbac_user_roles_aggregate_to_view_edit_and_admin(helm: Helm) -> None:
     rendered = helm.template(watchNamespaces=["shop"])
     found = {it["metadata"]["name"]: it for it in rendered.by_kind["ClusterRole"]}
     assert {name: rights(it) for name, it in found.items()} == {"rota-view": VIEW, "rota-edit": EDIT}
@@ -98,7 +98,7 @@ def test_people_get_rights_by_the_roles_that_they_have(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("namespaces", [[], ["shop"]])
-def test_there_is_no_wildcard(helm: Helm, namespaces: list[str]) -> None:
+def test_rbac_has_no_wildcard(helm: Helm, namespaces: list[str]) -> None:
     rendered = helm.template(watchNamespaces=namespaces)
     rules = [rule for kind in ("Role", "ClusterRole") for role in rendered.by_kind[kind] for rule in role["rules"]]
     assert rules
@@ -121,7 +121,7 @@ async def allowed(api: Api, user: Object, namespace: str, verb: str, what: str) 
 
 
 @pytest.mark.parametrize("narrow", [True, False])
-async def test_the_api_server_sees_these_rights_and_no_others(
+async def test_rbac_on_the_api_server_grants_the_listed_and_denies_forbidden_rights(
     api: Api, release: Release, namespace: str, *, narrow: bool
 ) -> None:
     release.install(watchNamespaces=[namespace] if narrow else [])
@@ -137,7 +137,7 @@ async def test_the_api_server_sees_these_rights_and_no_others(
         assert not await allowed(api, user, namespace, verb, what), (verb, what)
 
 
-async def test_people_see_and_change_groups_as_far_as_their_roles_go(api: Api, release: Release) -> None:
+async def test_rbac_lets_users_view_and_edit_groups_by_their_role(api: Api, release: Release) -> None:
     release.install()
     where = release.namespace
     for role in ("view", "edit", "admin"):

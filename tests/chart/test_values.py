@@ -54,22 +54,22 @@ DESCRIBED = described()
 LEAVES = {path: part for path, part in branches(SCHEMA) if path in DESCRIBED}
 
 
-def test_every_value_is_described() -> None:
+def test_chart_values_are_all_described() -> None:
     leaves = {path for path, part in branches(SCHEMA) if "description" in part or "properties" not in part}
     resources = {f"{of}resources.{what}" for of in ("", "pipeline.") for what in ("requests", "limits")}
     assert leaves - {"global", *resources} == DESCRIBED.keys()
 
 
-def test_the_schema_describes_values_in_the_same_words() -> None:
+def test_chart_schema_descriptions_equal_those_of_the_values() -> None:
     assert {path: part["description"] for path, part in LEAVES.items()} == DESCRIBED
 
 
-def test_the_table_in_the_readme_is_that_of_the_values() -> None:
+def test_chart_readme_table_equals_the_values() -> None:
     table = ["| value | what it does | default |", "|---|---|---|", *(row(*it) for it in DESCRIBED.items())]
     assert (CHART / "README.md").read_text().partition("## Values\n\n")[2].splitlines() == table
 
 
-def test_the_schema_is_closed() -> None:
+def test_chart_schema_allows_no_additional_properties() -> None:
     every = [("", SCHEMA), *branches(SCHEMA)]
     assert [
         path for path, part in every if "properties" in part and part.get("additionalProperties") is not False
@@ -118,7 +118,7 @@ def test_the_schema_is_closed() -> None:
     ],
     ids=str,
 )
-def test_a_value_that_cannot_be_meant_is_refused(helm: Helm, values: Object, told: str) -> None:
+def test_chart_schema_rejects_an_invalid_value(helm: Helm, values: Object, told: str) -> None:
     with pytest.raises(Refused, match=re.escape(told)):
         helm.template(**values)
 
@@ -150,11 +150,11 @@ def test_a_value_that_cannot_be_meant_is_refused(helm: Helm, values: Object, tol
     ],
     ids=str,
 )
-def test_values_that_do_not_go_together_are_refused_with_a_sentence(helm: Helm, values: Object, told: str) -> None:
+def test_chart_values_that_conflict_are_rejected_with_a_sentence(helm: Helm, values: Object, told: str) -> None:
     with pytest.raises(Refused, match=re.escape(told)):
         helm.template(**values)
 
 
-def test_a_chart_that_has_this_one_among_its_parts_may_share_its_values(helm: Helm) -> None:
+def test_chart_as_a_subchart_accepts_global_values(helm: Helm) -> None:
     shared: Object = {"global": {"region": "eu"}}
     assert "Deployment" in helm.template(**shared)

@@ -25,7 +25,7 @@ def ids(installed: Installed) -> list[str]:
 
 
 @pytest.mark.slow("on a node, groups consume on without a release and the next release takes them up")
-def test_groups_go_on_without_the_release_and_are_taken_up_by_the_next(
+def test_uninstall_leaves_groups_consuming_and_the_next_release_adopts_them(
     installed: Installed, consumers: Consumers
 ) -> None:
     before, document = ids(installed), consumers.document()
@@ -44,7 +44,7 @@ def test_groups_go_on_without_the_release_and_are_taken_up_by_the_next(
 
 
 @pytest.mark.slow("on a node, a namespace ends although a group is in it")
-def test_a_namespace_ends_with_the_group_in_it(installed: Installed, consumers: Consumers) -> None:
+def test_namespace_with_a_group_is_deleted(installed: Installed, consumers: Consumers) -> None:
     with consumers.under_load("the namespace deleted, and all of it made again", pause=inf):
         installed.node.kubectl("delete", "namespace", SHOP, f"--timeout={SECONDS}s")
         installed.ensure()
@@ -67,7 +67,7 @@ def type_all(installed: Installed, *starts: str) -> None:
 
 
 @pytest.mark.slow("an uninstalled chart leaves nothing, and takes over CRDs that kubectl applied")
-def test_everything_is_removed_and_definitions_that_kubectl_brings_are_made_the_next_releases(
+def test_uninstall_by_the_readme_removes_everything_and_install_adopts_crds_of_kubectl(
     installed: Installed, consumers: Consumers
 ) -> None:
     of_all, names = "kubectl delete consumergroups,rebalancepolicies", LASTING[:2]

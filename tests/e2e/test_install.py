@@ -49,13 +49,13 @@ HTTPServer(("127.0.0.1", 8080), App).serve_forever()
 """
 
 
-def test_two_operators_run_and_one_of_them_leads(installed: Installed) -> None:
+def test_leader_election_chooses_one_of_two_running_operators(installed: Installed) -> None:
     assert installed.home("get", "deploy", "rota", "-o", "jsonpath={.status.readyReplicas}") == "2"
     assert eventually(installed.leader, SECONDS) in installed.pods()
     assert len(installed.pods()) == 2
 
 
-def test_the_page_is_reached_by_port_forward(installed: Installed) -> None:
+def test_page_is_reached_by_port_forward(installed: Installed) -> None:
     leader = eventually(installed.leader, SECONDS)
     cluster = ("--kubeconfig", str(installed.node.kubeconfig), "--namespace", HOME)
     argv = [str(program("kubectl")), *cluster, "port-forward", leader, ":8080"]
@@ -70,11 +70,11 @@ def test_the_page_is_reached_by_port_forward(installed: Installed) -> None:
             forwarding.terminate()
 
 
-def test_helm_test_finds_the_release_in_order(installed: Installed) -> None:
+def test_chart_helm_test_of_the_release_succeeds(installed: Installed) -> None:
     assert "Succeeded" in installed.release("test", f"--timeout={SECONDS}s")
 
 
-def test_a_group_is_told_how_it_fares_with_the_rights_that_the_chart_gives(installed: Installed) -> None:
+def test_condition_and_events_of_a_group_are_published_with_the_charts_rbac(installed: Installed) -> None:
     installed.apply(POLICY, SECRET, GROUP)
     eventually(lambda: installed.conditions(SHOP).get("BrokerUnreachable"), SECONDS)
     told = installed.conditions(SHOP)
@@ -101,7 +101,7 @@ def orders(installed: Installed, broker: RocketMQ) -> Iterator[Traffic]:
     installed.node.kubectl("delete", "cg", "billing", "--ignore-not-found")
 
 
-def test_the_first_group_of_the_notes_works(installed: Installed, orders: Traffic) -> None:
+def test_chart_notes_first_group_consumes_each_message_once(installed: Installed, orders: Traffic) -> None:
     notes = installed.release("get notes")
     (told,) = re.findall(r"^  kubectl apply .*?^  EOF$", notes, re.MULTILINE | re.DOTALL)
     ours = f"image: rota.local/sidecar:test, command: {json.dumps(['python', '-c', APP])}"

@@ -14,37 +14,37 @@ pytestmark = pytest.mark.node
 DOWN = 90  # seconds
 
 
-def test_the_leaders_pod_is_deleted_in_the_middle_of_a_handover(consumers: Consumers) -> None:
+def test_failover_completes_a_handover_when_the_leaders_pod_is_deleted(consumers: Consumers) -> None:
     events.leader_deleted(consumers)
 
 
 @pytest.mark.slow("on a node, both operators are deleted by force during a handover")
-def test_both_operators_are_deleted_by_force_in_the_middle_of_a_handover(consumers: Consumers) -> None:
+def test_failover_completes_a_handover_when_both_operators_are_force_deleted(consumers: Consumers) -> None:
     events.operators_deleted_by_force(consumers)
 
 
 @pytest.mark.slow("on a node, consuming goes on for 90 s without an operator")
-def test_there_is_no_operator_for_a_while(consumers: Consumers) -> None:
+def test_restart_of_all_operators_after_90_seconds_keeps_the_assignment(consumers: Consumers) -> None:
     events.no_operator(consumers, DOWN)
 
 
 @pytest.mark.slow("on a node, the assignment is edited and deleted")
-def test_a_groups_record_is_edited_and_deleted(consumers: Consumers) -> None:
+def test_config_map_of_the_stored_assignment_is_restored_after_edit_and_deletion(consumers: Consumers) -> None:
     events.record_edited(consumers)
     events.record_deleted(consumers)
 
 
 @pytest.mark.slow("on a node, a broker crashes")
-def test_a_broker_crashes_and_comes_back(consumers: Consumers) -> None:
+def test_broker_failure_and_restart_loses_no_message(consumers: Consumers) -> None:
     events.broker_killed(consumers)
 
 
 @pytest.mark.slow("on a node, the chart is upgraded during a handover")
-def test_the_chart_is_upgraded_in_the_middle_of_a_handover(consumers: Consumers) -> None:
+def test_upgrade_of_the_chart_completes_a_handover_in_progress(consumers: Consumers) -> None:
     events.chart_upgraded(consumers)
 
 
-def test_nothing_that_happened_was_beyond_the_operators_rights(installed: Installed, consumers: Consumers) -> None:
+def test_rbac_denied_no_request_of_the_operator_during_the_tests(installed: Installed, consumers: Consumers) -> None:
     installed.shop("patch", "cg", NAME, "--type=merge", "-p", json.dumps({"spec": {"policyRef": {"name": "none"}}}))
     eventually(lambda: "MissingPolicy" in installed.conditions(NAME), SECONDS)
     consumers.up()

@@ -67,7 +67,7 @@ def scheduled(installed: Installed, folders: dict[str, Path]) -> Iterator[dict[s
 
 
 @pytest.mark.slow("the pipeline as a CronJob, with its image, on a node")
-def test_the_chart_s_cronjob_makes_tables_and_a_recommendation_of_the_journal(
+def test_pipeline_cronjob_of_the_chart_writes_tables_and_a_recommendation(
     installed: Installed, scheduled: dict[str, Path]
 ) -> None:
     generated(scheduled[JOURNAL])

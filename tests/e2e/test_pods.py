@@ -8,13 +8,13 @@ from e2e.consumers import Consumers
 pytestmark = pytest.mark.node
 
 
-def test_ten_pods_come_are_replaced_and_go_and_nothing_is_lost_or_comes_twice(consumers: Consumers) -> None:
+def test_scale_up_rolling_update_and_scale_down_lose_and_duplicate_no_message(consumers: Consumers) -> None:
     events.scaled(consumers, 10)
     events.rolled(consumers)
     events.scaled(consumers, 3)
 
 
-def test_an_orderly_group_is_scaled_and_replaced_and_each_queue_stays_in_order(consumers: Consumers) -> None:
+def test_orderly_group_keeps_queue_order_over_scaling_rolling_update_and_deletion(consumers: Consumers) -> None:
     consumers.up(orderly=True)
     events.scaled(consumers, 5)
     events.rolled(consumers)
@@ -23,30 +23,30 @@ def test_an_orderly_group_is_scaled_and_replaced_and_each_queue_stays_in_order(c
 
 
 @pytest.mark.slow("on a node, a pod is deleted")
-def test_a_pod_is_deleted(consumers: Consumers) -> None:
+def test_member_pod_deletion_loses_and_duplicates_no_message(consumers: Consumers) -> None:
     events.pod_deleted(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, a pod is deleted by force")
-def test_a_pod_is_deleted_by_force(consumers: Consumers) -> None:
+def test_member_pod_force_deletion_duplicates_in_flight_messages_at_most(consumers: Consumers) -> None:
     events.pod_deleted_by_force(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, a sidecar is killed for its memory")
-def test_a_sidecar_takes_more_memory_than_it_has(consumers: Consumers) -> None:
+def test_sidecar_killed_for_its_memory_is_recovered(consumers: Consumers) -> None:
     events.sidecar_out_of_memory(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, an app is in a crash loop")
-def test_an_app_crashes_again_and_again(consumers: Consumers) -> None:
+def test_crash_loop_of_an_app_is_recovered(consumers: Consumers) -> None:
     events.app_crashing(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, the network between a pod and the broker fails")
-def test_a_pod_is_cut_off_from_the_broker(consumers: Consumers) -> None:
+def test_connection_loss_between_a_pod_and_the_broker_moves_its_queues_until_reconnect(consumers: Consumers) -> None:
     events.cut_off_from_broker(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, the network between a pod and the operators fails")
-def test_a_pod_is_cut_off_from_the_operators(consumers: Consumers) -> None:
+def test_handover_waits_for_a_ready_pod_that_the_operators_cannot_reach(consumers: Consumers) -> None:
     events.cut_off_from_operators(consumers)

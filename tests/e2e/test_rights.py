@@ -78,13 +78,13 @@ def token(installed: Installed, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("namespace", [SHOP, HOME, "kube-system"])
-def test_the_operator_may_do_what_the_chart_lists_and_nothing_else(installed: Installed, namespace: str) -> None:
+def test_rbac_allows_the_operator_exactly_what_the_chart_lists(installed: Installed, namespace: str) -> None:
     everybody = may(installed, NOBODY, namespace)
     assert may(installed, OPERATOR, namespace) - everybody == listed(installed, namespace)
 
 
 @pytest.mark.usefixtures("consumers")
-def test_the_operators_token_gets_nothing_that_is_forbidden(installed: Installed, token: Path) -> None:
+def test_rbac_denies_every_forbidden_request_with_the_operators_token(installed: Installed, token: Path) -> None:
     def refused(*what: str, feed: str | None = None) -> bool:
         try:
             installed.node.kubectl("--kubeconfig", str(token), "--namespace", SHOP, *what, feed=feed)
@@ -97,7 +97,7 @@ def test_the_operators_token_gets_nothing_that_is_forbidden(installed: Installed
     assert [body["kind"] for body in (POD, BINDING) if not refused("create", "-f-", feed=json.dumps(body))] == []
 
 
-def test_a_sidecar_has_no_token_where_its_app_has_one(installed: Installed, consumers: Consumers) -> None:
+def test_sidecar_has_no_service_account_token_while_its_app_has_one(installed: Installed, consumers: Consumers) -> None:
     pod, *_ = consumers.pods()
 
     def lies(container: str) -> set[str]:

@@ -1,43 +1,45 @@
-"""`python -m fuzz`: read mutated frames, bodies and messages until told to stop, or show one again."""
+"""`python -m fuzz`: try parsers with mutated input until told to stop, or one seed again."""
 
 import argparse
 import signal
 import sys
 from types import FrameType
 
-from fuzz.run import READERS, broken, made
+from fuzz.run import TARGETS, choose, failure
 from soaking import soak
 
-PATIENCE = 60  # seconds for one; most take less than a thousandth of one
+PATIENCE_SECONDS = 60  # for one input; most take less than a thousandth of it
 
 
 def main() -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("--seed", type=int, help="show this one again")
+    parser.add_argument("--seed", type=int, help="try this one again")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--runs", type=int, help="how many (default: until interrupted)")
     parser.add_argument("--seconds", type=float, help="how long (default: until interrupted)")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGALRM, _too_long)
-    if asked.seed is not None:
-        name, data = made(asked.seed)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGALRM, _raise_timeout)
+    if arguments.seed is not None:
+        name, data = choose(arguments.seed)
         print(f"{name}: {data!r}", flush=True)
-        READERS[name](data)
-        print(f"seed {asked.seed} holds")
+        TARGETS[name].check(data)
+        print(f"seed {arguments.seed} holds")
         return 0
-    found = soak(_within_patience, asked.first, asked.runs, seconds=asked.seconds, what="tries", every=100_000)
+    exit_code = soak(
+        _failure_in_time, arguments.first, arguments.runs, seconds=arguments.seconds, what="tries", every=100_000
+    )
     signal.alarm(0)
-    return found
+    return exit_code
 
 
-def _too_long(_: int, __: FrameType | None) -> None:
-    raise TimeoutError(f"not read within {PATIENCE} s")
+def _raise_timeout(_: int, __: FrameType | None) -> None:
+    raise TimeoutError(f"not read within {PATIENCE_SECONDS} s")
 
 
-def _within_patience(seed: int) -> object:
-    signal.alarm(PATIENCE)
-    return broken(seed)
+def _failure_in_time(seed: int) -> object:
+    signal.alarm(PATIENCE_SECONDS)
+    return failure(seed)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
 from ground import cache, packages
 from ground.instance import Instance
-from ground.poll import eventually, soon
+from ground.poll import PATIENCE_SECONDS, eventually, soon
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
@@ -167,7 +167,7 @@ class Browser:
             raise ValueError(f"{script}: {details.get('exception', {}).get('description', details['text'])}")
         return told["result"].get("value")
 
-    async def wait_for(self, script: str, seconds: float = 120) -> Any:
+    async def wait_for(self, script: str, seconds: float = PATIENCE_SECONDS) -> Any:
         """Return an expression's first value that is true; if there is none, tell what the tab shows."""
         try:
             return await soon(partial(self.evaluate, script), seconds)
@@ -204,3 +204,22 @@ class Browser:
         """Write a picture of what is to be seen."""
         told = await self.call("Page.captureScreenshot", format="png", optimizeForSpeed=False)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(told["data"]))
+
+
+CONTRASTS = """(() => {
+    const parts = colour => colour.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map(it => it / 255).map(
+        it => it <= 0.04045 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4
+    ).reduce((sum, it, number) => sum + it * [0.2126, 0.7152, 0.0722][number], 0);
+    const behind = it => {
+        const [r, g, b, alpha = 1] = parts(getComputedStyle(it).backgroundColor);
+        return alpha ? [r, g, b] : behind(it.parentElement);
+    };
+    return [...document.querySelectorAll("body *")].filter(it =>
+        it.checkVisibility() && !it.disabled
+        && (it.matches("input") || [...it.childNodes].some(child => child.nodeType === 3 && child.data.trim()))
+    ).map(it => {
+        const [a, b] = [light(parts(getComputedStyle(it).color)), light(behind(it))];
+        return [it.outerHTML.slice(0, 80), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+    });
+})()"""

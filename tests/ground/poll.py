@@ -7,6 +7,8 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+PATIENCE_SECONDS = 180.0  # for what must happen at some time: it only keeps a broken test from hanging
+
 T = TypeVar("T")
 
 
@@ -19,8 +21,8 @@ def answers(url: str, trust: ssl.SSLContext | None = None) -> bool:
         return False
 
 
-def eventually(ask: Callable[[], T], seconds: float = 30) -> T:
-    """Return the first answer that is true; the deadline only keeps a broken test from hanging."""
+def eventually(ask: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+    """Return the first answer that is true."""
     deadline = time.monotonic() + seconds
     while not (answer := ask()):
         if time.monotonic() > deadline:
@@ -29,7 +31,7 @@ def eventually(ask: Callable[[], T], seconds: float = 30) -> T:
     return answer
 
 
-async def soon(ask: Callable[[], Awaitable[T]], seconds: float = 30) -> T:
+async def soon(ask: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS) -> T:
     """Return the first answer that is true, of something that has to be awaited."""
     deadline = time.monotonic() + seconds
     while not (answer := await ask()):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ground.api import Api, ApiError, Object
 from ground.local import LocalNode
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 
 _COLLECTIONS = {
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -48,7 +48,9 @@ class Space:
         where = {"nodeSelector": self.node.selector, "tolerations": self.node.tolerations}
         return {**where, "containers": list(containers), **spec}
 
-    async def until(self, holds: Callable[[Object], bool], name: str, kind: str = "Pod", seconds: float = 60) -> Object:
+    async def until(
+        self, holds: Callable[[Object], bool], name: str, kind: str = "Pod", seconds: float = PATIENCE_SECONDS
+    ) -> Object:
         """Wait until an object is as wanted, and return it."""
         found: Object = {}
         try:
@@ -60,7 +62,7 @@ class Space:
             raise AssertionError(f"{kind} {name} did not become as wanted: {found.get('status')}") from None
         return found
 
-    async def gone(self, name: str, kind: str = "Pod", seconds: float = 60) -> None:
+    async def gone(self, name: str, kind: str = "Pod", seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until an object does not exist any more."""
         with contextlib.suppress(ApiError):
             await self.until(lambda _: False, name, kind, seconds)

@@ -102,18 +102,18 @@ def read(name: str, target: str, known: dict[str, Layer]) -> Image:
     return Image(name, settings, base, ours)
 
 
-def test_an_image_is_small(image: Image, target: str) -> None:
+def test_image_size_is_within_its_limit(image: Image, target: str) -> None:
     sizes = [layer.megabytes for layer in (image.base, *image.ours)]
     print(f"{target}: {sum(sizes):.1f} MB, by layer {', '.join(f'{size:.1f}' for size in sizes)}")
     assert sum(sizes) <= MEGABYTES[target]
 
 
-def test_an_image_runs_a_program_of_ours_as_nobody(image: Image) -> None:
+def test_image_entrypoint_is_ours_and_runs_as_an_unprivileged_user(image: Image) -> None:
     assert image.settings["User"] == "65532:65532"
     assert image.settings["Entrypoint"][0] in image.files
 
 
-def test_an_image_holds_what_runs_and_nothing_of_its_making(image: Image) -> None:
+def test_image_holds_no_build_tools_tests_or_unneeded_packages(image: Image) -> None:
     assert {file for file in image.files if not file.startswith("/opt/rota/")} <= {"/opt", "/opt/rota"}
     assert not {PurePath(file).name for file in image.files | image.base.files if "/bin/" in file} & BUILDERS
     assert not [file for file in image.files if "/tests/" in file]
@@ -121,12 +121,12 @@ def test_an_image_holds_what_runs_and_nothing_of_its_making(image: Image) -> Non
     assert {"rota", "aiohttp", "msgspec"} <= image.modules
 
 
-def test_only_the_operator_has_arrays_and_kopf(images: dict[str, Image]) -> None:
+def test_image_of_the_operator_alone_has_kopf_and_numpy(images: dict[str, Image]) -> None:
     assert {"kopf", "numpy"} <= images["operator"].modules
     assert not {"kopf", "numpy"} & images["sidecar"].modules
 
 
-def test_images_run_on_a_read_only_root_without_a_shell(real_node: RealNode, images: dict[str, Image]) -> None:
+def test_image_runs_on_a_read_only_root_without_a_shell(real_node: RealNode, images: dict[str, Image]) -> None:
     made = {
         "help": {"image": images["operator"].name, "args": ["--help"]},
         "operator": alone(images["operator"], "numpy", "kopf", "rota.kube.run"),

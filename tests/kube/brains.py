@@ -124,7 +124,7 @@ class Operator:
         async def looked() -> bool:
             return len(self.done) > rounds
 
-        await soon(looked, 60)
+        await soon(looked)
 
     def _connect(self, site: Site) -> Brokers:
         """Return the brokers in memory, whatever they are called; those on this machine are real, or not there."""

@@ -11,8 +11,8 @@ from ground.instance import Instance
 from ground.ours import define
 from ground.poll import soon
 from kube.brains import Operator
-from kube.members import Fleet, a_node
-from kube.world import GROUP, World, a_group
+from kube.members import GroupMembers, a_node
+from kube.world import GROUP, OperatedNamespace, a_group
 from rota.brokers.memory import BROKER, Memory
 
 
@@ -61,8 +61,10 @@ async def operator(control_plane: Cluster, namespace: str, memory: Memory) -> As
 
 
 @pytest.fixture
-async def world(api: Api, namespace: str, operator: Operator, addresses: Callable[[], str]) -> AsyncIterator[World]:
-    async with Fleet(api, namespace, GROUP, addresses) as fleet:
-        found = World(api, namespace, fleet, operator)
+async def world(
+    api: Api, namespace: str, operator: Operator, addresses: Callable[[], str]
+) -> AsyncIterator[OperatedNamespace]:
+    async with GroupMembers(api, namespace, GROUP, addresses) as fleet:
+        found = OperatedNamespace(api, namespace, fleet, operator)
         await api.create(found.path.rpartition("/")[0], a_group())
         yield found

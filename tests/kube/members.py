@@ -110,7 +110,7 @@ async def reported(
 class One:
     """A member and its pod."""
 
-    def __init__(self, fleet: "Fleet", name: str, address: str) -> None:
+    def __init__(self, fleet: "GroupMembers", name: str, address: str) -> None:
         self.fleet, self.name, self.address = fleet, name, address
         self.uid = ""
         self.member = Member(name, "")
@@ -242,7 +242,7 @@ class One:
         return web.Response()
 
 
-class Fleet:
+class GroupMembers:
     """The members of one group."""
 
     def __init__(self, api: Api, namespace: str, group: str, addresses: Callable[[], str]) -> None:

@@ -108,7 +108,7 @@ class Shell:
             return likeness(it.shown) <= likeness(last)
 
         try:
-            await soon(answered, 90)
+            await soon(answered)
         except TimeoutError as error:
             error.add_note(f"$ {it.command}is not answered as the page shows, but:\n{last}")
             raise

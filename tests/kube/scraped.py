@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kube.world import World
+from kube.world import OperatedNamespace
 
 Labels = dict[str, str]
 
@@ -25,7 +25,7 @@ def series(text: str) -> Iterator[Series]:
             yield Series(name, {key: told.strip('"') for key, told in pairs}, float(value))
 
 
-async def scraped(world: World, name: str, **labels: str) -> list[float]:
+async def scraped(world: OperatedNamespace, name: str, **labels: str) -> list[float]:
     """Return the values of one metric of the world's group, as they are scraped now."""
     found = series(await world.operator.measures.text(world.operator.sight))
     wanted = {"namespace": world.namespace, "group": world.fleet.group, **labels}

@@ -13,7 +13,7 @@ from ground.api import Api, Object
 from ground.deliveries import whole_lines
 from ground.local import LocalNode
 from ground.ours import at_rest
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
@@ -43,7 +43,7 @@ async def again_and_again(send: Callable[[], Awaitable[None]]) -> AsyncIterator[
         await task
 
 
-class Shop:
+class TemplateGroup:
     """A group whose pods Rota runs, and what it is sent."""
 
     def __init__(self, api: Api, namespace: str, brokers: Cluster, topic: str, log: Path) -> None:
@@ -64,7 +64,7 @@ class Shop:
 
         async with again_and_again(send):
             yield
-        await self.soon(self.delivered_all, 90)
+        await self.soon(self.delivered_all)
 
     async def send(self, queue: Queue) -> int:
         """Send a message to this queue, and return its number."""
@@ -92,7 +92,7 @@ class Shop:
     async def delivered_all(self) -> bool:
         return self.deliveries().keys() == {*range(1, self.sent + 1)}
 
-    async def soon(self, ask: Callable[[], Any], seconds: float = 60) -> None:
+    async def soon(self, ask: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until something is so; if it never is, tell what is."""
         try:
             await soon(ask, seconds)
@@ -113,7 +113,7 @@ class Shop:
             whole = at_rest(group, members) and not group["status"]["unownedQueues"]
             return whole and len(await self.pods()) == members
 
-        await self.soon(settled, 120)
+        await self.soon(settled)
 
     async def shares(self) -> list[list[Queue]]:
         """Return what the document gives to each member of ours, retries aside."""
@@ -132,7 +132,7 @@ class Shop:
             last = (await self.api.get(self.path))["status"].get("lastRebalance") or {}
             return last.get("reason") in reasons and "seconds" in last
 
-        await self.soon(moved, 120)
+        await self.soon(moved)
 
     async def has_event(self, reason: str) -> bool:
         """Whether people were told of this."""
@@ -164,11 +164,11 @@ def a_template(node: LocalNode, folder: Path, *, asks: bool = False) -> Object:
 @asynccontextmanager
 async def a_shop(
     api: Api, namespace: str, rocketmq: RocketMQ, node: LocalNode, folder: Path, *, topic: str = GROUP, **spec: Any
-) -> AsyncIterator[Shop]:
+) -> AsyncIterator[TemplateGroup]:
     """Make the topic, the policy and the group; take the group away in the end, and its pods with it."""
     rocketmq.create_topic(topic, QUEUES)
     brokers = Cluster(Site([rocketmq.name_server]))
-    shop = Shop(api, namespace, brokers, topic, folder / "deliveries.jsonl")
+    shop = TemplateGroup(api, namespace, brokers, topic, folder / "deliveries.jsonl")
     await api.create(f"{shop.where}/rebalancepolicies", _made("RebalancePolicy", "sticky", strategy="Sticky"))
     group = {
         "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
@@ -186,7 +186,7 @@ async def a_shop(
     async def gone() -> bool:
         return not await shop.pods()
 
-    await soon(gone, 90)
+    await soon(gone)
     await brokers.close()
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ground.poll import soon
-from kube.world import GROUP, World, a_group, billing, goes_on, is_gone, two_members
+from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, is_gone, two_members
 from rota.brokers.memory import BROKER, Memory
 from rota.kube import planning
 from rota.model import Roster
@@ -41,7 +41,7 @@ class _Point:
         return self._strategy
 
 
-async def counted(world: World, **hard: str) -> str:
+async def counted(world: OperatedNamespace, **hard: str) -> str:
     """Make a quota; return where it is once it is in force."""
     quotas = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
     await world.api.create(quotas, {"metadata": {"name": "none"}, "spec": {"hard": hard}})
@@ -49,11 +49,11 @@ async def counted(world: World, **hard: str) -> str:
     async def in_force() -> bool:
         return bool((await world.api.get(f"{quotas}/none")).get("status", {}).get("used"))
 
-    await soon(in_force, 60)
+    await soon(in_force)
     return f"{quotas}/none"
 
 
-async def test_a_sidecar_that_crashes_again_and_again_loses_its_queues(world: World) -> None:
+async def test_crash_loop_of_a_sidecar_moves_its_queues_to_another_member(world: OperatedNamespace) -> None:
     await two_members(world)
     one = world.fleet.members["orders-a"]
     await one.hush()
@@ -64,12 +64,12 @@ async def test_a_sidecar_that_crashes_again_and_again_loses_its_queues(world: Wo
     async def all_elsewhere() -> bool:
         return world.fleet.shares["orders-b"] == 8
 
-    await world.soon(all_elsewhere, 90)
+    await world.soon(all_elsewhere)
 
 
-async def test_a_document_that_is_refused_is_told_and_written_once_it_may_be(world: World) -> None:
+async def test_config_map_rejected_by_a_quota_is_reported_and_written_once_allowed(world: OperatedNamespace) -> None:
     await world.api.delete(world.path)
-    await soon(lambda: is_gone(world.api, f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"), 60)
+    await soon(lambda: is_gone(world.api, f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"))
     quota = await counted(world, **{"count/configmaps": "1"})  # there is one already: that of the cluster's root
     await world.api.create(world.path.rpartition("/")[0], a_group())
     told = await world.condition("WriteRefused")
@@ -80,7 +80,7 @@ async def test_a_document_that_is_refused_is_told_and_written_once_it_may_be(wor
     await two_members(world)
 
 
-async def test_a_fleet_that_may_not_be_made_holds_up_no_queue(world: World) -> None:
+async def test_deployment_rejected_by_a_quota_holds_up_no_queue(world: OperatedNamespace) -> None:
     await counted(world, **{"count/deployments.apps": "0"})
     template = {"spec": {"containers": [{"name": "app", "image": "app"}]}}
     await world.api.patch(world.path, {"spec": {"template": template, "replicas": 1}})
@@ -92,13 +92,15 @@ def _first_alone(roster: Roster) -> list[int]:
     return [0] * len(roster.queues)
 
 
-async def has_a_strategy_of_its_own(world: World) -> None:
+async def has_a_strategy_of_its_own(world: OperatedNamespace) -> None:
     policies = world.path.rpartition("/")[0].replace("consumergroups", "rebalancepolicies")
     await world.api.create(policies, {"metadata": {"name": "own"}, "spec": CUSTOM, **_KIND})
     await world.api.patch(world.path, {"spec": {"policyRef": {"name": "own"}}})
 
 
-async def test_a_custom_strategy_decides_who_works_what(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_custom_strategy_decides_which_member_owns_which_queue(
+    world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: [_Point(_first_alone)])
     await two_members(world)
     await has_a_strategy_of_its_own(world)
@@ -106,21 +108,23 @@ async def test_a_custom_strategy_decides_who_works_what(world: World, monkeypatc
     assert world.fleet.shares["orders-a"] == 8
 
 
-async def test_a_group_that_rebalances_has_no_other_planned_anew(world: World, memory: Memory) -> None:
+async def test_reconcile_of_one_group_does_not_rewrite_the_assignment_of_another(
+    world: OperatedNamespace, memory: Memory
+) -> None:
     await memory.create_topic("bills", BROKER, 6)
     async with billing(world) as other:
         await two_members(world)
-        await soon(other.at_rest, 60)
+        await soon(other.at_rest)
         record = f"/api/v1/namespaces/{world.namespace}/configmaps/billing-rota"
         written = (await world.api.get(record))["metadata"]["resourceVersion"]
         await world.fleet.add("orders-c")
         await world.until(3, 3, 2)
-        await soon(world.at_rest, 60)
+        await soon(world.at_rest)
         assert (await world.api.get(record))["metadata"]["resourceVersion"] == written
 
 
-async def test_a_custom_strategy_that_does_not_answer_stops_its_own_group_alone(
-    world: World, memory: Memory, monkeypatch: pytest.MonkeyPatch
+async def test_custom_strategy_that_hangs_stops_only_its_own_group(
+    world: OperatedNamespace, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed = threading.Event()
 
@@ -149,12 +153,14 @@ async def test_a_custom_strategy_that_does_not_answer_stops_its_own_group_alone(
 
 
 @pytest.mark.parametrize("servers", [["memory:9876", "other:9876"], ["other:9876", "memory:9876"]])
-async def test_two_groups_that_claim_one_group_of_the_brokers_are_both_told(world: World, servers: list[str]) -> None:
+async def test_condition_duplicate_consumer_group_is_set_on_both_groups(
+    world: OperatedNamespace, servers: list[str]
+) -> None:
     rival = a_group("rival", group=GROUP, broker={"rocketmq": {"nameServers": servers}})
     collection = world.path.rpartition("/")[0]
     await world.api.create(collection, rival)
     assert "rival" in (await world.condition("ClaimedTwice"))["message"]
-    other = World(world.api, world.namespace, world.fleet, world.operator)
+    other = OperatedNamespace(world.api, world.namespace, world.fleet, world.operator)
     other.path = f"{collection}/rival"
     assert GROUP in (await other.condition("ClaimedTwice"))["message"]
     await world.api.delete(other.path)

@@ -26,7 +26,7 @@ from ground.ours import BUSY, CRDS, conditions, made
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from kube.members import a_pod, running_status
-from kube.shop import Shop, a_shop
+from kube.shop import TemplateGroup, a_shop
 from rota.kube.manifests import PORT
 
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
@@ -63,7 +63,7 @@ async def operator(
 @pytest.fixture
 async def shop(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
-) -> AsyncIterator[Shop]:
+) -> AsyncIterator[TemplateGroup]:
     """Run the victim's group: two pods with real sidecars at a real broker."""
     async with a_shop(api, namespace, rocketmq, local_node, tmp_path) as running:
         await running.works(2)
@@ -113,7 +113,7 @@ async def is_accepted(api: Api, path: str, body: Object) -> bool:
     return True
 
 
-async def test_a_secret_name_cannot_lead_to_the_secret_of_another_namespace(
+async def test_credentials_secret_name_cannot_reach_a_secret_of_another_namespace(
     api: Api, namespace: str, attackers: str, name_server: Server
 ) -> None:
     keys = {"accessKey": ACCESS_KEY, "secretKey": "the-victims-secret-key"}
@@ -138,7 +138,7 @@ async def test_a_secret_name_cannot_lead_to_the_secret_of_another_namespace(
     async with definitions_of_an_earlier_version(api):
         for number, name in enumerate(names):
             body = a_group(f"{GROUP}-{number}", name_server.address, name)
-            await soon(partial(is_accepted, api, groups, body), 60)
+            await soon(partial(is_accepted, api, groups, body))
 
     async def all_are_refused() -> list[str]:
         try:
@@ -155,7 +155,7 @@ async def test_a_secret_name_cannot_lead_to_the_secret_of_another_namespace(
     assert name_server.connections == 0
 
 
-async def test_a_condition_does_not_tell_whether_a_secret_exists_that_the_operator_may_not_read(
+async def test_credentials_condition_does_not_reveal_whether_an_unreadable_secret_exists(
     api: Api, control_plane: Cluster, attackers: str, release: Release, name_server: Server
 ) -> None:
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
@@ -168,7 +168,7 @@ async def test_a_condition_does_not_tell_whether_a_secret_exists_that_the_operat
             found = conditions(await api.get(f"{groups}/{name}"))
             return str(found.get("MissingSecret", {}).get("message", ""))
 
-        return await soon(message, 60)
+        return await soon(message)
 
     missing = await message_of("missing")
     control_plane.kubectl("delete", "clusterrolebinding", release.name)
@@ -240,7 +240,7 @@ async def watched_reports(address: str) -> AsyncIterator[list[Object]]:
         return bool(reports)
 
     collecting = asyncio.create_task(collect())
-    await soon(has_report, 60)
+    await soon(has_report)
     try:
         yield reports
         assert not collecting.done(), "the member's reports were not read to the end"
@@ -249,8 +249,8 @@ async def watched_reports(address: str) -> AsyncIterator[list[Object]]:
 
 
 @pytest.mark.usefixtures("node")
-async def test_a_redirect_of_a_pod_drains_no_member_of_another_group(
-    api: Api, attackers: str, shop: Shop, rocketmq: RocketMQ, addresses: Callable[[], str]
+async def test_http_client_redirect_by_a_pod_drains_no_member_of_another_group(
+    api: Api, attackers: str, shop: TemplateGroup, rocketmq: RocketMQ, addresses: Callable[[], str]
 ) -> None:
     victim = (await shop.pods())[0]["status"]["podIP"]
     broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
@@ -264,6 +264,6 @@ async def test_a_redirect_of_a_pod_drains_no_member_of_another_group(
         async def asked_often() -> bool:
             return attacker.requests >= ASKED_OFTEN_ENOUGH
 
-        await soon(asked_often, 120)
+        await soon(asked_often)
     assert {report["state"] for report in reports} == {"serving"}
     assert len({json.dumps(report["held"], sort_keys=True) for report in reports}) == 1

@@ -18,8 +18,8 @@ from ground.controlplane import Cluster
 from ground.fixtures import a_namespace
 from ground.poll import soon
 from kube.brains import Operator
-from kube.members import Fleet, One, a_pod
-from kube.world import GROUP, World, a_group, billing, goes_on, is_gone, two_members
+from kube.members import GroupMembers, One, a_pod
+from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, is_gone, two_members
 from rota import planner
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
 from rota.documents import PACKED, PLAIN, Share, read_assignment, write_assignment
@@ -57,7 +57,7 @@ async def memory() -> Memory:
     return found
 
 
-async def follows(world: World, strategy: str, **spec: Any) -> str:
+async def follows(world: OperatedNamespace, strategy: str, **spec: Any) -> str:
     """Make a policy, let the group follow it, and return where it is."""
     where = f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies"
     policy = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "rules"}}
@@ -81,14 +81,14 @@ async def follows(world: World, strategy: str, **spec: Any) -> str:
         ),
     ],
 )
-async def test_a_policy_that_cannot_be_followed_moves_nothing_but_what_somebody_left(
-    world: World, spec: Object, kind: str, sentence: str
+async def test_policy_that_cannot_be_applied_moves_only_queues_of_terminated_members(
+    world: OperatedNamespace, spec: Object, kind: str, sentence: str
 ) -> None:
     before = await two_members(world)
     policy = await follows(world, **spec)
     assert sentence in (await world.condition(kind))["message"]
     await world.fleet.add("orders-c")
-    await soon(world.at_rest, 60)
+    await soon(world.at_rest)
     assert world.fleet.as_value() == before
     await world.fleet.members.pop("orders-c").end()
     await world.fleet.members.pop("orders-a").end()
@@ -107,8 +107,8 @@ async def test_a_policy_that_cannot_be_followed_moves_nothing_but_what_somebody_
         ({"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": ["nowhere"]}}}, (0, 0)),
     ],
 )
-async def test_queues_that_a_policy_names_for_nobody_who_is_there_are_left_and_counted(
-    world: World, spec: Object, shares: tuple[int, ...]
+async def test_policy_leaves_queues_without_an_existing_member_unowned_and_counts_them(
+    world: OperatedNamespace, spec: Object, shares: tuple[int, ...]
 ) -> None:
     await two_members(world)
     policy = await follows(world, **spec)
@@ -117,26 +117,26 @@ async def test_queues_that_a_policy_names_for_nobody_who_is_there_are_left_and_c
     assert (await world.condition("QueuesUnowned"))["message"] == left
     await world.api.delete(policy)  # nothing that nobody works is given to anybody by guesses
     await world.condition("MissingPolicy")
-    await soon(world.at_rest, 60)
+    await soon(world.at_rest)
     assert world.shares(*shares)
     await world.api.patch(world.path, {"spec": {"policyRef": None}})
     await world.until(4, 4)
     await world.well("QueuesUnowned")
 
 
-async def test_a_policy_that_goes_while_it_is_followed_leaves_everything_as_it_is(world: World) -> None:
+async def test_policy_that_is_deleted_while_in_use_moves_no_queue(world: OperatedNamespace) -> None:
     policy = await follows(world, "AveragelyByCircle")
     before = await two_members(world)
     await world.api.delete(policy)
     assert (await world.condition("MissingPolicy"))["message"].startswith("There is no RebalancePolicy rules")
-    await soon(world.at_rest, 60)
+    await soon(world.at_rest)
     assert world.fleet.as_value() == before
     await follows(world, "AveragelyByCircle")
     await world.well("MissingPolicy")
     assert world.fleet.as_value() == before
 
 
-async def test_a_policy_that_changes_its_strategy_is_followed_and_is_the_reason(world: World) -> None:
+async def test_policy_change_of_strategy_moves_queues_and_is_the_rebalance_reason(world: OperatedNamespace) -> None:
     policy = await follows(world, "Averagely")
     await two_members(world)
     await world.api.patch(policy, {"spec": {"strategy": "AveragelyByCircle"}})
@@ -145,8 +145,8 @@ async def test_a_policy_that_changes_its_strategy_is_followed_and_is_the_reason(
         found = world.fleet.as_value()
         return world.shares(4, 4) and [found[queue] for queue in sorted(found)] == ["orders-a", "orders-b"] * 4
 
-    await soon(dealt_around, 60)
-    await soon(world.settled, 60)
+    await soon(dealt_around)
+    await soon(world.settled)
     status = await world.status()
     assert status["strategy"] == "AveragelyByCircle"
     assert status["lastRebalance"]["reason"] == "PolicyChanged"
@@ -159,15 +159,15 @@ async def test_a_policy_that_changes_its_strategy_is_followed_and_is_the_reason(
     ("away", "kinds", "sentence"),
     [(NAME_SERVER, ("BrokerUnreachable", "NoView"), "cannot be reached"), (BROKER, ("NoView",), "not tell of")],
 )
-async def test_while_brokers_are_away_only_what_somebody_left_is_granted(
-    world: World, memory: Memory, away: str, kinds: tuple[str, ...], sentence: str
+async def test_broker_failure_moves_only_the_queues_of_terminated_members(
+    world: OperatedNamespace, memory: Memory, away: str, kinds: tuple[str, ...], sentence: str
 ) -> None:
     await follows(world, "Sticky")
     before = await two_members(world)
     memory.down(away)
     assert sentence in (await world.condition(kinds[0]))["message"]
     await world.fleet.add("orders-c")
-    await soon(world.at_rest, 60)
+    await soon(world.at_rest)
     assert world.fleet.as_value() == before
     kept = {queue: who for queue, who in before.items() if who == "orders-b"}
     await world.fleet.members.pop("orders-a").end()
@@ -180,7 +180,7 @@ async def test_while_brokers_are_away_only_what_somebody_left_is_granted(
     await world.until(3, 3, 2)
 
 
-async def test_a_broker_that_is_away_concerns_only_its_own_groups(world: World, memory: Memory) -> None:
+async def test_broker_failure_affects_only_groups_of_that_broker(world: OperatedNamespace, memory: Memory) -> None:
     await two_members(world)
     async with billing(world) as other:
         memory.down(BROKER)
@@ -188,8 +188,8 @@ async def test_a_broker_that_is_away_concerns_only_its_own_groups(world: World, 
         await goes_on(other)
 
 
-async def test_a_name_server_that_nobody_answers_at_is_told_and_the_group_stays_as_it_is(
-    world: World,
+async def test_broker_failure_of_the_name_server_is_reported_and_moves_no_queue(
+    world: OperatedNamespace,
 ) -> None:
     before = await two_members(world)
     async with billing(world) as other:
@@ -205,8 +205,8 @@ async def test_a_name_server_that_nobody_answers_at_is_told_and_the_group_stays_
         assert world.fleet.as_value() == before
 
 
-async def test_a_topic_that_is_deleted_takes_no_queue_away_and_fewer_queues_do(
-    world: World, memory: Memory, monkeypatch: pytest.MonkeyPatch
+async def test_topic_deletion_takes_no_queue_away_but_recreation_with_fewer_queues_does(
+    world: OperatedNamespace, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in (planner, situation):  # not to be patient does not help who has no view at all
         monkeypatch.setattr(room, "SHRINK_PATIENCE", 0.0)
@@ -214,16 +214,16 @@ async def test_a_topic_that_is_deleted_takes_no_queue_away_and_fewer_queues_do(
     await memory.delete_topic("orders")
     assert (await world.condition("UnknownTopic"))["message"].startswith("There is no topic orders; create it")
     await world.fleet.add("orders-c")
-    await soon(world.at_rest, 60)
+    await soon(world.at_rest)
     assert world.fleet.as_value() == before
     await memory.create_topic("orders", BROKER, 6)
     await world.until(2, 2, 2)
     await world.well("UnknownTopic")
-    await soon(world.settled, 60)
+    await soon(world.settled)
     assert (await world.status())["queues"] == 6
 
 
-async def test_a_secret_that_comes_or_changes_is_noticed(world: World) -> None:
+async def test_credentials_secret_that_is_created_or_changed_is_picked_up(world: OperatedNamespace) -> None:
     before = await two_members(world)
     secrets = f"/api/v1/namespaces/{world.namespace}/secrets"
     site = {"nameServers": ["memory:9876"], "credentialsSecret": {"name": "acl"}}
@@ -237,9 +237,9 @@ async def test_a_secret_that_comes_or_changes_is_noticed(world: World) -> None:
         last = world.operator.sites[-1].credentials
         return last is not None and last().secret_key == secret
 
-    await soon(lambda: lets_in("two"), 60)
+    await soon(lambda: lets_in("two"))
     await world.api.patch(f"{secrets}/acl", {"stringData": {"secretKey": "three"}})
-    await soon(lambda: lets_in("three"), 60)
+    await soon(lambda: lets_in("three"))
     await world.api.patch(f"{secrets}/acl", {"data": {"secretKey": None}})
     assert (await world.condition("MissingSecret"))["message"] == "Secret acl has no key secretKey; add it"
     assert world.fleet.as_value() == before
@@ -248,7 +248,7 @@ async def test_a_secret_that_comes_or_changes_is_noticed(world: World) -> None:
 # Members: none, many, and somebody else's.
 
 
-async def test_a_group_without_members_says_so_and_is_taken_up_by_whoever_comes(world: World) -> None:
+async def test_condition_no_members_is_set_until_a_member_joins(world: OperatedNamespace) -> None:
     nobody = "Nobody is there to work 8 queues"
     assert (await world.condition("NoMembers"))["message"] == nobody
     await world.fleet.add("orders-a")
@@ -262,7 +262,7 @@ async def test_a_group_without_members_says_so_and_is_taken_up_by_whoever_comes(
     await world.until(8)
 
 
-async def test_five_hundred_pods_that_never_start_keep_nobody_from_working(world: World) -> None:
+async def test_membership_500_pods_that_never_start_do_not_block_running_members(world: OperatedNamespace) -> None:
     pods, room = f"/api/v1/namespaces/{world.namespace}/pods", asyncio.Semaphore(20)
 
     async def make(number: int) -> None:
@@ -276,7 +276,9 @@ async def test_five_hundred_pods_that_never_start_keep_nobody_from_working(world
     await world.api.delete(pods, {"gracePeriodSeconds": 0}, labelSelector=f"rota.dev/group={GROUP}")
 
 
-async def test_a_record_of_five_thousand_members_made_of_values_is_taken_by_the_api_server(world: World) -> None:
+async def test_config_map_of_5000_members_is_accepted_by_the_api_server(
+    world: OperatedNamespace,
+) -> None:
     names = [f"many-7d9f8c6b5d-{number:05}" for number in range(5000)]
     ready = tuple(builders.a_pod(name, builders.a_report(name, 0)) for name in names)
     spelled, queues = f"{world.namespace}/many", {"orders": builders.a_view(10_000)}
@@ -290,8 +292,8 @@ async def test_a_record_of_five_thousand_members_made_of_values_is_taken_by_the_
 
 
 @pytest.mark.parametrize("label", [None, "billing"])
-async def test_a_pod_whose_label_goes_gives_up_its_queues_before_others_take_them(
-    world: World, label: str | None
+async def test_membership_change_of_the_pod_label_releases_queues_before_others_own_them(
+    world: OperatedNamespace, label: str | None
 ) -> None:
     await two_members(world)
     taken = world.fleet.members["orders-a"]
@@ -301,8 +303,8 @@ async def test_a_pod_whose_label_goes_gives_up_its_queues_before_others_take_the
     await world.condition("NoMembers")
 
 
-async def test_a_pod_that_gets_the_label_of_another_group_than_its_sidecars_takes_none_of_that_ones_queues(
-    world: World,
+async def test_membership_pod_labelled_for_another_group_than_its_sidecar_gets_no_queue_there(
+    world: OperatedNamespace,
 ) -> None:
     await two_members(world)
     async with billing(world) as other:
@@ -313,15 +315,15 @@ async def test_a_pod_that_gets_the_label_of_another_group_than_its_sidecars_take
         assert "such as orders-a" in (await other.condition("NoSidecar"))["message"]
 
 
-async def test_a_pod_that_ended_while_its_document_was_written_is_not_poked(world: World) -> None:
+async def test_poke_skips_a_pod_that_no_longer_exists(world: OperatedNamespace) -> None:
     await two_members(world)
     group = world.operator.brain.groups[world.namespace, GROUP]
     pokes = {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}
     assert await apply.mark(world.operator.api, group, pokes, settled=False) == 1
 
 
-async def test_a_document_that_names_objects_of_other_namespaces_as_members_has_them_neither_read_nor_counted(
-    world: World,
+async def test_api_path_of_a_forged_member_in_another_namespace_is_neither_read_nor_kept(
+    world: OperatedNamespace,
 ) -> None:
     """A tenant may edit ConfigMaps, and so the assignment; the pod of the other namespace exists, so it never ends."""
     await two_members(world)
@@ -340,9 +342,9 @@ async def test_a_document_that_names_objects_of_other_namespaces_as_members_has_
         async def is_decided_anew() -> bool:
             return bool(world.fleet.documents and world.fleet.documents[-1]["generation"] > generation)
 
-        await soon(is_decided_anew, 60)
+        await soon(is_decided_anew)
         await world.until(4, 4)
-        await soon(world.settled, 60)
+        await soon(world.settled)
     assert world.fleet.documents[-1]["members"].keys() == {"orders-a", "orders-b"}
     assert not [path for path in world.operator.api.reads if "victim" in path]
 
@@ -350,14 +352,16 @@ async def test_a_document_that_names_objects_of_other_namespaces_as_members_has_
 # What becomes of a group.
 
 
-def test_a_name_of_seventy_characters_is_refused_with_a_sentence(control_plane: Cluster, namespace: str) -> None:
+def test_crd_rejects_a_name_of_70_characters_with_a_sentence(control_plane: Cluster, namespace: str) -> None:
     body = json.dumps(a_group("a" * 70))
     with pytest.raises(RuntimeError) as refused:
         control_plane.kubectl("apply", "-n", namespace, "-f", "-", feed=body)
     assert "metadata.name may have at most 63 characters" in str(refused.value)
 
 
-async def test_a_group_that_is_deleted_in_the_middle_of_a_handover_is_not_spoken_of_any_more(world: World) -> None:
+async def test_handover_of_a_deleted_group_writes_nothing_more(
+    world: OperatedNamespace,
+) -> None:
     await two_members(world)
     for one in world.fleet.members.values():
         one.takes = 60  # so the handover stays open
@@ -367,10 +371,10 @@ async def test_a_group_that_is_deleted_in_the_middle_of_a_handover_is_not_spoken
         async def open_() -> bool:
             return bool(world.fleet.documents[-1]["releasing"])
 
-        await soon(open_, 60)
+        await soon(open_)
         await world.api.delete(world.path)
         record = f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
-        await soon(lambda: is_gone(world.api, record), 60)
+        await soon(lambda: is_gone(world.api, record))
         said = [write for write in world.operator.api.writes if GROUP in write]
         told = len(await world.events())
         await goes_on(other)
@@ -379,7 +383,9 @@ async def test_a_group_that_is_deleted_in_the_middle_of_a_handover_is_not_spoken
         assert await is_gone(world.api, record)
 
 
-async def test_a_group_that_is_made_anew_at_once_over_running_pods_keeps_its_owners(world: World) -> None:
+async def test_assignment_keeps_its_owners_when_the_group_is_recreated_over_running_pods(
+    world: OperatedNamespace,
+) -> None:
     before = await two_members(world)
     generation = world.fleet.documents[-1]["generation"]
     old = await world.api.get(world.path)
@@ -390,7 +396,7 @@ async def test_a_group_that_is_made_anew_at_once_over_running_pods_keeps_its_own
     async def obeyed() -> bool:
         return all(one.member.obeyed > generation for one in world.fleet.members.values())
 
-    await soon(obeyed, 60)
+    await soon(obeyed)
     await world.well("NameTaken")
     assert world.fleet.as_value() == before
     record = await world.api.get(f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota")
@@ -400,25 +406,25 @@ async def test_a_group_that_is_made_anew_at_once_over_running_pods_keeps_its_own
 
 
 @pytest.mark.timeout(400)
-async def test_a_namespace_that_is_deleted_with_all_in_it_goes_and_another_is_served(
+async def test_namespace_deletion_completes_and_another_namespace_is_still_served(
     control_plane: Cluster, api: Api, namespace: str, memory: Memory, addresses: Callable[[], str]
 ) -> None:
     made = await api.create("/api/v1/namespaces", {"metadata": {"generateName": "rota-doomed-"}})
     doomed = made["metadata"]["name"]
     async with (
         Operator(control_plane.kubeconfig, namespace, memory, also=[doomed]) as operator,
-        Fleet(api, namespace, GROUP, addresses) as fleet,
+        GroupMembers(api, namespace, GROUP, addresses) as fleet,
     ):
-        world = World(api, namespace, fleet, operator)
+        world = OperatedNamespace(api, namespace, fleet, operator)
         await api.create(world.path.rpartition("/")[0], a_group())
         before = await two_members(world)
         async with billing(world, doomed) as other:
             await api.delete(f"/api/v1/namespaces/{doomed}")
             for one in other.fleet.members.values():
-                await soon(partial(has_drained, one), 60)
+                await soon(partial(has_drained, one))
                 await one.end()  # as its node does
             other.fleet.members.clear()
-            await soon(lambda: is_gone(api, f"/api/v1/namespaces/{doomed}"), 180)
+            await soon(lambda: is_gone(api, f"/api/v1/namespaces/{doomed}"))
         assert (doomed, "billing") not in operator.brain.groups
         assert world.fleet.as_value() == before
         await fleet.add("orders-c")

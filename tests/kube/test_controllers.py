@@ -12,7 +12,7 @@ from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import NODE
-from kube.world import GROUP, World, a_group
+from kube.world import GROUP, OperatedNamespace, a_group
 from rota.brokers.memory import BROKER, Memory
 from rota.cli import main
 from rota.kube.objects import DELETION_COST, GROUP_LABEL
@@ -70,10 +70,10 @@ def scaled(api: Api, namespace: str, operator: Operator) -> Scaled:
     return Scaled(api, namespace)
 
 
-async def test_an_autoscaler_finds_a_groups_scale_and_the_fleet_grows_to_its_least(scaled: Scaled) -> None:
+async def test_autoscaling_finds_the_scale_of_a_group_and_grows_it_to_min_replicas(scaled: Scaled) -> None:
     await scaled.make(1)
     await scaled.autoscale(3, 5)
-    await soon(partial(scaled.has, 3), 60)
+    await soon(partial(scaled.has, 3))
     assert (await scaled.api.get(f"{scaled.groups}/{GROUP}"))["spec"]["replicas"] == 3
 
     async def told() -> dict[str, str]:
@@ -81,30 +81,30 @@ async def test_an_autoscaler_finds_a_groups_scale_and_the_fleet_grows_to_its_lea
         found = {it["type"]: it["reason"] for it in status.get("conditions") or []}
         return found if "ScalingActive" in found else {}
 
-    reasons = await soon(told, 60)
+    reasons = await soon(told)
     assert reasons["ScalingActive"] == "FailedGetResourceMetric"  # it took the selector; nobody measures pods here
 
 
-async def test_a_scale_selects_just_the_groups_pods_and_counts_them(scaled: Scaled) -> None:
+async def test_autoscaling_selector_matches_and_counts_only_pods_of_the_group(scaled: Scaled) -> None:
     await scaled.make(2)
     await scaled.make(1, "orders-eu")
     labels = {"app": GROUP, "app.kubernetes.io/managed-by": "rota"}
     app = {"metadata": {"name": "orders-app", "labels": labels}, "spec": APP}
     await scaled.api.create(f"/api/v1/namespaces/{scaled.namespace}/pods", app)
-    await soon(partial(scaled.has, 2), 60)
+    await soon(partial(scaled.has, 2))
 
     async def neighbours() -> bool:
         return len(await scaled.pods(controlled_by="orders-eu")) == 1
 
-    await soon(neighbours, 60)
+    await soon(neighbours)
     selector = (await scaled.scale())["status"]["selector"]
     selected = await scaled.api.list(f"/api/v1/namespaces/{scaled.namespace}/pods", labelSelector=selector)
     assert {it["metadata"]["name"] for it in selected} == await scaled.pods(controlled_by=GROUP)
 
 
-async def test_a_fleet_goes_to_none_and_back_by_its_scale(scaled: Scaled) -> None:
+async def test_autoscaling_to_zero_and_back_works_through_the_scale_subresource(scaled: Scaled) -> None:
     await scaled.make(1)
-    await soon(partial(scaled.has, 1), 60)
+    await soon(partial(scaled.has, 1))
 
     async def taken(wanted: Object) -> bool:
         """Whether a scale is taken: its status may have been written since it was read."""
@@ -119,20 +119,20 @@ async def test_a_fleet_goes_to_none_and_back_by_its_scale(scaled: Scaled) -> Non
 
     for replicas in (0, 1):  # as KEDA does where there is nothing to do, and again something
         wanted = {"replicas": replicas} if replicas else {}  # as a client in Go spells none
-        await soon(partial(taken, wanted), 60)
-        await soon(partial(scaled.has, replicas), 60)
+        await soon(partial(taken, wanted))
+        await soon(partial(scaled.has, replicas))
         assert (await scaled.scale())["status"]["selector"] == f"{GROUP_LABEL}={GROUP}"
 
 
 # Who goes first.
 
 
-async def costs(world: World) -> dict[str, str]:
+async def costs(world: OperatedNamespace) -> dict[str, str]:
     pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
     return {it["metadata"]["name"]: it["metadata"]["annotations"][DELETION_COST] for it in pods}
 
 
-async def test_a_pod_costs_as_much_to_end_as_it_owns_queues(world: World) -> None:
+async def test_deletion_cost_of_a_pod_is_its_number_of_owned_queues(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     await world.fleet.add("orders-c")
@@ -143,7 +143,7 @@ async def test_a_pod_costs_as_much_to_end_as_it_owns_queues(world: World) -> Non
     assert await costs(world) == {"orders-b": "4", "orders-c": "4"}
 
 
-async def test_a_cost_that_is_not_what_a_pod_owns_is_put_right(world: World) -> None:
+async def test_deletion_cost_that_is_wrong_is_corrected(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     where = f"/api/v1/namespaces/{world.namespace}/pods/orders-a"
@@ -155,7 +155,7 @@ async def test_a_cost_that_is_not_what_a_pod_owns_is_put_right(world: World) -> 
     await world.soon(right)
 
 
-async def test_a_fleet_that_shrinks_loses_whoever_owns_least_even_if_it_is_the_oldest(world: World) -> None:
+async def test_scale_down_deletes_the_pod_with_fewest_queues_even_if_it_is_the_oldest(world: OperatedNamespace) -> None:
     names: list[str] = []
 
     async def another() -> str:
@@ -190,7 +190,7 @@ async def test_a_fleet_that_shrinks_loses_whoever_owns_least_even_if_it_is_the_o
 
 
 @pytest.fixture
-async def shop(world: World) -> AsyncIterator[World]:
+async def shop(world: OperatedNamespace) -> AsyncIterator[OperatedNamespace]:
     """Let a StatefulSet with the sidecar in it make members."""
     labels = {"app": "shop"}
     manifest = {
@@ -214,14 +214,14 @@ async def shop(world: World) -> AsyncIterator[World]:
     await world.api.delete(f"{sets}/shop", {"propagationPolicy": "Orphan"})
 
 
-def on_record(world: World) -> dict[str, str]:
+def on_record(world: OperatedNamespace) -> dict[str, str]:
     """Return who is a member by the newest record."""
     return {name: share["uid"] for name, share in world.fleet.documents[-1]["members"].items()}
 
 
 @pytest.mark.parametrize("how", ["crashes", "drains"])
-async def test_a_pod_that_is_replaced_under_its_name_is_another_member_and_its_queues_end_up_there(
-    shop: World, how: str
+async def test_stateful_set_pod_replaced_under_its_name_is_a_new_member_with_the_same_queues(
+    shop: OperatedNamespace, how: str
 ) -> None:
     before, old = shop.fleet.as_value(), shop.fleet.members["shop-0"]
     assert on_record(shop)["shop-0"] == old.uid
@@ -238,11 +238,11 @@ async def test_a_pod_that_is_replaced_under_its_name_is_another_member_and_its_q
     assert on_record(shop) == {name: one.uid for name, one in shop.fleet.members.items()}
 
 
-async def test_a_pod_that_was_replaced_while_nobody_led_is_another_member_to_whoever_leads_next(
-    shop: World, control_plane: Cluster, memory: Memory
+async def test_stateful_set_pod_replaced_while_no_operator_leads_is_a_new_member(
+    shop: OperatedNamespace, control_plane: Cluster, memory: Memory
 ) -> None:
     before = shop.fleet.as_value()
-    await soon(shop.at_rest, 60)
+    await soon(shop.at_rest)
     await shop.operator.brain.close()
     await shop.fleet.members.pop("shop-0").end()
     await shop.fleet.move_in("shop-0")

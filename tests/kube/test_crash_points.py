@@ -9,7 +9,7 @@ import pytest
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
-from kube.world import GROUP, World, two_members
+from kube.world import GROUP, OperatedNamespace, two_members
 from rota.brokers.memory import Memory
 from rota.kube.api import ApiError, Unanswered
 
@@ -19,8 +19,8 @@ FAILING_SHARE = 0.1  # of all requests
 
 
 @pytest.mark.timeout(600)
-async def test_whoever_comes_after_an_operator_that_ended_at_any_write_goes_on(
-    world: World, control_plane: Cluster, memory: Memory
+async def test_crash_of_the_operator_at_any_write_is_recovered_by_the_next_operator(
+    world: OperatedNamespace, control_plane: Cluster, memory: Memory
 ) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
@@ -39,16 +39,16 @@ async def test_whoever_comes_after_an_operator_that_ended_at_any_write_goes_on(
             async def over(mortal: Operator = mortal, wanted: tuple[int, ...] = wanted) -> bool:
                 return mortal.dead or (world.shares(*wanted) and await world.settled())
 
-            await world.soon(over, 90)
+            await world.soon(over)
         if not mortal.dead:
             break
         async with Operator(control_plane.kubeconfig, world.namespace, memory):
             await world.until(*wanted)
-            await soon(world.settled, 60)
+            await soon(world.settled)
     assert point > 10  # a rebalance has more than five writes
 
 
-async def test_an_api_server_that_fails_now_and_then_holds_nothing_up_for_good(world: World) -> None:
+async def test_api_client_sporadic_failures_do_not_stop_a_rebalance(world: OperatedNamespace) -> None:
     """Requests of every kind fail, each in another way; whatever round they break, another one goes on.
 
     Whether a request fails depends on what it asks for and how often that was asked before, not on the order of all
@@ -77,11 +77,13 @@ async def test_an_api_server_that_fails_now_and_then_holds_nothing_up_for_good(w
     await world.until(3, 3, 2)
     await world.fleet.members.pop("orders-a").end()
     await world.until(4, 4)
-    await soon(world.settled, 60)
+    await soon(world.settled)
 
 
 @pytest.mark.parametrize("how", ["lost", "repeated"])
-async def test_a_document_that_was_taken_is_noted_though_its_answer_got_lost(world: World, how: str) -> None:
+async def test_assignment_write_with_a_lost_response_or_a_repeat_is_noted_exactly_once(
+    world: OperatedNamespace, how: str
+) -> None:
     """Else nobody would know from the journal what it changed."""
     operator = world.operator
     await world.begun()

@@ -270,7 +270,7 @@ NOT_THERE: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("path", "value"), [(path, it) for path, bad in NOT_THERE.items() for it in bad])
-async def test_what_is_missing_or_empty_in_a_block_is_refused_by_both(api: Api, path: str, value: object) -> None:
+async def test_crd_and_parser_reject_a_missing_or_empty_field_in_a_block(api: Api, path: str, value: object) -> None:
     block, *inner, last = path.split(".")
     whole = copy.deepcopy(WHOLE)
     assert await said(api, holding(block, whole[block])) == ""
@@ -283,14 +283,14 @@ async def test_what_is_missing_or_empty_in_a_block_is_refused_by_both(api: Api, 
 
 
 @pytest.mark.parametrize(("changed", "sentence", "other"), BAD_GROUPS)
-async def test_a_bad_group_is_refused_by_both(api: Api, changed: Object, sentence: str, other: str) -> None:
+async def test_crd_and_parser_reject_an_invalid_group(api: Api, changed: Object, sentence: str, other: str) -> None:
     body = a_group(**changed)
     assert sentence in await said(api, body)
     assert (other or sentence) in parsed(body)
 
 
 @pytest.mark.parametrize(("spec", "sentence", "other"), BAD_POLICIES)
-async def test_a_bad_policy_is_refused_by_both(api: Api, spec: Object, sentence: str, other: str) -> None:
+async def test_crd_and_parser_reject_an_invalid_policy(api: Api, spec: Object, sentence: str, other: str) -> None:
     body = a_policy(**spec)
     assert sentence in await said(api, body)
     assert (other or sentence) in parsed(body)
@@ -298,7 +298,7 @@ async def test_a_bad_policy_is_refused_by_both(api: Api, spec: Object, sentence:
 
 @pytest.mark.parametrize("written", NO_TIMES, ids=repr)
 @pytest.mark.parametrize("path", GROUP_TIMES + POLICY_TIMES)
-async def test_what_is_no_duration_is_refused_by_both(api: Api, path: str, written: object) -> None:
+async def test_crd_and_parser_reject_an_invalid_duration(api: Api, path: str, written: object) -> None:
     spec = nested(path, written)
     if "budget" in spec:
         spec["budget"]["maxMoves"] = 1
@@ -319,7 +319,7 @@ async def test_what_is_no_duration_is_refused_by_both(api: Api, path: str, writt
         (a_policy(**nearby("east", "east")), "spec.options.machineRoomNearby.brokers[1]: Duplicate value"),
     ],
 )
-async def test_some_is_refused_by_the_api_server_only(api: Api, body: Object, sentence: str) -> None:
+async def test_crd_rejects_some_objects_that_the_parser_accepts(api: Api, body: Object, sentence: str) -> None:
     assert sentence in await said(api, body)
     assert parsed(body) == ""
 
@@ -332,7 +332,7 @@ async def test_some_is_refused_by_the_api_server_only(api: Api, body: Object, se
         (("0-3", "5,2-8"), "members[1].queues[0].ids names queue t/b/2"),
     ],
 )
-async def test_what_is_wrong_with_ranges_is_left_to_the_parser(api: Api, ids: tuple[str, ...], sentence: str) -> None:
+async def test_crd_leaves_invalid_queue_ranges_to_the_parser(api: Api, ids: tuple[str, ...], sentence: str) -> None:
     body = a_policy(**by_config(*ids))
     assert await said(api, body) == ""
     assert sentence in parsed(body)
@@ -373,7 +373,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("body", GOOD)
-async def test_what_is_good_is_taken_by_both_and_filled_in_alike(api: Api, body: Object) -> None:
+async def test_crd_and_parser_accept_and_default_valid_objects_alike(api: Api, body: Object) -> None:
     path = {"ConsumerGroup": GROUPS, "RebalancePolicy": POLICIES}[body["kind"]].format("default")
     filled = await api.create(path, body, dryRun="All", fieldValidation="Strict")
     parse = group_spec if body["kind"] == "ConsumerGroup" else policy_spec
@@ -382,9 +382,7 @@ async def test_what_is_good_is_taken_by_both_and_filled_in_alike(api: Api, body:
 
 
 @pytest.mark.parametrize(("before", "after"), [("a", "b"), (None, "shop"), ("a", None)])
-async def test_a_groups_name_at_the_broker_cannot_be_changed(
-    api: Api, namespace: str, before: str | None, after: str | None
-) -> None:
+async def test_crd_makes_spec_group_immutable(api: Api, namespace: str, before: str | None, after: str | None) -> None:
     collection = GROUPS.format(namespace)
     await api.create(collection, a_group(group=before))
     with pytest.raises(ApiError, match=r"spec\.group cannot be set, changed or removed once the group is there"):

@@ -52,20 +52,20 @@ def every_field() -> Iterator[Any]:
             yield pytest.param(field, id=body["spec"]["names"]["singular"] + name)
 
 
-def test_the_crds_are_taken_without_a_warning(control_plane: Cluster) -> None:
+def test_crd_manifests_are_accepted_without_a_warning(control_plane: Cluster) -> None:
     how = ("--server-side", "--force-conflicts", "--warnings-as-errors", "--dry-run=server")
     assert control_plane.kubectl("apply", *how, "-f", str(ROOT / "crds"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_crd_is_established_and_structural(crds: dict[str, Object], kind: str) -> None:
+def test_crd_is_established_and_structural(crds: dict[str, Object], kind: str) -> None:
     conditions = {one["type"]: one["status"] for one in crds[kind]["status"]["conditions"]}
     assert conditions == {"NamesAccepted": "True", "Established": "True"}  # else also NonStructuralSchema
     assert crds[kind]["status"]["storedVersions"] == ["v1alpha1"]
 
 
 @pytest.mark.parametrize("field", [*every_field()])
-def test_every_field_has_a_description_in_sentences_that_names_its_default(field: Object) -> None:
+def test_crd_fields_have_a_description_in_sentences_that_names_the_default(field: Object) -> None:
     told = field.get("description", "")
     assert told[:1].isupper()
     assert told.endswith(".")
@@ -86,11 +86,11 @@ def test_every_field_has_a_description_in_sentences_that_names_its_default(field
         ("rp.spec.handover", "Cooperative grants a queue when its owner has released it."),
     ],
 )
-def test_kubectl_explains_the_fields(control_plane: Cluster, path: str, told: str) -> None:
+def test_crd_descriptions_are_shown_by_kubectl_explain(control_plane: Cluster, path: str, told: str) -> None:
     assert told in " ".join(control_plane.kubectl("explain", path).split())
 
 
-async def test_what_a_group_does_not_say_is_filled_in(api: Api, namespace: str) -> None:
+async def test_crd_fills_in_the_defaults_of_a_group(api: Api, namespace: str) -> None:
     spec = (await api.get(await a_group(api, namespace, SPEC)))["spec"]
     assert spec == {
         "broker": {"rocketmq": {"nameServers": ["ns:9876"], "tls": {"enabled": False}}},
@@ -126,7 +126,7 @@ async def test_what_a_group_does_not_say_is_filled_in(api: Api, namespace: str) 
         ),
     ],
 )
-async def test_what_a_policy_does_not_say_is_filled_in(api: Api, namespace: str, said: Object, filled: Object) -> None:
+async def test_crd_fills_in_the_defaults_of_a_policy(api: Api, namespace: str, said: Object, filled: Object) -> None:
     body = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "calm"}, "spec": said}
     spec = (await api.create(collection(namespace, "RebalancePolicy"), body))["spec"]
     assert spec == {
@@ -140,12 +140,12 @@ async def test_what_a_policy_does_not_say_is_filled_in(api: Api, namespace: str,
     }
 
 
-async def test_a_group_is_born_as_not_yet_seen(api: Api, namespace: str) -> None:
+async def test_status_of_a_new_group_has_observed_generation_minus_1(api: Api, namespace: str) -> None:
     path = await a_group(api, namespace, SPEC)
     assert (await api.get(path))["status"] == {"observedGeneration": -1}
 
 
-async def test_the_status_that_the_planner_writes_is_kept_whole(api: Api, namespace: str) -> None:
+async def test_status_written_by_the_planner_is_stored_whole(api: Api, namespace: str) -> None:
     path = await a_group(api, namespace, SPEC)
     queues = [Queue("orders", "a", number) for number in range(6)]
     standing = a_document(members={"m1": queues[:3], "m2": queues[3:]})
@@ -158,7 +158,7 @@ async def test_the_status_that_the_planner_writes_is_kept_whole(api: Api, namesp
     assert written["spec"]["paused"] is False
 
 
-async def test_the_columns_tell_how_a_group_is(api: Api, control_plane: Cluster, namespace: str) -> None:
+async def test_crd_columns_show_the_state_of_a_group(api: Api, control_plane: Cluster, namespace: str) -> None:
     path = await a_group(api, namespace, SPEC)
     at = "2026-01-01T00:00:00Z"
     ready = {"type": "Ready", "status": "True", "reason": "Settled", "message": "All well", "lastTransitionTime": at}
@@ -179,7 +179,7 @@ async def test_the_columns_tell_how_a_group_is(api: Api, control_plane: Cluster,
     assert "All well" in control_plane.kubectl("get", "cg", "-n", namespace, "-o", "wide")
 
 
-async def test_the_columns_tell_what_a_policy_is(api: Api, control_plane: Cluster, namespace: str) -> None:
+async def test_crd_columns_show_the_fields_of_a_policy(api: Api, control_plane: Cluster, namespace: str) -> None:
     spec = {"strategy": "Sticky", "budget": {"maxMoves": 10}}
     body = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "calm"}, "spec": spec}
     await api.create(collection(namespace, "RebalancePolicy"), body)
@@ -189,12 +189,14 @@ async def test_the_columns_tell_what_a_policy_is(api: Api, control_plane: Cluste
 
 
 @pytest.mark.parametrize("name", ["cg", "group", "consumergroup", "rota"])
-async def test_a_group_is_found_by_its_short_names(api: Api, control_plane: Cluster, namespace: str, name: str) -> None:
+async def test_crd_short_names_find_a_group(api: Api, control_plane: Cluster, namespace: str, name: str) -> None:
     await a_group(api, namespace, SPEC)
     assert control_plane.kubectl("get", name, "-n", namespace, "-o", "name") == "consumergroup.rota.dev/orders\n"
 
 
-async def test_a_group_with_a_template_is_scaled(api: Api, control_plane: Cluster, namespace: str) -> None:
+async def test_crd_scale_subresource_scales_a_group_with_a_template(
+    api: Api, control_plane: Cluster, namespace: str
+) -> None:
     path = await a_group(api, namespace, FLEET)
     await api.patch(f"{path}/status", {"status": {"replicas": 3, "selector": "rota.dev/group=orders"}})
     scale = await api.get(f"{path}/scale")
@@ -206,14 +208,14 @@ async def test_a_group_with_a_template_is_scaled(api: Api, control_plane: Cluste
     assert (await api.get(path))["spec"]["replicas"] == 5
 
 
-async def test_a_group_without_a_template_is_not_scaled(api: Api, namespace: str) -> None:
+async def test_crd_scale_subresource_rejects_a_group_without_a_template(api: Api, namespace: str) -> None:
     path = await a_group(api, namespace, SPEC)
     with pytest.raises(ApiError, match=r"spec\.replicas"):
         await api.patch(f"{path}/scale", {"spec": {"replicas": 4}})
     assert "replicas" not in (await api.get(path))["spec"]
 
 
-async def test_replicas_and_template_come_and_go_together(api: Api, namespace: str) -> None:
+async def test_crd_requires_replicas_and_template_together(api: Api, namespace: str) -> None:
     path = await a_group(api, namespace, FLEET)
     for left, sentence in (("replicas", "spec.replicas is missing"), ("template", "spec.replicas goes with")):
         with pytest.raises(ApiError, match=sentence):
@@ -225,14 +227,14 @@ async def test_replicas_and_template_come_and_go_together(api: Api, namespace: s
 @pytest.mark.parametrize(
     "body", [pytest.param(body, id=body["metadata"]["name"]) for body in SHOWN if body["kind"] in KINDS]
 )
-async def test_an_example_is_applied_and_understood(api: Api, namespace: str, body: Object) -> None:
+async def test_example_is_applied_and_parses_the_same_as_its_file(api: Api, namespace: str, body: Object) -> None:
     where = f"{collection(namespace, body['kind'])}/{body['metadata']['name']}"
     applied = await api.patch(where, body, "apply", fieldValidation="Strict")
     parse: Any = KINDS[body["kind"]][1]
     assert parse(applied) == parse(body)
 
 
-def test_the_examples_are_applied_all_at_once(control_plane: Cluster, namespace: str) -> None:
+def test_example_manifests_are_accepted_all_at_once(control_plane: Cluster, namespace: str) -> None:
     how = ("--warnings-as-errors", "--dry-run=server", "-n", namespace, "-o", "name")
     applied = control_plane.kubectl("apply", *how, "-f", str(EXAMPLES)).split()
     assert len(set(applied)) == len(SHOWN)  # no object is in two of them

@@ -60,7 +60,7 @@ class Orders:
             fleet = await self.fleet()
             return bool(fleet) and fleet["spec"]["replicas"] == wanted
 
-        await soon(there, 60)
+        await soon(there)
 
     async def told(self, kind: str) -> str:
         """Return what a condition says now, or nothing."""
@@ -68,7 +68,7 @@ class Orders:
         return next((it["message"] for it in status.get("conditions") or [] if it["type"] == kind), "")
 
     async def condition(self, kind: str) -> str:
-        return await soon(lambda: self.told(kind), 60)
+        return await soon(lambda: self.told(kind))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def orders(api: Api, namespace: str) -> Orders:
     return Orders(api, namespace)
 
 
-async def test_a_template_becomes_a_deployment_with_sidecars_that_scales_and_goes_with_its_group(
+async def test_template_creates_a_deployment_that_is_scaled_and_deleted_with_its_group(
     orders: Orders,
 ) -> None:
     await orders.make()
@@ -92,10 +92,10 @@ async def test_a_template_becomes_a_deployment_with_sidecars_that_scales_and_goe
     async def gone() -> bool:
         return not await orders.fleet()
 
-    await soon(gone, 60)
+    await soon(gone)
 
 
-async def test_what_somebody_changes_by_hand_is_changed_back_and_a_settled_fleet_costs_no_writes(
+async def test_deployment_edited_by_hand_is_restored_and_then_not_written_again(
     orders: Orders, operator: Operator
 ) -> None:
     await orders.make()
@@ -106,10 +106,10 @@ async def test_what_somebody_changes_by_hand_is_changed_back_and_a_settled_fleet
     async def settled() -> bool:
         return len(operator.done) > 3 and not any(done.writes["deployment"] for done in operator.done[-3:])
 
-    await soon(settled, 90)
+    await soon(settled)
 
 
-async def test_a_deployment_of_that_name_that_is_somebody_elses_is_left_alone(orders: Orders) -> None:
+async def test_deployment_of_the_same_name_from_another_owner_is_left_alone(orders: Orders) -> None:
     labels = {"rota.dev/group": "orders"}
     spec = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}}}
     body = {"metadata": {"name": "orders", "labels": labels}, "spec": spec}
@@ -129,12 +129,14 @@ async def test_a_deployment_of_that_name_that_is_somebody_elses_is_left_alone(or
         ({"spec": {"containers": [{"name": "app", "imge": "app"}]}}, "spec.template is refused: .spec.template.spec"),
     ],
 )
-async def test_a_template_that_cannot_be_is_a_condition(orders: Orders, template: Object, sentence: str) -> None:
+async def test_template_that_is_invalid_is_reported_in_a_condition(
+    orders: Orders, template: Object, sentence: str
+) -> None:
     await orders.make(template=template)
     assert (await orders.condition("TemplateRefused")).startswith(sentence)
 
 
-async def test_a_template_that_is_refused_for_something_else_now_is_told_so(orders: Orders) -> None:
+async def test_template_rejected_for_another_reason_updates_the_condition(orders: Orders) -> None:
     calm = made("RebalancePolicy", "calm", triggers={"resync": "1h"})  # nothing else has it looked at
     await orders.api.create(orders.groups.replace("consumergroups", "rebalancepolicies"), calm)
     await orders.make(policyRef={"name": "calm"}, template={"spec": {"containers": []}})
@@ -145,11 +147,11 @@ async def test_a_template_that_is_refused_for_something_else_now_is_told_so(orde
     async def told() -> bool:
         return (await orders.condition("TemplateRefused")).startswith("spec.template is refused: ")
 
-    await soon(told, 60)
+    await soon(told)
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}])
-async def test_a_deployment_that_takes_its_time_holds_up_no_word_and_is_told_as_before(
+async def test_deployment_write_that_is_slow_keeps_its_condition_and_delays_no_other(
     orders: Orders, operator: Operator, template: Object
 ) -> None:
     await orders.make()
@@ -169,7 +171,7 @@ async def test_a_deployment_that_takes_its_time_holds_up_no_word_and_is_told_as_
         await orders.replicas(3)
 
 
-async def test_a_group_that_has_no_template_any_more_runs_no_pods(orders: Orders) -> None:
+async def test_template_removed_from_a_group_deletes_its_deployment(orders: Orders) -> None:
     await orders.make()
     await orders.replicas(2)
     await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": None, "replicas": None}})
@@ -177,4 +179,4 @@ async def test_a_group_that_has_no_template_any_more_runs_no_pods(orders: Orders
     async def gone() -> bool:
         return not await orders.fleet()
 
-    await soon(gone, 60)
+    await soon(gone)

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
 
 from kube.scraped import scraped
-from kube.world import World, two_members
+from kube.world import OperatedNamespace, two_members
 from rota.kube.journal import Journal
 from rota.kube.otlp import Exporter
 from rota.kube.outlets import Outlets
@@ -40,7 +40,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-async def kept(world: World, tmp_path: Path) -> AsyncIterator[Journal]:
+async def kept(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Journal]:
     """Have the world's operator keep a journal."""
     operator = world.operator
     journal, traces = Journal(str(tmp_path), "a-test", "1Gi"), Exporter(None)
@@ -57,8 +57,8 @@ async def kept(world: World, tmp_path: Path) -> AsyncIterator[Journal]:
 
 
 @pytest.mark.slow("figures of the journal, by Spark, equal the metrics of the operator that wrote it")
-async def test_figures_of_the_journal_are_those_of_the_operator(
-    world: World, kept: Journal, spark: SparkSession, tmp_path: Path
+async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operator(
+    world: OperatedNamespace, kept: Journal, spark: SparkSession, tmp_path: Path
 ) -> None:
     await world.begun()
     await two_members(world)

@@ -60,7 +60,7 @@ STATEFUL_SET = a_workload(
 
 
 @pytest.mark.parametrize("workload", [DEPLOYMENT, STATEFUL_SET, a_workload("DaemonSet", an_app())])
-def test_what_rota_inject_prints_is_taken_without_a_warning(
+def test_injection_output_is_accepted_by_the_api_server_without_a_warning(
     control_plane: Cluster, namespace: str, tmp_path: Path, workload: Object
 ) -> None:
     options = ["--group", "orders", "--credentials-secret", "acl", "--ca-secret", "ca", "-f", "-"]
@@ -72,7 +72,7 @@ def test_what_rota_inject_prints_is_taken_without_a_warning(
     assert "serverside-applied" in control_plane.kubectl("apply", *how, "-f", str(file))
 
 
-async def test_what_the_server_filled_in_comes_out_again_with_the_sidecar(api: Api, namespace: str) -> None:
+async def test_injection_is_reversible_after_api_server_defaulting(api: Api, namespace: str) -> None:
     plain = await api.create(where(namespace), DEPLOYMENT, **STRICT)
     spec = DEPLOYMENT["spec"]
     body = DEPLOYMENT | {"spec": {**spec, "template": injected(spec["template"], "orders", ALL)}}
@@ -102,7 +102,7 @@ async def strict(api: Api, namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
-async def test_a_restricted_namespace_takes_the_sidecar(api: Api, strict: str) -> None:
+async def test_sidecar_is_accepted_in_a_restricted_namespace(api: Api, strict: str) -> None:
     assert await api.create(strict, a_pod(**RESTRICTED), **STRICT)
     with pytest.raises(ApiError, match="violates PodSecurity") as refused:  # of the app, not of the sidecar
         await api.create(strict, a_pod(), **STRICT)
@@ -110,7 +110,7 @@ async def test_a_restricted_namespace_takes_the_sidecar(api: Api, strict: str) -
     assert "rota-sidecar" not in str(refused.value)
 
 
-async def test_the_app_keeps_its_token_and_the_sidecar_gets_none(api: Api, strict: str) -> None:
+async def test_sidecar_gets_no_token_and_the_app_keeps_its_own(api: Api, strict: str) -> None:
     spec = (await api.create(strict, a_pod(**RESTRICTED), **STRICT))["spec"]
     mounts = [
         [it["name"] for it in container["volumeMounts"] if it["mountPath"] == TOKEN]
@@ -143,7 +143,7 @@ async def applied(api: Api, body: Object) -> Object:
 
 
 @pytest.mark.usefixtures("crds")
-async def test_a_new_operator_rolls_no_fleet(api: Api, namespace: str) -> None:
+async def test_upgrade_of_the_operator_does_not_roll_out_deployments(api: Api, namespace: str) -> None:
     fleet = await a_fleet(api, namespace)
     made = await applied(api, the_deployment(fleet, "sidecar:1"))
     assert made["metadata"]["generation"] == 1
@@ -157,7 +157,7 @@ async def test_a_new_operator_rolls_no_fleet(api: Api, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("crds")
-async def test_what_the_operator_says_twice_is_written_once(api: Api, namespace: str) -> None:
+async def test_deployment_applied_twice_unchanged_is_written_once(api: Api, namespace: str) -> None:
     fleet = await a_fleet(api, namespace)
     made = await applied(api, the_deployment(fleet, "sidecar:1"))
 

@@ -8,7 +8,7 @@ import pytest
 from ground.api import Object
 from ground.poll import soon
 from kube.members import NODE
-from kube.world import GROUP, World, a_group, two_members
+from kube.world import GROUP, OperatedNamespace, a_group, two_members
 from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.kube import views
@@ -19,7 +19,7 @@ from rota.spec import Subscription
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
 
-async def test_a_sidecar_that_is_back_within_its_grace_moves_nothing(world: World) -> None:
+async def test_readiness_lost_and_regained_within_the_grace_moves_no_queue(world: OperatedNamespace) -> None:
     before = await two_members(world)
     generation = world.fleet.documents[-1]["generation"]
     restarted = world.fleet.members["orders-a"]
@@ -29,15 +29,15 @@ async def test_a_sidecar_that_is_back_within_its_grace_moves_nothing(world: Worl
     async def noticed() -> bool:
         return len(world.operator.done) > rounds
 
-    await soon(noticed, 60)
+    await soon(noticed)
     rounds = len(world.operator.done)
     await restarted.becomes(ready=True)
-    await soon(noticed, 60)
+    await soon(noticed)
     assert world.fleet.as_value() == before
     assert world.fleet.documents[-1]["generation"] == generation
 
 
-async def test_a_rolling_update_moves_each_queue_at_most_twice(world: World) -> None:
+async def test_rolling_update_moves_each_queue_at_most_twice(world: OperatedNamespace) -> None:
     await world.api.create(
         f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies",
         {
@@ -50,7 +50,7 @@ async def test_a_rolling_update_moves_each_queue_at_most_twice(world: World) -> 
     await world.api.patch(world.path, {"spec": {"policyRef": {"name": "steady"}}})
     await world.fleet.add("old-a", "old-b", "old-c", "old-d")
     await world.until(2, 2, 2, 2)
-    await soon(world.settled, 60)
+    await soon(world.settled)
     before = len(world.fleet.documents)
     for letter in "abcd":
         await world.fleet.add(f"new-{letter}")
@@ -60,11 +60,11 @@ async def test_a_rolling_update_moves_each_queue_at_most_twice(world: World) -> 
         async def drained(one: str = leaving.name) -> bool:
             return world.fleet.members[one].member.report().drained
 
-        await soon(drained, 60)
+        await soon(drained)
         await leaving.end()
         del world.fleet.members[leaving.name]
     await world.until(2, 2, 2, 2)
-    await soon(world.settled, 60)
+    await soon(world.settled)
     moves = moved(world.fleet.documents[before - 1 :])
     assert set(moves.values()) <= {1, 2}, moves
 
@@ -80,7 +80,7 @@ def moved(documents: Iterable[Object]) -> dict[Queue, int]:
     return {queue: sum(a != b for a, b in pairwise(names)) for queue, names in owners.items()}
 
 
-async def test_in_a_broadcasting_group_everybody_works_everything(world: World) -> None:
+async def test_broadcasting_gives_every_queue_to_every_member(world: OperatedNamespace) -> None:
     world.fleet.everyone = True
     await world.api.delete(world.path)  # the model of a group never changes
     await world.api.create(world.path.rpartition("/")[0], a_group(messageModel="Broadcasting"))
@@ -89,8 +89,8 @@ async def test_in_a_broadcasting_group_everybody_works_everything(world: World) 
     async def all_of_it() -> bool:
         return [len(one.member.lives) for one in world.fleet.members.values()] == [8, 8]
 
-    await soon(all_of_it, 60)
-    await soon(world.settled, 60)
+    await soon(all_of_it)
+    await soon(world.settled)
     assert world.fleet.documents[-1]["everyone"] == {"orders": {"memory": "0-7"}}
 
 
@@ -100,7 +100,9 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_beside_consumers_that_are_not_ours_only_our_share_is_worked(memory: Memory, world: World) -> None:
+async def test_unmanaged_consumer_in_the_group_leaves_members_only_their_share(
+    memory: Memory, world: OperatedNamespace
+) -> None:
     await two_members(world)
     theirs = await joins(memory, "10.0.0.1@77")
     told = await world.condition("ForeignMembers")
@@ -112,7 +114,9 @@ async def test_beside_consumers_that_are_not_ours_only_our_share_is_worked(memor
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_a_group_that_is_switched_off_at_a_broker_says_so_and_nothing_moves(memory: Memory, world: World) -> None:
+async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
+    memory: Memory, world: OperatedNamespace
+) -> None:
     before = await two_members(world)
     await memory.update_group(GROUP, BROKER, enabled=False)
     told = await world.condition("SwitchedOff")
@@ -129,8 +133,8 @@ async def test_a_group_that_is_switched_off_at_a_broker_says_so_and_nothing_move
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_two_that_call_themselves_the_same_are_told_of_and_nothing_moves(
-    memory: Memory, world: World, monkeypatch: pytest.MonkeyPatch
+async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
+    memory: Memory, world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "DEAD_SECONDS", 0.5)  # a broker in memory tells of no addresses: it may be one
     before = await two_members(world)
@@ -155,12 +159,14 @@ async def joins(memory: Memory, client_id: str) -> MemoryConsumer:
     return consumer
 
 
-async def is_degraded_by(world: World, reason: str) -> bool:
+async def is_degraded_by(world: OperatedNamespace, reason: str) -> bool:
     degraded = (await world.conditions())["Degraded"]
     return (degraded["status"], degraded["reason"]) == ("True", reason)
 
 
-async def test_a_members_room_is_its_nodes_unless_its_own_label_says_another(world: World) -> None:
+async def test_machine_room_nearby_takes_the_room_of_the_node_unless_the_pod_label_differs(
+    world: OperatedNamespace,
+) -> None:
     await world.api.patch(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"zone": "east"}}})
     nearby = {"roomLabel": "zone", "brokers": [{"broker": "memory", "room": "east"}]}
     await world.api.create(

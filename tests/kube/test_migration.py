@@ -25,9 +25,9 @@ from ground.ours import at_rest, conditions
 from ground.poll import soon
 from ground.programs import program
 from ground.rocketmq import RocketMQ
+from kube.operators import an_operator
 from kube.pages import ROOT, Shell, a_shell, blocks, typed
 from kube.shop import a_template, again_and_again
-from kube.test_operator import an_operator
 from rota.brokers.rocketmq import cluster
 from rota.brokers.rocketmq.client import Site
 from rota.ranges import from_ranges
@@ -160,7 +160,7 @@ class Move:
 
     async def _soon(self, ask: Callable[[], Any]) -> None:
         try:
-            await soon(ask, 90)
+            await soon(ask)
         except TimeoutError as error:
             error.add_note(f"wanted: {self.ours} of ours, {self.theirs} Java; {await self._pods('')}")
             error.add_note(f"Java: {self._shares}; ours: {await self._shared_by_us()}")
@@ -228,7 +228,7 @@ async def move(
 
 
 @pytest.mark.slow("a Java fleet moves to Rota and back by docs/migration.md, typed")
-async def test_a_java_fleet_is_moved_as_the_page_says_and_back(move: Move, shell: Shell) -> None:
+async def test_migration_of_a_java_fleet_and_back_works_as_documented(move: Move, shell: Shell) -> None:
     for it in typed(PAGE):
         await shell.follow(it)
         if scaled := re.search(r"scale (cg|deploy)/\S+ --replicas=(\d+)", it.command):

@@ -1,13 +1,10 @@
 """The operator as a process: kopf, Lease, a real broker; what it leaves on people's objects, and how it ends."""
 
 import asyncio
-import os
 import re
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import kopf
@@ -15,9 +12,10 @@ import pytest
 
 from ground.api import Api, ApiError
 from ground.controlplane import Cluster
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
-from kube.members import Fleet, a_node
+from kube.members import GroupMembers, a_node
+from kube.operators import an_operator
 from rota.kube import run
 from rota.kube.brain import Brain
 
@@ -30,34 +28,6 @@ GROUP = "billing"
 async def node(api: Api) -> AsyncIterator[None]:
     async with a_node(api):
         yield
-
-
-@asynccontextmanager
-async def an_operator(
-    kubeconfig: Path, namespace: str, address: str, log: Path, *options: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run an operator for one namespace; it is killed if it still runs at the end."""
-    name = log.stem
-    argv = [sys.executable, "-m", "rota.cli", "operator", "--namespace", namespace, "--own-namespace", namespace]
-    with log.open("w") as told:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            "--identity",
-            name,
-            "--address",
-            address,
-            "--journal",
-            str(log.with_suffix("")),
-            *options,
-            env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-            stderr=told,
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def leader(api: Api, namespace: str) -> str:
@@ -74,13 +44,13 @@ def plans_in(folder: Path) -> int:
 
 
 @pytest.fixture
-async def fleet(api: Api, namespace: str, addresses: Callable[[], str]) -> AsyncIterator[Fleet]:
-    async with Fleet(api, namespace, GROUP, addresses) as members:
+async def fleet(api: Api, namespace: str, addresses: Callable[[], str]) -> AsyncIterator[GroupMembers]:
+    async with GroupMembers(api, namespace, GROUP, addresses) as members:
         yield members
 
 
-async def test_two_replicas_one_leads_and_the_other_goes_on(
-    fleet: Fleet, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
+async def test_leader_election_lets_the_second_replica_take_over(
+    fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     api, namespace = fleet.api, fleet.namespace
     rocketmq.create_topic("billing", 6)
@@ -104,15 +74,15 @@ async def test_two_replicas_one_leads_and_the_other_goes_on(
         async def shared(*shares: int) -> bool:
             return sorted(fleet.shares.values()) == sorted(shares)
 
-        await soon(lambda: leads("first"), 60)
+        await soon(lambda: leads("first"))
         async with an_operator(kubeconfig, namespace, fleet.addresses(), tmp_path / "second.log") as second:
             await fleet.add("billing-a", "billing-b")
-            await soon(lambda: shared(3, 3), 60)
+            await soon(lambda: shared(3, 3))
             first.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(first.wait(), 30) == 0, (tmp_path / "first.log").read_text()
-            await soon(lambda: leads("second"), 60)
+            assert await asyncio.wait_for(first.wait(), PATIENCE_SECONDS) == 0, (tmp_path / "first.log").read_text()
+            await soon(lambda: leads("second"))
             await fleet.add("billing-c")
-            await soon(lambda: shared(2, 2, 2), 60)
+            await soon(lambda: shared(2, 2, 2))
             now = await api.get(f"{where}/{GROUP}")
             assert now["spec"] == made["spec"]
             assert "annotations" not in now["metadata"]
@@ -122,9 +92,9 @@ async def test_two_replicas_one_leads_and_the_other_goes_on(
                 status = (await api.get(f"{where}/{GROUP}"))["status"]
                 return 0 < plans_in(tmp_path) <= int(status["generation"])
 
-            await soon(told, 60)
+            await soon(told)
             second.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(second.wait(), 30) == 0, (tmp_path / "second.log").read_text()
+            assert await asyncio.wait_for(second.wait(), PATIENCE_SECONDS) == 0, (tmp_path / "second.log").read_text()
         await soon(lambda: leads(""))
 
 
@@ -138,17 +108,17 @@ async def test_two_replicas_one_leads_and_the_other_goes_on(
         (("--namespace", "Shop"), "--namespace 'Shop' is no name; give one that kubectl get namespaces shows"),
     ],
 )
-async def test_an_operator_that_cannot_be_run_so_says_it_in_one_sentence(
+async def test_cli_operator_that_cannot_start_exits_with_one_sentence(
     control_plane: Cluster, addresses: Callable[[], str], tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     address, log = addresses(), tmp_path / "operator.log"
     with socket.create_server((address, 8080)):
         async with an_operator(control_plane.kubeconfig, "default", address, log, *options) as process:
-            assert await asyncio.wait_for(process.wait(), 60) == 2
+            assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 2
     assert re.fullmatch(f"rota: {sentence}\n", log.read_text())
 
 
-async def test_an_operator_that_cannot_watch_any_more_ends_with_an_error(
+async def test_watch_failure_ends_the_operator_with_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ended(**_: object) -> None:

@@ -3,161 +3,42 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientResponse, ClientSession, ClientTimeout, web
-from aiohttp.typedefs import Handler
 from msgspec.structs import replace
 
-from ground.browser import Browser, a_browser, chromium
+from ground.browser import CONTRASTS, Browser, a_browser, chromium
 from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
 from ground.poll import soon
+from kube.live_page import (
+    FIRST,
+    JOINED,
+    LABELS,
+    LEADS,
+    LIVE,
+    MANY,
+    PICTURES,
+    Served,
+    a_detail,
+    a_member,
+    a_queue,
+    a_summary,
+    cell,
+    has,
+    open_group,
+    owned,
+    text,
+)
 from rota.kube import shown, site
 from rota.listening import listen
 
-PICTURES = Path(__file__).parents[2] / "docs" / "images"
 EVIL = '<img src=x onerror="document.title=1">'
-
-LEADS = shown.Operator(identity="rota-0", version="0.1.0", leads=True)
-JOINED = shown.Rebalance(
-    reason="MemberJoined", message="m1 has joined", at="2026-11-21T08:00:00Z", generation=42, moved=4, seconds=1.25
-)
-FIRST = shown.Rebalance(
-    reason="FirstAssignment",
-    message="The group is new",
-    at="2026-11-21T07:00:00Z",
-    generation=41,
-    moved=8,
-    seconds=0.8,
-    longest=0.5,
-)
-
-
-def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> shown.Queue:
-    state = "Owned" if owner else "Free"
-    told: dict[str, Any] = {"kind": "Subscribed", "state": state, "lag": 0, "delay": 0.0, "verdict": "KeepingUp"}
-    return shown.Queue(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
-
-
-def a_member(name: str, **given: Any) -> shown.Member:
-    told: dict[str, Any] = {
-        "origin": "Rota",
-        "state": "Ready",
-        "queues": 4,
-        "generation": 42,
-        "rate": 12.5,
-        "address": "10.0.0.7",
-    }
-    return shown.Member(name=name, client_id=f"10.0.0.7@{name}", **{**told, **given})
-
-
-def a_summary(name: str = "orders", **given: Any) -> shown.Summary:
-    told: dict[str, Any] = {
-        "ready": True,
-        "reason": "Settled",
-        "message": "Every queue has its owner.",
-        "moving": False,
-        "members": 2,
-        "queues": 8,
-        "idle": 0,
-        "unowned": 0,
-        "generation": 42,
-        "strategy": "Sticky",
-        "lag": 12,
-        "retrying": 0,
-        "dead": 3,
-        "delay": 1.5,
-        "verdicts": {"KeepingUp": 7, "Slow": 1},
-        "last_rebalance": JOINED,
-    }
-    return shown.Summary(namespace="shop", name=name, **{**told, **given})
-
-
-def owned(number: int) -> list[shown.Queue]:
-    return [a_queue(it, f"m{it % 2}") for it in range(number)]
-
-
-def a_detail(name: str = "orders", queues: Sequence[shown.Queue] = (), **given: Any) -> shown.Detail:
-    queues = list(queues) or owned(8)
-    summary = a_summary(name, queues=len(queues))
-    told: dict[str, Any] = {
-        "operator": LEADS,
-        "conditions": [shown.Condition("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
-        "members": [a_member("m0"), a_member("m1")],
-        "topics": [shown.Topic("orders", "Subscribed", len(queues), lag=12, delay=1.5, estimate=True)],
-        "rebalances": [JOINED, FIRST],
-        "looked_at": "2026-11-21T08:00:03Z",
-    }
-    return shown.Detail(at_broker=name, queues=queues, **{"summary": summary, **told, **given})
-
-
-@dataclass
-class Fleets:
-    """Groups that are what a test says they are."""
-
-    details: dict[str, shown.Detail] = field(default_factory=dict)
-    operator: shown.Operator = LEADS
-
-    def put(self, detail: shown.Detail) -> None:
-        self.details[detail.summary.name] = detail
-
-    async def groups(self) -> shown.Groups:
-        return shown.Groups(self.operator, [it.summary for it in self.details.values()])
-
-    def knows(self, namespace: str, name: str) -> bool:
-        return namespace == "shop" and name in self.details
-
-    def group(self, namespace: str, name: str) -> shown.Detail | None:
-        found = self.details.get(name) if namespace == "shop" else None
-        return replace(found, operator=self.operator) if found else None
-
-    async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
-        if not (detail := self.group(namespace, name)):
-            return None
-        found = [it for it in detail.queues if f"{it.topic}/{it.broker}/{it.id}" == queue or queue is None]
-        if not found:
-            raise ValueError(f"{queue} is no queue of shop/{name}; give TOPIC/BROKER/ID")
-        why = [shown.Reason(it.topic, it.broker, it.id, it.owner, f"{it.owner} had it before.") for it in found]
-        return shown.Reasons("Sticky", detail.summary.generation, why, JOINED)
-
-
-class Served(Fleets):
-    """Groups that are answered for over HTTP, at an address that stays the same."""
-
-    def __init__(self, address: str, port: int) -> None:
-        super().__init__()
-        self.hub = site.Hub()
-        self.url = f"http://{address}:{port}/"
-        self.fails: list[Callable[[], Awaitable[object]]] = []  # what becomes of the next questions about a group
-        self._address, self._port = address, port
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
-        @web.middleware
-        async def perhaps(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if self.fails and request.path.startswith("/v1/groups/"):
-                await self.fails.pop(0)()
-            return await handler(request)
-
-        self.hub = site.Hub()
-        app = web.Application(middlewares=[perhaps])
-        app.add_routes(site.routes(self, self.hub))
-        app.on_shutdown.append(self.hub.close)
-        self._runner = await listen(app, self._address, self._port)
-
-    async def stop(self) -> None:
-        if self._runner:
-            await self._runner.cleanup()
-
-    def change(self, detail: shown.Detail) -> None:
-        self.put(detail)
-        self.hub.tell(("shop", detail.summary.name))
 
 
 @pytest.fixture
@@ -189,36 +70,10 @@ async def browser(chrome: Browser, served: Served) -> AsyncIterator[Browser]:
     await chrome.open("about:blank")
 
 
-LABELS = "[...document.querySelectorAll('.cell')].map(it => it.ariaLabel)"
-LIVE = "document.querySelector('#live').textContent === 'Live'"
-
-
-def text(selector: str) -> str:
-    return f"document.querySelector({json.dumps(selector)})?.innerText"
-
-
-def has(selector: str, words: str) -> str:
-    return f"{text(selector)}?.includes({json.dumps(words)})"
-
-
-def cell(number: int, topic: str = "orders") -> str:
-    return label_of(f"{topic}/broker-a/{number}")
-
-
-def label_of(queue: str) -> str:
-    selector = f'.cell[aria-label^="{queue}:"]'
-    return f"document.querySelector({json.dumps(selector)})?.ariaLabel"
-
-
-async def open_group(browser: Browser, url: str, name: str = "orders") -> None:
-    await browser.open(f"{url}#shop/{name}")
-    await browser.wait_for(LIVE)
-
-
 # The list.
 
 
-async def test_groups_are_shown_with_how_they_fare(browser: Browser, served: Served) -> None:
+async def test_page_lists_groups_with_their_state(browser: Browser, served: Served) -> None:
     served.put(a_detail("parcels", summary=a_summary("parcels", ready=False, reason="NoMembers", unowned=8, idle=1)))
     await browser.open(served.url)
     await browser.wait_for(LIVE)
@@ -229,9 +84,7 @@ async def test_groups_are_shown_with_how_they_fare(browser: Browser, served: Ser
     assert all(word in lines[1] for word in ("shop/parcels", "Not ready NoMembers", "8 unowned", "1 idle"))
 
 
-async def test_the_filter_leaves_groups_whose_name_has_it_and_one_is_chosen_by_its_link(
-    browser: Browser, served: Served
-) -> None:
+async def test_page_filter_narrows_groups_by_name_and_a_link_opens_one(browser: Browser, served: Served) -> None:
     served.put(a_detail("parcels"))
     await browser.open(served.url)
     await browser.wait_for(has("#list-count", "2 groups"))
@@ -246,7 +99,7 @@ async def test_the_filter_leaves_groups_whose_name_has_it_and_one_is_chosen_by_i
     await browser.wait_for("document.activeElement.textContent === 'Groups'")
 
 
-async def test_what_is_not_known_is_unknown_and_never_0(browser: Browser, served: Served) -> None:
+async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Browser, served: Served) -> None:
     blind: dict[str, Any] = {"lag": None, "delay": None}
     summary = a_summary(retrying=None, dead=None, verdicts={}, last_rebalance=None, **blind)
     served.put(
@@ -274,7 +127,7 @@ async def test_what_is_not_known_is_unknown_and_never_0(browser: Browser, served
     assert line.count("unknown") == 3
 
 
-async def test_an_operator_that_stands_by_says_so(browser: Browser, served: Served) -> None:
+async def test_page_says_that_the_operator_is_standby(browser: Browser, served: Served) -> None:
     served.operator = replace(LEADS, leads=False)
     await open_group(browser, served.url)
     words = await browser.evaluate(text("#standby"))
@@ -296,7 +149,9 @@ MOVING = [
 ]
 
 
-async def test_what_foreigners_work_is_told_from_what_is_free(browser: Browser, served: Served) -> None:
+async def test_page_distinguishes_queues_of_unmanaged_consumers_from_free_queues(
+    browser: Browser, served: Served
+) -> None:
     served.put(a_detail(queues=[a_queue(0, None), a_queue(1, None, state="Foreign")]))
     await open_group(browser, served.url)
     assert await browser.evaluate(LABELS) == [
@@ -310,7 +165,7 @@ async def test_what_foreigners_work_is_told_from_what_is_free(browser: Browser, 
     assert "a foreigner" in told[1]
 
 
-async def test_the_map_says_of_each_queue_who_works_it(browser: Browser, served: Served) -> None:
+async def test_page_map_labels_each_queue_with_its_owner(browser: Browser, served: Served) -> None:
     served.put(a_detail(queues=[*MOVING, a_queue(0, "m1", "payments", estimate=True, lag=7)]))
     await open_group(browser, served.url)
     assert await browser.evaluate(LABELS) == [
@@ -333,7 +188,7 @@ async def test_the_map_says_of_each_queue_who_works_it(browser: Browser, served:
     )
 
 
-async def test_a_screen_reader_finds_landmarks_headings_and_queues(browser: Browser, served: Served) -> None:
+async def test_page_gives_screen_readers_landmarks_headings_and_queues(browser: Browser, served: Served) -> None:
     served.put(a_detail(queues=MOVING))
     await open_group(browser, served.url)
     wanted = (
@@ -362,7 +217,7 @@ async def test_a_screen_reader_finds_landmarks_headings_and_queues(browser: Brow
     assert [name for role, name in found if role in {"button", "link", "searchbox", "combobox"} and not name] == []
 
 
-async def test_arrow_keys_go_from_queue_to_queue_and_enter_asks_why(browser: Browser, served: Served) -> None:
+async def test_page_arrow_keys_move_between_queues_and_enter_explains(browser: Browser, served: Served) -> None:
     served.put(a_detail(queues=owned(100)))
     await open_group(browser, served.url)
     await browser.evaluate("document.querySelector('#filter').focus()")
@@ -383,7 +238,7 @@ async def test_arrow_keys_go_from_queue_to_queue_and_enter_asks_why(browser: Bro
     assert await browser.evaluate("document.querySelectorAll('.cell[tabindex=\"0\"]').length") == 1
 
 
-async def test_a_handover_is_seen_as_it_happens(browser: Browser, served: Served) -> None:
+async def test_page_shows_a_handover_live(browser: Browser, served: Served) -> None:
     served.put(a_detail(queues=[a_queue(0), a_queue(1)]))
     await open_group(browser, served.url)
     await browser.evaluate("window.same = document.querySelector('.cell'); window.same.focus()")
@@ -398,9 +253,7 @@ async def test_a_handover_is_seen_as_it_happens(browser: Browser, served: Served
     assert await browser.evaluate("document.activeElement === window.same"), "no reload, and the focus stays"
 
 
-async def test_a_group_that_goes_says_so_and_is_shown_again_when_it_is_made_anew(
-    browser: Browser, served: Served
-) -> None:
+async def test_page_reports_a_deleted_group_and_shows_it_again_when_recreated(browser: Browser, served: Served) -> None:
     await open_group(browser, served.url)
     gone = served.details.pop("orders")
     served.hub.tell(("shop", "orders"))
@@ -412,7 +265,7 @@ async def test_a_group_that_goes_says_so_and_is_shown_again_when_it_is_made_anew
     browser.forget()
 
 
-async def test_names_are_text_whatever_is_in_them(browser: Browser, served: Served) -> None:
+async def test_page_renders_html_in_names_as_text(browser: Browser, served: Served) -> None:
     bad = replace(JOINED, reason=EVIL, message=EVIL)
     served.put(
         a_detail(
@@ -440,7 +293,7 @@ TURNS = "a\u202eb\x9bc\u2066d\u200be"
 MARKED = "a\ufffdb\ufffdc\ufffdd\ufffde"
 
 
-async def test_what_turns_a_line_around_or_is_not_seen_is_a_mark(browser: Browser, served: Served) -> None:
+async def test_page_replaces_bidi_and_invisible_characters_with_a_mark(browser: Browser, served: Served) -> None:
     served.put(
         a_detail(
             TURNS,
@@ -465,20 +318,12 @@ async def test_what_turns_a_line_around_or_is_not_seen_is_a_mark(browser: Browse
     await browser.wait_for("document.querySelectorAll('.cell.aside').length === 0")
 
 
-async def test_one_group_is_told_of_in_the_singular(browser: Browser, served: Served) -> None:
+async def test_page_counts_one_group_in_the_singular(browser: Browser, served: Served) -> None:
     await browser.open(served.url)
     await browser.wait_for("document.querySelector('#list-count')?.innerText === '1 group'")
 
 
-MANY = [
-    replace(a_queue(number, f"m{number % 300}", f"topic-{topic}"), broker=f"broker-{broker}")
-    for topic in range(5)
-    for broker in "abcdefgh"
-    for number in range(250)
-]
-
-
-async def test_10000_queues_can_be_seen_and_reached(browser: Browser, served: Served) -> None:
+async def test_page_with_10000_queues_shows_and_reaches_each(browser: Browser, served: Served) -> None:
     served.put(a_detail(queues=MANY, members=[a_member(f"m{number}") for number in range(300)]))
     await open_group(browser, served.url)
     assert len(set(await browser.evaluate(LABELS))) == 10_000
@@ -512,27 +357,10 @@ _PAINT = """({
 })"""
 
 # Of every text that is seen: how much it contrasts with what is behind it, by WCAG 2.
-CONTRASTS = """(() => {
-    const parts = colour => colour.match(/[\\d.]+/g).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map(it => it / 255).map(
-        it => it <= 0.04045 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4
-    ).reduce((sum, it, number) => sum + it * [0.2126, 0.7152, 0.0722][number], 0);
-    const behind = it => {
-        const [r, g, b, alpha = 1] = parts(getComputedStyle(it).backgroundColor);
-        return alpha ? [r, g, b] : behind(it.parentElement);
-    };
-    return [...document.querySelectorAll("body *")].filter(it =>
-        it.checkVisibility() && !it.disabled
-        && (it.matches("input") || [...it.childNodes].some(child => child.nodeType === 3 && child.data.trim()))
-    ).map(it => {
-        const [a, b] = [light(parts(getComputedStyle(it).color)), light(behind(it))];
-        return [it.outerHTML.slice(0, 80), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-    });
-})()"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_texts_stand_out_in_light_and_in_dark(browser: Browser, served: Served, scheme: str) -> None:
+async def test_page_text_has_enough_contrast_in_light_and_dark(browser: Browser, served: Served, scheme: str) -> None:
     members = [a_member(f"m{number}", troubles=["BrokerUnreachable"]) for number in range(40)]
     queues = [*MOVING, *(a_queue(number, f"m{number}") for number in range(6, 40))]
     served.put(a_detail(members=members, queues=queues))
@@ -550,7 +378,9 @@ async def test_texts_stand_out_in_light_and_in_dark(browser: Browser, served: Se
     assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-async def test_a_connection_that_breaks_is_told_of_and_comes_back_by_itself(browser: Browser, served: Served) -> None:
+async def test_page_is_marked_stale_while_disconnected_and_reconnects_by_itself(
+    browser: Browser, served: Served
+) -> None:
     await open_group(browser, served.url)
     await served.stop()
     await browser.wait_for(has("#live", "Stale since 20"))
@@ -567,7 +397,7 @@ async def refused() -> None:
     raise web.HTTPServiceUnavailable
 
 
-async def test_what_is_not_answered_is_asked_again_though_nothing_changes(browser: Browser, served: Served) -> None:
+async def test_page_retries_failed_requests_though_nothing_changes(browser: Browser, served: Served) -> None:
     served.fails = [refused, refused, refused]
     await open_group(browser, served.url)
     assert not served.fails
@@ -576,9 +406,7 @@ async def test_what_is_not_answered_is_asked_again_though_nothing_changes(browse
     browser.forget()
 
 
-async def test_why_a_queue_has_its_owner_is_asked_again_if_that_is_not_answered(
-    browser: Browser, served: Served
-) -> None:
+async def test_page_retries_a_failed_request_for_an_explanation(browser: Browser, served: Served) -> None:
     async def nothing() -> None:
         pass
 
@@ -591,7 +419,7 @@ async def test_why_a_queue_has_its_owner_is_asked_again_if_that_is_not_answered(
     browser.forget()
 
 
-async def test_an_answer_that_never_comes_is_told_of_and_asked_for_again(browser: Browser, served: Served) -> None:
+async def test_page_reports_a_response_that_times_out_and_retries(browser: Browser, served: Served) -> None:
     never = asyncio.Event()
     await open_group(browser, served.url)
     served.fails = [never.wait]
@@ -602,7 +430,7 @@ async def test_an_answer_that_never_comes_is_told_of_and_asked_for_again(browser
     never.set()
 
 
-async def test_it_works_below_a_path_as_behind_the_proxy_of_an_api_server(
+async def test_page_works_below_the_path_prefix_of_a_proxy(
     browser: Browser, served: Served, instance: Instance
 ) -> None:
     before = "/api/v1/namespaces/rota/services/rota:http/proxy/"
@@ -643,7 +471,9 @@ async def get(url: str, **given: Any) -> AsyncIterator[ClientResponse]:
         ("web/..%2Fsite.py", 404, "There is no such file"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_sentence(served: Served, path: str, status: int, words: str) -> None:
+async def test_api_rejects_unknown_or_invalid_requests_with_a_sentence(
+    served: Served, path: str, status: int, words: str
+) -> None:
     async with get(served.url + path) as answer:
         assert (answer.status, await answer.json()) == (status, {"error": words})
 
@@ -651,14 +481,14 @@ async def test_what_cannot_be_answered_is_a_sentence(served: Served, path: str, 
 @pytest.mark.parametrize(
     "path", ["", "web/page.js", "v1/groups", "v1/groups/shop/orders", "v1/events", "v1/groups/a/b"]
 )
-async def test_whatever_is_answered_may_load_nothing_from_elsewhere(served: Served, path: str) -> None:
+async def test_http_server_content_security_policy_allows_only_own_sources(served: Served, path: str) -> None:
     async with get(served.url + path) as answer:
         rules = answer.headers["content-security-policy"].split("; ")
         assert {"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"} <= {*rules}
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_file_that_is_known_already_is_not_sent_again(served: Served) -> None:
+async def test_http_server_responds_304_to_a_known_etag(served: Served) -> None:
     async with get(f"{served.url}web/page.js") as answer:
         tag, kept = answer.headers["etag"], answer.headers["cache-control"]
         assert (answer.content_type, kept) == ("text/javascript", "no-cache")
@@ -666,7 +496,7 @@ async def test_a_file_that_is_known_already_is_not_sent_again(served: Served) ->
         assert (answer.status, await answer.read()) == (304, b"")
 
 
-async def test_a_big_answer_is_packed(served: Served) -> None:
+async def test_http_server_compresses_a_large_response(served: Served) -> None:
     served.put(a_detail(queues=MANY))
     async with get(f"{served.url}v1/groups/shop/orders", headers={"accept-encoding": "gzip"}) as answer:
         assert answer.headers["content-encoding"] == "gzip"
@@ -681,7 +511,7 @@ async def _next(answer: ClientResponse) -> dict[str, Any]:
     return told
 
 
-async def test_changes_are_told_together_and_to_those_who_ask_for_them(served: Served) -> None:
+async def test_api_event_stream_coalesces_changes_and_filters_by_group(served: Served) -> None:
     served.put(a_detail("b"))
     async with get(f"{served.url}v1/events") as every, get(f"{served.url}v1/events?group=shop/b") as one:
         for _ in range(100):
@@ -695,7 +525,9 @@ async def test_changes_are_told_together_and_to_those_who_ask_for_them(served: S
         assert await _next(one) == {"groups": []}, "the operator itself has changed"
 
 
-async def test_so_many_may_listen_and_who_goes_makes_room(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_api_event_stream_limits_clients_and_frees_the_place_of_a_closed_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(site, "MOST_LISTENERS", 1)
     async with get(f"{served.url}v1/events") as one:
         assert one.status == 200
@@ -710,16 +542,14 @@ async def test_so_many_may_listen_and_who_goes_makes_room(served: Served, monkey
     await soon(let_in)
 
 
-async def test_who_listens_from_one_address_leaves_room_for_others(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_api_event_stream_limits_clients_of_one_address(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site, "MOST_OF_ONE", 1)
     async with get(f"{served.url}v1/events") as one, get(f"{served.url}v1/events") as another:
         assert (one.status, another.status) == (200, 503)
         assert "1 listen for changes from 127." in (await another.json())["error"]
 
 
-async def test_who_listens_is_let_go_at_the_end(served: Served) -> None:
+async def test_api_event_stream_ends_when_the_server_stops(served: Served) -> None:
     async with get(f"{served.url}v1/events") as answer:
         await answer.content.readline()
         await served.stop()
@@ -729,26 +559,7 @@ async def test_who_listens_is_let_go_at_the_end(served: Served) -> None:
 # The real thing, for a test that has an operator.
 
 
-async def a_handover_is_seen(
-    browser: Browser, page: str, queue: str, owners: tuple[str, str], hand_over: Callable[[], Awaitable[object]]
-) -> None:
-    """See a queue change hands on an open page (`http://…:8080/#shop/orders`), once its first owner is seen there."""
-    first, second = owners
-    label = label_of(queue)
-    await browser.open(page)
-    await browser.wait_for(f"{label}?.startsWith({json.dumps(f'{queue}: owned by {first},')})")
-    # Every label that the cell ever has: who looks now and then would miss a quick one.
-    await browser.evaluate(
-        f"window.labels = []; new MutationObserver(() => labels.push({label})).observe("
-        "document.querySelector('#map'), {subtree: true, attributeFilter: ['aria-label']})"
-    )
-    await hand_over()
-    await browser.wait_for(f"{label}?.startsWith({json.dumps(f'{queue}: owned by {second},')})")
-    released = f"{queue}: being released by {first}, next {second},"
-    assert any(it.startswith(released) for it in await browser.evaluate("labels"))
-
-
-async def test_pictures(browser: Browser, served: Served, tmp_path: Path) -> None:
+async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: Served, tmp_path: Path) -> None:
     """Draw a group while queues are handed to a member that has just joined; with ROTA_PICTURES=1 for the docs."""
     where = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
     members = [
@@ -790,5 +601,7 @@ async def test_pictures(browser: Browser, served: Served, tmp_path: Path) -> Non
     )
     await open_group(browser, served.url)
     await browser.evaluate("document.querySelectorAll('.releasing')[1].focus()")
+    assert await browser.evaluate("document.querySelectorAll('.cell').length") == len(queues)
+    assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the picture is cut off"
     await browser.screenshot(where / "page.png")
     assert 10_000 < (where / "page.png").stat().st_size < 150_000

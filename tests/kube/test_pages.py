@@ -11,7 +11,7 @@ import pytest
 import yaml
 from aiohttp import ClientError, ClientSession
 
-from chart.test_installing import prometheus_kinds
+from chart.prometheus_kinds import prometheus_kinds
 from ground.api import Api
 from ground.controlplane import Cluster
 from ground.fixtures import a_namespace
@@ -31,7 +31,7 @@ DOCS = ROOT / "docs"
 QUEUES = 8
 
 
-class Shop(NamedTuple):
+class TypedShop(NamedTuple):
     """Somebody's fleet, his shell and the folder where he types, and what there is in the place of what pages name."""
 
     namespace: str
@@ -68,7 +68,7 @@ async def shop(
     tmp_path_factory: pytest.TempPathFactory,
     rocketmq: RocketMQ,
     local_node: LocalNode,
-) -> AsyncIterator[Shop]:
+) -> AsyncIterator[TypedShop]:
     """Have the operator of docs/journal.md look after a fleet, and a shell in what looks like a checkout."""
     folder, address = tmp_path_factory.mktemp("checkout"), addresses()
     for name in ("docs", "crds", "charts"):
@@ -97,7 +97,7 @@ async def shop(
         "http://127.0.0.1:8080": variables["ROTA_OPERATOR"],
     }
     async with a_shell(folder, variables) as shell:
-        found = Shop(namespace, folder, shell, here)
+        found = TypedShop(namespace, folder, shell, here)
         await shell.run(f"kubectl config set-context --current --namespace={namespace}")
         (journal,) = found.told("journal.md")
         await shell.run(f"{journal.command.rstrip()} 2> operator.log &")
@@ -106,7 +106,7 @@ async def shop(
         yield found
 
 
-async def test_the_journal_lies_where_its_page_says(shop: Shop) -> None:
+async def test_docs_name_the_folder_of_the_journal(shop: TypedShop) -> None:
     async def told() -> list[Path]:
         return [*shop.folder.glob("journal/date=*/*.jsonl")]
 
@@ -114,7 +114,7 @@ async def test_the_journal_lies_where_its_page_says(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("page", ["conditions.md", "lag.md", "command-line.md", "page.md"])
-async def test_what_a_page_tells_to_type_can_be_typed(shop: Shop, page: str) -> None:
+async def test_docs_commands_of_a_page_run(shop: TypedShop, page: str) -> None:
     for it in shop.told(page):
         if "--watch" in it.command:
             assert "TOPIC" in await shop.shell.begin(it.command)
@@ -122,7 +122,7 @@ async def test_what_a_page_tells_to_type_can_be_typed(shop: Shop, page: str) -> 
             await shop.shell.follow(it)
 
 
-async def test_what_the_runbook_tells_to_type_can_be_typed(shop: Shop, api: Api, control_plane: Cluster) -> None:
+async def test_docs_commands_of_the_runbook_run(shop: TypedShop, api: Api, control_plane: Cluster) -> None:
     async with prometheus_kinds(api, control_plane):
         for it in shop.told("runbook.md"):
             await shop.shell.follow(it)
@@ -131,7 +131,9 @@ async def test_what_the_runbook_tells_to_type_can_be_typed(shop: Shop, api: Api,
         assert "> bool 60" not in rules
 
 
-async def test_a_fleet_is_looked_after_as_its_page_says(shop: Shop, rocketmq: RocketMQ, local_node: LocalNode) -> None:
+async def test_docs_commands_for_fleets_run_and_keep_scaled_replicas(
+    shop: TypedShop, rocketmq: RocketMQ, local_node: LocalNode
+) -> None:
     hello = yaml.safe_load((DOCS / "examples/local-app.yaml").read_text())
     hello["spec"]["replicas"] = 0  # it does not answer as an app of a fleet does
     (shop.folder / "shop.yaml").write_text(yaml.safe_dump(hello))
@@ -148,7 +150,7 @@ async def test_a_fleet_is_looked_after_as_its_page_says(shop: Shop, rocketmq: Ro
     assert "rota-sidecar" in await shop.shell.run("kubectl get deploy hello -o yaml")
 
 
-async def test_what_the_pipeline_recommends_is_taken_up_as_its_page_says(shop: Shop) -> None:
+async def test_docs_commands_for_recommended_policies_run(shop: TypedShop) -> None:
     (shop.folder / "advice/policies").mkdir(parents=True)
     tried = yaml.safe_load_all((DOCS / "examples/pipeline/policies.yaml").read_text())
     (sticky,) = [it for it in tried if it["metadata"]["name"] == "sticky"]
@@ -157,7 +159,7 @@ async def test_what_the_pipeline_recommends_is_taken_up_as_its_page_says(shop: S
         await shop.shell.follow(it)
 
 
-async def test_an_operator_is_run_from_a_checkout_as_its_page_says(shop: Shop) -> None:
+async def test_docs_commands_start_an_operator_from_a_checkout(shop: TypedShop) -> None:
     await shop.shell.run("kill %1; wait %1 || true")  # the one before has the port
     for it in shop.told("operator.md"):
         await shop.shell.follow(it)
@@ -169,4 +171,4 @@ async def test_an_operator_is_run_from_a_checkout_as_its_page_says(shop: Shop) -
         except ClientError:  # it does not answer yet
             return False
 
-    await soon(leads, 60)
+    await soon(leads)

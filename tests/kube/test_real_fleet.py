@@ -20,9 +20,9 @@ from ground.local import LocalNode
 from ground.ours import conditions
 from ground.relay import Relay
 from ground.rocketmq import RocketMQ
+from kube.operators import an_operator
 from kube.scraped import series
-from kube.shop import GROUP, QUEUES, Shop, a_shop, a_template
-from kube.test_operator import an_operator
+from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop, a_template
 from rota.model import Queue
 
 IN_FLIGHT = 16  # messages that are at an app at most, as long as its group does not say otherwise
@@ -45,7 +45,7 @@ async def operator(control_plane: Cluster, namespace: str, address: str, tmp_pat
 @pytest.fixture
 async def shop(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
-) -> AsyncIterator[Shop]:
+) -> AsyncIterator[TemplateGroup]:
     """Run a group whose app is Ready as long as no file says that it is not."""
     template = a_template(local_node, tmp_path)
     well = ["sh", "-c", f'test ! -e "{tmp_path}/unready-$ROTA_LOCAL"']
@@ -61,7 +61,7 @@ async def shop(
 class Places:
     """Where people look for what was, or is, the matter."""
 
-    def __init__(self, shop: Shop, address: str, folder: Path) -> None:
+    def __init__(self, shop: TemplateGroup, address: str, folder: Path) -> None:
         self._shop, self._address, self._folder = shop, address, folder
 
     async def tell_of_cause(self, reason: str) -> None:
@@ -107,16 +107,18 @@ class Places:
 
 
 @pytest.fixture
-def places(shop: Shop, address: str, tmp_path: Path) -> Places:
+def places(shop: TemplateGroup, address: str, tmp_path: Path) -> Places:
     return Places(shop, address, tmp_path / "operator")
 
 
-async def named(shop: Shop) -> dict[str, str]:
+async def named(shop: TemplateGroup) -> dict[str, str]:
     """Return the pods' addresses by name."""
     return {it["metadata"]["name"]: it["status"]["podIP"] for it in await shop.pods()}
 
 
-async def test_nothing_is_lost_and_nothing_comes_twice_while_a_fleet_grows_is_replaced_and_shrinks(shop: Shop) -> None:
+async def test_scale_up_rolling_update_and_scale_down_deliver_each_message_once(
+    shop: TemplateGroup,
+) -> None:
     await shop.works(2)
     async with shop.sending():
         await shop.scale(3)
@@ -128,14 +130,14 @@ async def test_nothing_is_lost_and_nothing_comes_twice_while_a_fleet_grows_is_re
         async def replaced() -> bool:
             return before.isdisjoint({it["metadata"]["name"] for it in await shop.pods()})
 
-        await shop.soon(replaced, 120)
+        await shop.soon(replaced)
         await shop.works(3)
         await shop.scale(1)
         await shop.works(1)
     assert {number for number, times in shop.deliveries().items() if times > 1} == set()
 
 
-async def test_apps_that_ask_get_each_message_once_while_their_fleet_grows_and_shrinks(
+async def test_pull_delivers_each_message_once_across_scale_up_and_scale_down(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
     template = a_template(local_node, tmp_path, asks=True)
@@ -156,7 +158,7 @@ async def test_apps_that_ask_get_each_message_once_while_their_fleet_grows_and_s
         assert {*shop.deliveries().values()} == {1}
 
 
-async def test_a_group_that_begins_at_the_end_misses_nothing_of_queues_that_its_topic_gets_later(
+async def test_start_from_latest_misses_nothing_in_queues_added_later(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
     """What is sent to them before a member is given them is the group's, and counts as lag while nobody is there."""
@@ -169,19 +171,19 @@ async def test_a_group_that_begins_at_the_end_misses_nothing_of_queues_that_its_
         await shop.soon(shop.delivered_all)
         await shop.soon(lambda: shop.owns(QUEUES + 4))
         await shop.scale(0)
-        await shop.soon(nobody(shop), 120)
+        await shop.soon(nobody(shop))
         await grown(shop, rocketmq, topic, QUEUES + 8)
 
         async def all_counted() -> bool:
             return bool((await api.get(shop.path))["status"].get("lag") == QUEUES + 8)
 
-        await shop.soon(all_counted, 120)
+        await shop.soon(all_counted)
         await shop.scale(1)
-        await shop.soon(shop.delivered_all, 120)
+        await shop.soon(shop.delivered_all)
         assert {*shop.deliveries().values()} == {1}
 
 
-async def grown(shop: Shop, rocketmq: RocketMQ, topic: str, queues: int) -> None:
+async def grown(shop: TemplateGroup, rocketmq: RocketMQ, topic: str, queues: int) -> None:
     """Give a topic more queues, and send to each of its queues at once."""
     rocketmq.create_topic(topic, queues)
     [broker] = {queue.broker for queue in await shop.brokers.queues(topic)}
@@ -189,14 +191,14 @@ async def grown(shop: Shop, rocketmq: RocketMQ, topic: str, queues: int) -> None
         await shop.send(Queue(topic, broker, number))
 
 
-def nobody(shop: Shop) -> Callable[[], Awaitable[bool]]:
+def nobody(shop: TemplateGroup) -> Callable[[], Awaitable[bool]]:
     async def so() -> bool:
         return not await shop.pods()
 
     return so
 
 
-async def test_each_member_of_a_broadcasting_group_gets_everything_once_while_its_fleet_grows(
+async def test_broadcasting_delivers_each_message_once_to_each_member_during_scale_up(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
     # A topic of its own: the broker knows nothing of what these members have done, and other groups would do it again.
@@ -215,8 +217,8 @@ async def test_each_member_of_a_broadcasting_group_gets_everything_once_while_it
         await shop.soon(everybody_has_it)
 
 
-async def test_what_befalls_queues_and_members_is_told_as_the_cause_in_status_event_metric_and_journal(
-    shop: Shop, places: Places, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
+async def test_status_event_metric_and_journal_name_the_cause_of_a_rebalance(
+    shop: TemplateGroup, places: Places, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
     policy = f"{shop.where}/rebalancepolicies/sticky"
     await shop.api.patch(policy, {"spec": {"triggers": {"unreadyGrace": "1s"}}})
@@ -248,8 +250,8 @@ async def test_what_befalls_queues_and_members_is_told_as_the_cause_in_status_ev
     assert sum(times > 1 for times in shop.deliveries().values()) <= IN_FLIGHT
 
 
-async def test_two_java_consumers_that_call_themselves_the_same_are_told_of_until_one_leaves(
-    shop: Shop, places: Places, rocketmq: RocketMQ
+async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leaves(
+    shop: TemplateGroup, places: Places, rocketmq: RocketMQ
 ) -> None:
     await shop.works(2)
     one, other = (peers.push_consumer(rocketmq, GROUP, GROUP, instance="twin") for _ in range(2))
@@ -278,8 +280,8 @@ class TestWithTwoBrokers:
             yield found
             found.down()
 
-    async def test_a_broker_that_left_the_route_loses_its_queues_and_has_them_again_once_it_is_back(
-        self, rocketmq: RocketMQ, shop: Shop, places: Places
+    async def test_broker_failure_removes_queues_of_the_broker_until_it_is_back(
+        self, rocketmq: RocketMQ, shop: TemplateGroup, places: Places
     ) -> None:
         await shop.works(2)
         every = await shop.brokers.queues(GROUP)
@@ -311,7 +313,7 @@ class TestWithTwoBrokers:
         assert sum(times > 1 for times in shop.deliveries().values()) <= IN_FLIGHT
 
 
-async def all_came(shop: Shop, numbers: set[int]) -> bool:
+async def all_came(shop: TemplateGroup, numbers: set[int]) -> bool:
     return shop.deliveries().keys() >= numbers
 
 
@@ -337,8 +339,8 @@ class TestBehindARelay:
         with Relay((broker.address, broker.port), (apart.address(2), broker.port)).running() as running:
             yield running
 
-    async def test_a_member_that_cannot_reach_its_broker_loses_its_queues_and_is_given_some_when_it_can_again(
-        self, relay: Relay, shop: Shop, places: Places, local_node: LocalNode
+    async def test_broker_unreachable_from_one_member_moves_its_queues_until_reconnected(
+        self, relay: Relay, shop: TemplateGroup, places: Places, local_node: LocalNode
     ) -> None:
         await shop.works(2)
         async with shop.sending():

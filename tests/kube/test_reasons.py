@@ -9,7 +9,7 @@ import pytest
 
 from ground.api import Object
 from kube.scraped import scraped
-from kube.world import GROUP, World, two_members
+from kube.world import GROUP, OperatedNamespace, two_members
 from rota import documents, planner
 from rota.brokers import Refused
 from rota.brokers.memory import BROKER, Memory
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("crds", "node")
 # Soon lost and soon out, so that a test need not wait; who cannot reach a broker has time to be ready again.
 QUICK = {"handover": {"lostAfter": "1s"}, "triggers": {"debounce": "10ms", "unreadyGrace": "3s"}}
 
-Step = Callable[[World], Awaitable[None]]
-Place = Callable[[World, str], Awaitable[bool]]
+Step = Callable[[OperatedNamespace], Awaitable[None]]
+Place = Callable[[OperatedNamespace, str], Awaitable[bool]]
 
 
 class Refusing(Memory):
@@ -57,51 +57,51 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # Where a reason is told.
 
 
-async def as_last_rebalance(world: World, reason: str) -> bool:
+async def as_last_rebalance(world: OperatedNamespace, reason: str) -> bool:
     """Whether the last rebalance was for it, and is over."""
     last = (await world.status()).get("lastRebalance") or {}
     return last.get("reason") == reason and "seconds" in last
 
 
-async def as_condition(world: World, reason: str) -> bool:
+async def as_condition(world: OperatedNamespace, reason: str) -> bool:
     return (await world.conditions()).get(reason, {}).get("status") == "True"
 
 
-async def as_progress(world: World, reason: str) -> bool:
+async def as_progress(world: OperatedNamespace, reason: str) -> bool:
     """Whether it is why nothing goes on, or why it goes on."""
     return (await world.conditions()).get("Progressing", {}).get("reason") == reason
 
 
-async def as_event(world: World, reason: str) -> bool:
+async def as_event(world: OperatedNamespace, reason: str) -> bool:
     return any(one["reason"] == reason and one["message"] for one in await world.events())
 
 
-async def in_plan(world: World, reason: str) -> bool:
+async def in_plan(world: OperatedNamespace, reason: str) -> bool:
     """Whether the journal has a document that was written for it."""
     return any(line["kind"] == "plan" and line["reason"] == reason for line in journal(world))
 
 
-async def in_verdict(world: World, reason: str) -> bool:
+async def in_verdict(world: OperatedNamespace, reason: str) -> bool:
     """Whether the journal has a condition that turned for it."""
     return any(line["kind"] == "verdict" and line["reason"] == reason for line in journal(world))
 
 
-async def as_counted(world: World, reason: str) -> bool:
+async def as_counted(world: OperatedNamespace, reason: str) -> bool:
     """Whether the metrics have a rebalance for it."""
     return sum(await scraped(world, "rota_rebalances_total", reason=reason)) > 0
 
 
-async def as_problem(world: World, reason: str) -> bool:
+async def as_problem(world: OperatedNamespace, reason: str) -> bool:
     """Whether the metrics have it among what is wrong."""
     return await scraped(world, "rota_group_problem", reason=reason) == [1]
 
 
-async def as_held(world: World, reason: str) -> bool:
+async def as_held(world: OperatedNamespace, reason: str) -> bool:
     """Whether the metrics have it among what held queues back."""
     return sum(await scraped(world, "rota_gate_held_total", reason=reason)) > 0
 
 
-def journal(world: World) -> list[Object]:
+def journal(world: OperatedNamespace) -> list[Object]:
     """Return what the operator has written down of the group, read as a file of it is read."""
     told = [line for done in world.operator.done for line in done.plan.records]
     lines: list[Object] = [msgspec.json.decode(msgspec.json.encode(line)) for line in told]
@@ -120,7 +120,7 @@ class Row(NamedTuple):
     mended: Step | None = None  # so that the next one finds the group well
 
 
-async def told(world: World, row: Row) -> None:
+async def told(world: OperatedNamespace, row: Row) -> None:
     """Let something happen, and wait until its reason is told in each place, where it was not before."""
     early = [place.__name__ for place in row.told if await place(world, row.reason)]
     assert not early, (row.reason, early)
@@ -138,7 +138,7 @@ async def told(world: World, row: Row) -> None:
 # What happens.
 
 
-async def follows(world: World, **spec: Any) -> None:
+async def follows(world: OperatedNamespace, **spec: Any) -> None:
     """Make a policy what is said, and let the group follow it."""
     where = f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies/rules"
     policy = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "rules"}}
@@ -146,7 +146,7 @@ async def follows(world: World, **spec: Any) -> None:
     await world.api.patch(world.path, {"spec": {"policyRef": {"name": "rules"}}})
 
 
-async def begins(world: World, **spec: Any) -> None:
+async def begins(world: OperatedNamespace, **spec: Any) -> None:
     """Let the group follow a policy, and have its first document written: pods that come before it are no news."""
     await world.condition("NoMembers")
     await follows(world, **spec)
@@ -157,7 +157,7 @@ def policy(**spec: Any) -> Step:
 
 
 def group(**spec: Any) -> Step:
-    async def step(world: World) -> None:
+    async def step(world: OperatedNamespace) -> None:
         await world.api.patch(world.path, {"spec": spec})
 
     return step
@@ -166,14 +166,14 @@ def group(**spec: Any) -> Step:
 def comes(name: str) -> Step:
     """Let somebody come who reaches the broker."""
 
-    async def step(world: World) -> None:
+    async def step(world: OperatedNamespace) -> None:
         await world.fleet.add(name)
         world.fleet.members[name].reaches(memory=True)
 
     return step
 
 
-async def comes_in(world: World, name: str) -> None:
+async def comes_in(world: OperatedNamespace, name: str) -> None:
     """Wait until somebody has come and all is settled again."""
     await world.until(4, 4)
     await world.soon(partial(as_last_rebalance, world, "MemberJoined"))
@@ -181,35 +181,35 @@ async def comes_in(world: World, name: str) -> None:
     assert len(world.fleet.worked_by(name)) == 4
 
 
-async def leaves(world: World) -> None:
+async def leaves(world: OperatedNamespace) -> None:
     await world.fleet.members["orders-b"].leave()
 
 
-async def has_left(world: World) -> None:
+async def has_left(world: OperatedNamespace) -> None:
     await world.fleet.members.pop("orders-b").end()
     await world.fleet.add("orders-c")
     await comes_in(world, "orders-c")
 
 
-async def ends(world: World) -> None:
+async def ends(world: OperatedNamespace) -> None:
     await world.fleet.members.pop("orders-c").end()
 
 
-async def another(world: World) -> None:
+async def another(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-d")
     await comes_in(world, "orders-d")
 
 
-async def is_unready(world: World) -> None:
+async def is_unready(world: OperatedNamespace) -> None:
     await world.fleet.members["orders-d"].becomes(ready=False)
 
 
-async def is_ready(world: World) -> None:
+async def is_ready(world: OperatedNamespace) -> None:
     await world.fleet.members["orders-d"].becomes(ready=True)
     await comes_in(world, "orders-d")
 
 
-async def reaches_nobody(world: World) -> None:
+async def reaches_nobody(world: OperatedNamespace) -> None:
     """Let somebody be heard who cannot reach a broker: it is heard while it is not ready."""
     lonely = world.fleet.members["orders-d"]
     lonely.reaches(memory=False)
@@ -223,13 +223,13 @@ async def reaches_nobody(world: World) -> None:
     await lonely.becomes(ready=True)
 
 
-async def reaches_all(world: World) -> None:
+async def reaches_all(world: OperatedNamespace) -> None:
     lonely = world.fleet.members["orders-d"]
     lonely.reaches(memory=True)
     await comes_in(world, lonely.name)
 
 
-async def hangs(world: World) -> None:
+async def hangs(world: OperatedNamespace) -> None:
     """Let somebody be silent until its queues are taken; while its pod is there that is not over."""
     hung = world.fleet.members.pop("orders-d")
     await hung.hush()
@@ -240,7 +240,7 @@ async def hangs(world: World) -> None:
 
 
 def queues(number: int) -> Step:
-    async def step(world: World) -> None:
+    async def step(world: OperatedNamespace) -> None:
         memory = world.operator._memory
         await memory.delete_topic("orders")
         await memory.create_topic("orders", BROKER, number)
@@ -248,16 +248,16 @@ def queues(number: int) -> Step:
     return step
 
 
-async def loses_its_record(world: World) -> None:
+async def loses_its_record(world: OperatedNamespace) -> None:
     await world.api.delete(record(world))
 
 
-def record(world: World) -> str:
+def record(world: OperatedNamespace) -> str:
     return f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
 
 
 def refuses(why: str) -> Step:
-    async def step(world: World) -> None:
+    async def step(world: OperatedNamespace) -> None:
         memory = world.operator._memory
         assert isinstance(memory, Refusing)
         memory.refuses = why
@@ -268,7 +268,7 @@ def refuses(why: str) -> Step:
 def schema(number: int) -> Step:
     """Let a record be one that another version has written."""
 
-    async def step(world: World) -> None:
+    async def step(world: OperatedNamespace) -> None:
         body = msgspec.json.decode((await world.api.get(record(world)))["data"][PLAIN])
         body |= {"schema": number}
         del body["sum"]
@@ -281,7 +281,7 @@ def schema(number: int) -> Step:
 def well(kind: str, step: Step) -> Step:
     """Mend something, and wait until it is told no more."""
 
-    async def mended(world: World) -> None:
+    async def mended(world: OperatedNamespace) -> None:
         await step(world)
         await world.well(kind)
 
@@ -293,12 +293,12 @@ NOWHERE = {"strategy": "Custom", "options": {"custom": {"name": "nowhere"}}}
 SINCE_YEAR_ZERO = {"position": "Timestamp", "timestamp": "0000-01-01T00:00:00Z"}  # a year that Python has not
 
 
-async def all_told(world: World, *rows: Row) -> None:
+async def all_told(world: OperatedNamespace, *rows: Row) -> None:
     for row in rows:
         await told(world, row)
 
 
-async def test_who_comes_goes_or_hangs_is_the_reason_in_status_event_and_journal(world: World) -> None:
+async def test_membership_changes_are_the_reason_in_status_event_and_journal(world: OperatedNamespace) -> None:
     await begins(world)
     await all_told(
         world,
@@ -313,7 +313,9 @@ async def test_who_comes_goes_or_hangs_is_the_reason_in_status_event_and_journal
     assert await as_event(world, "QueuesForced")
 
 
-async def test_queues_that_come_and_go_are_the_reason_in_status_event_and_journal(world: World) -> None:
+async def test_queue_and_subscription_changes_are_the_reason_in_status_event_and_journal(
+    world: OperatedNamespace,
+) -> None:
     await begins(world)
     await two_members(world)
     await all_told(
@@ -326,7 +328,9 @@ async def test_queues_that_come_and_go_are_the_reason_in_status_event_and_journa
     await world.until(3, 3)
 
 
-async def test_what_somebody_decides_is_the_reason_in_status_event_and_journal(world: World) -> None:
+async def test_spec_policy_and_assignment_changes_by_a_user_are_reported_as_the_reason(
+    world: OperatedNamespace,
+) -> None:
     await begins(world)
     await two_members(world)
     await all_told(
@@ -340,7 +344,9 @@ async def test_what_somebody_decides_is_the_reason_in_status_event_and_journal(w
     assert world.shares(4, 4)
 
 
-async def test_what_is_wrong_is_told_in_a_condition_an_event_and_the_journal_and_no_queue_moves(world: World) -> None:
+async def test_condition_event_and_journal_report_each_problem_and_no_queue_moves(
+    world: OperatedNamespace,
+) -> None:
     await begins(world)
     before = await two_members(world)
     await all_told(
@@ -355,7 +361,7 @@ async def test_what_is_wrong_is_told_in_a_condition_an_event_and_the_journal_and
     assert world.fleet.as_value() == before
 
 
-async def test_what_holds_queues_back_is_told_as_progress_and_in_the_journal(world: World) -> None:
+async def test_gate_that_holds_queues_is_reported_as_progress_and_in_the_journal(world: OperatedNamespace) -> None:
     await begins(world)
     before = await two_members(world)
     await follows(world, budget={"maxMoves": 0, "per": "1h"})  # not before: the second member would have no queue
@@ -371,8 +377,8 @@ async def test_what_holds_queues_back_is_told_as_progress_and_in_the_journal(wor
     await world.until(3, 3, 2)
 
 
-async def test_a_document_that_has_no_room_is_told_in_a_condition_an_event_and_the_journal_and_no_queue_moves(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
+    world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await two_members(world)
     monkeypatch.setattr(documents, "PLAIN_BYTES", 0)  # so that each is packed, and each is too long

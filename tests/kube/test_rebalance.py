@@ -10,7 +10,7 @@ from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Late, Operator
 from kube.members import One, a_pod
-from kube.world import GROUP, World, a_group, is_gone
+from kube.world import GROUP, OperatedNamespace, a_group, is_gone
 from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.kube.objects import GROUP_LABEL
@@ -19,18 +19,20 @@ from rota.spec import Subscription
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
 
-async def test_members_that_come_share_the_queues_and_status_tells(world: World) -> None:
+async def test_scale_up_shares_the_queues_and_status_reports_the_reason(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     await world.fleet.add("orders-c")
     await world.until(3, 3, 2)
-    await soon(world.settled, 60)
+    await soon(world.settled)
     status = await world.status()
     assert status["queues"] == 8 + 0
     assert status["lastRebalance"]["reason"] == "MemberJoined"
 
 
-async def test_a_crashed_members_queues_are_at_work_elsewhere_and_a_leaving_one_drains(world: World) -> None:
+async def test_failover_of_a_crashed_member_and_drain_of_a_leaving_one_move_their_queues(
+    world: OperatedNamespace,
+) -> None:
     await world.fleet.add("orders-a", "orders-b", "orders-c")
     await world.until(3, 3, 2)
     await world.fleet.members.pop("orders-a").end()
@@ -42,7 +44,9 @@ async def test_a_crashed_members_queues_are_at_work_elsewhere_and_a_leaving_one_
     await leaving.end()
 
 
-async def test_a_pod_deleted_by_force_that_still_works_is_asked_to_drain_and_then_its_queues_move(world: World) -> None:
+async def test_force_delete_of_a_running_pod_drains_it_before_its_queues_move(
+    world: OperatedNamespace,
+) -> None:
     await world.fleet.add("orders-a", "orders-b", "orders-c")
     await world.until(3, 3, 2)
     vanished = world.fleet.members["orders-a"]
@@ -53,11 +57,11 @@ async def test_a_pod_deleted_by_force_that_still_works_is_asked_to_drain_and_the
     assert not any(document["forced"] for document in world.fleet.documents)
     world.fleet.members.pop("orders-a")
     await vanished.hush()
-    await soon(world.settled, 60)
+    await soon(world.settled)
 
 
-async def test_a_pod_made_anew_under_the_name_of_one_deleted_by_force_waits_until_that_has_drained(
-    world: World,
+async def test_force_delete_and_recreation_under_the_same_name_wait_for_the_drain(
+    world: OperatedNamespace,
 ) -> None:
     """As a StatefulSet does, which never waits for a pod that is not there any more."""
     await world.fleet.add("orders-a", "orders-b")
@@ -75,10 +79,10 @@ async def test_a_pod_made_anew_under_the_name_of_one_deleted_by_force_waits_unti
     assert vanished.member.report().drained
     assert not any(document["forced"] for document in world.fleet.documents)
     await vanished.hush()
-    await soon(world.settled, 60)
+    await soon(world.settled)
 
 
-async def test_a_pod_deleted_by_force_that_is_not_heard_once_is_asked_again(world: World) -> None:
+async def test_force_delete_of_a_briefly_unreachable_pod_still_waits_for_its_drain(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a", "orders-b", "orders-c")
     await world.until(3, 3, 2)
     vanished = world.fleet.members["orders-a"]
@@ -92,14 +96,14 @@ async def test_a_pod_deleted_by_force_that_is_not_heard_once_is_asked_again(worl
     assert not any(document["forced"] for document in world.fleet.documents)
     world.fleet.members.pop("orders-a")
     await vanished.hush()
-    await soon(world.settled, 60)
+    await soon(world.settled)
 
 
 async def drains(one: One) -> bool:
     return one.member.state == "draining"
 
 
-async def test_a_pod_deleted_by_force_that_does_not_answer_is_taken_to_have_ended(world: World) -> None:
+async def test_force_delete_of_a_pod_that_does_not_respond_counts_as_terminated(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a", "orders-b", "orders-c")
     await world.until(3, 3, 2)
     vanished = world.fleet.members.pop("orders-a")
@@ -111,7 +115,9 @@ async def test_a_pod_deleted_by_force_that_does_not_answer_is_taken_to_have_ende
     await vanished.hush()
 
 
-async def test_an_api_server_that_takes_its_time_with_what_people_read_holds_up_no_queue(world: World) -> None:
+async def test_status_write_that_is_slow_holds_up_no_queue(
+    world: OperatedNamespace,
+) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     status = world.operator.api.late[f"PATCH {world.path}/status"] = Late()
@@ -121,10 +127,10 @@ async def test_an_api_server_that_takes_its_time_with_what_people_read_holds_up_
     await world.fleet.members.pop("orders-a").end()
     await world.until(4, 4)
     status.arrives.set()
-    await soon(world.settled, 60)
+    await soon(world.settled)
 
 
-async def test_a_hung_members_queues_are_forced_and_said_to_be(world: World) -> None:
+async def test_forced_grant_of_the_queues_of_a_hung_member_is_reported(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     hung = world.fleet.members.pop("orders-a")
@@ -138,11 +144,11 @@ async def test_a_hung_members_queues_are_forced_and_said_to_be(world: World) -> 
         events = await world.api.list(f"/api/v1/namespaces/{world.namespace}/events")
         return "QueuesForced" in {event["reason"] for event in events}
 
-    await soon(told, 60)
+    await soon(told)
     await hung.end()
 
 
-async def test_queues_that_are_added_are_taken_up(world: World, memory: Memory) -> None:
+async def test_queue_added_to_a_topic_gets_an_owner(world: OperatedNamespace, memory: Memory) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     await memory.create_topic("orders", BROKER, 12)
@@ -150,7 +156,9 @@ async def test_queues_that_are_added_are_taken_up(world: World, memory: Memory) 
 
 
 @pytest.mark.parametrize("spoiled", ["deleted", "edited", "restored", "unlabelled"])
-async def test_a_record_that_somebody_spoils_is_written_anew_with_the_same_owners(world: World, spoiled: str) -> None:
+async def test_assignment_deleted_or_edited_is_rewritten_with_the_same_owners(
+    world: OperatedNamespace, spoiled: str
+) -> None:
     await world.fleet.add("orders-a")
     await world.until(8)
     record = f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
@@ -171,12 +179,12 @@ async def test_a_record_that_somebody_spoils_is_written_anew_with_the_same_owner
         obeyed = {one.member.obeyed for one in world.fleet.members.values()}
         return bool(min(obeyed) > max(generation, 1_000_000_000))  # no lower than the time
 
-    await soon(written, 60)
+    await soon(written)
     assert world.fleet.as_value() == before
     assert (await world.api.get(record))["metadata"]["labels"][GROUP_LABEL] == GROUP
 
 
-async def test_a_group_that_is_paused_works_nothing_and_goes_on(world: World) -> None:
+async def test_pause_releases_all_queues_and_resume_grants_them_again(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     await world.api.patch(world.path, {"spec": {"paused": True}})
@@ -185,8 +193,8 @@ async def test_a_group_that_is_paused_works_nothing_and_goes_on(world: World) ->
     await world.until(4, 4)
 
 
-async def test_an_operator_that_comes_to_a_settled_group_writes_nothing(
-    world: World, control_plane: Cluster, memory: Memory
+async def test_restart_of_the_operator_in_a_settled_group_writes_nothing(
+    world: OperatedNamespace, control_plane: Cluster, memory: Memory
 ) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
@@ -196,10 +204,10 @@ async def test_an_operator_that_comes_to_a_settled_group_writes_nothing(
         await asyncio.sleep(2)  # four times what its writes are apart at most
         return len(world.operator.api.writes) == before
 
-    await soon(quiet, 60)
+    await soon(quiet)
     await world.operator.brain.close()
     async with Operator(control_plane.kubeconfig, world.namespace, memory) as another:
-        await soon(lambda: _true(len(another.done) > 2), 60)
+        await soon(lambda: _true(len(another.done) > 2))
         assert another.api.writes == []
 
 
@@ -219,8 +227,8 @@ async def _true(value: bool) -> bool:  # noqa: FBT001 - it is what is asked
         ),
     ],
 )
-async def test_what_only_the_operator_can_see_is_a_condition_and_nothing_moves(
-    world: World, spec: Object, kind: str, sentence: str
+async def test_condition_reports_missing_policy_topic_or_secret_and_no_queue_moves(
+    world: OperatedNamespace, spec: Object, kind: str, sentence: str
 ) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
@@ -231,7 +239,7 @@ async def test_what_only_the_operator_can_see_is_a_condition_and_nothing_moves(
     assert (await world.condition("Degraded"))["status"] == "True"
 
 
-async def test_pods_that_carry_the_label_and_no_sidecar_are_told(world: World) -> None:
+async def test_condition_no_sidecar_names_a_labelled_pod_without_a_sidecar(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-a")
     await world.api.create(f"/api/v1/namespaces/{world.namespace}/pods", a_pod("stranger", GROUP, sidecar=False))
     assert "such as stranger" in (await world.condition("NoSidecar"))["message"]
@@ -239,7 +247,7 @@ async def test_pods_that_carry_the_label_and_no_sidecar_are_told(world: World) -
     await world.api.delete(f"/api/v1/namespaces/{world.namespace}/pods/stranger", {"gracePeriodSeconds": 0})
 
 
-async def test_a_record_of_that_name_that_is_somebody_elses_is_left_alone(world: World) -> None:
+async def test_config_map_of_the_same_name_from_another_owner_is_left_alone(world: OperatedNamespace) -> None:
     theirs = f"/api/v1/namespaces/{world.namespace}/configmaps"
     await world.api.delete(world.path)
     await soon(lambda: is_gone(world.api, f"{theirs}/{GROUP}-rota"))
@@ -249,7 +257,7 @@ async def test_a_record_of_that_name_that_is_somebody_elses_is_left_alone(world:
     assert (await world.api.get(f"{theirs}/{GROUP}-rota"))["data"] == {"mine": "1"}
 
 
-async def test_the_locks_of_a_member_that_ended_are_given_back_in_its_name(world: World, memory: Memory) -> None:
+async def test_lock_of_a_terminated_member_is_released_in_its_name(world: OperatedNamespace, memory: Memory) -> None:
     await world.api.patch(world.path, {"spec": {"ordering": "Orderly"}})
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
@@ -267,7 +275,9 @@ async def test_the_locks_of_a_member_that_ended_are_given_back_in_its_name(world
     await soon(free)
 
 
-async def test_two_groups_that_claim_one_group_of_the_brokers_are_told_and_share_as_strangers_do(world: World) -> None:
+async def test_condition_duplicate_consumer_group_is_set_for_a_running_group(
+    world: OperatedNamespace,
+) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     rival = a_group("rival", group=GROUP)

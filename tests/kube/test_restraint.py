@@ -10,7 +10,7 @@ from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Late, Operator
 from kube.members import NODE
-from kube.world import GROUP, World, a_group, billing, goes_on, two_members
+from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, two_members
 from rota import planner
 from rota.brokers.memory import BROKER, Memory
 from rota.kube import gather, pace, reports, views
@@ -50,7 +50,7 @@ class Asked(Memory):
         async def seen() -> bool:
             return self.asked.count(topic) >= until
 
-        await soon(seen, 60)
+        await soon(seen)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # Who is asked.
 
 
-async def test_a_topic_that_three_groups_read_is_asked_for_once_a_look(world: World, memory: Asked) -> None:
+async def test_topic_of_three_groups_is_queried_once_per_route_poll(world: OperatedNamespace, memory: Asked) -> None:
     groups = world.path.rpartition("/")[0]
     await world.api.create(groups, a_group("east", subscriptions=[{"topic": "orders"}, {"topic": "bills"}]))
     await world.api.create(groups, a_group("west"))
@@ -87,8 +87,8 @@ async def test_a_topic_that_three_groups_read_is_asked_for_once_a_look(world: Wo
     assert each == [["bills", "orders"]] * len(each)
 
 
-async def test_members_are_heard_only_while_something_is_awaited_of_them(
-    world: World, memory: Asked, monkeypatch: pytest.MonkeyPatch
+async def test_report_polling_runs_only_while_a_change_is_awaited(
+    world: OperatedNamespace, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "WAIT_SECONDS", 0.1)  # who listened on would ask again within a look
     await two_members(world)
@@ -105,7 +105,7 @@ async def test_members_are_heard_only_while_something_is_awaited_of_them(
 # Who is poked.
 
 
-async def test_who_ignores_a_poke_is_poked_again_and_nobody_else_is(world: World) -> None:
+async def test_poke_is_repeated_to_the_member_that_ignores_it_and_to_no_other(world: OperatedNamespace) -> None:
     await two_members(world)
     deaf = world.fleet.members["orders-b"]
     deaf.deaf = True
@@ -115,8 +115,8 @@ async def test_who_ignores_a_poke_is_poked_again_and_nobody_else_is(world: World
         found = await world.pokes()
         return found if found[deaf.name].times >= times else {}
 
-    again = await soon(partial(poked, 2), 60)
-    oftener = await soon(partial(poked, 3), 60)
+    again = await soon(partial(poked, 2))
+    oftener = await soon(partial(poked, 3))
     assert oftener[deaf.name].generation == again[deaf.name].generation > deaf.member.obeyed
     assert {**oftener, deaf.name: None} == {**again, deaf.name: None}
     deaf.deaf = False
@@ -127,8 +127,8 @@ async def test_who_ignores_a_poke_is_poked_again_and_nobody_else_is(world: World
 # What is let go.
 
 
-async def test_the_queues_of_a_broker_that_left_the_route_leave_their_owners_when_that_has_lasted(
-    world: World, memory: Asked, monkeypatch: pytest.MonkeyPatch
+async def test_route_that_loses_a_broker_removes_its_queues_only_when_that_lasts(
+    world: OperatedNamespace, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await memory.create_topic("orders", OTHER, 4)
     await world.fleet.add("orders-a", "orders-b")
@@ -150,8 +150,8 @@ async def test_the_queues_of_a_broker_that_left_the_route_leave_their_owners_whe
 # Who is held up.
 
 
-async def test_groups_whose_brokers_are_silent_hold_up_no_other_group_of_a_new_leader(
-    world: World, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
+async def test_broker_failure_holds_up_no_other_group_of_a_new_leader(
+    world: OperatedNamespace, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gather, "LOOKS_AT_ONCE", 1)
     await two_members(world)
@@ -171,7 +171,7 @@ async def test_groups_whose_brokers_are_silent_hold_up_no_other_group_of_a_new_l
             return all(group.looked for group in leading.brain.groups.values())
 
         await world.soon(begun)  # so one of them has its turn, and the others are before whoever comes now
-        async with billing(World(world.api, world.namespace, world.fleet, leading)) as other:
+        async with billing(OperatedNamespace(world.api, world.namespace, world.fleet, leading)) as other:
             await goes_on(other)
             await world.fleet.add("orders-c")
             await world.until(3, 3, 2)
@@ -186,7 +186,7 @@ async def test_groups_whose_brokers_are_silent_hold_up_no_other_group_of_a_new_l
 
 
 @pytest.fixture
-async def fleet(world: World) -> World:
+async def fleet(world: OperatedNamespace) -> OperatedNamespace:
     """Let the group run two pods itself."""
     await world.api.patch(world.path, {"spec": {"replicas": 2, "template": {"spec": HERE}}})
     pods = f"/api/v1/namespaces/{world.namespace}/pods"
@@ -201,11 +201,11 @@ async def fleet(world: World) -> World:
     return world
 
 
-def deployment(world: World) -> str:
+def deployment(world: OperatedNamespace) -> str:
     return f"/apis/apps/v1/namespaces/{world.namespace}/deployments/{GROUP}"
 
 
-async def all_there(world: World, replicas: int) -> bool:
+async def all_there(world: OperatedNamespace, replicas: int) -> bool:
     """Whether Kubernetes has nothing more to say of a fleet."""
     found = await world.api.get(deployment(world))
     status, generation = found.get("status") or {}, found["metadata"]["generation"]
@@ -214,7 +214,7 @@ async def all_there(world: World, replicas: int) -> bool:
     return told == (generation, replicas, "NewReplicaSetAvailable")
 
 
-async def versions(world: World) -> dict[str, str]:
+async def versions(world: OperatedNamespace) -> dict[str, str]:
     """Return which version of each of the group's objects is there."""
     listed: list[Object] = [
         *await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods"),
@@ -227,12 +227,12 @@ async def versions(world: World) -> dict[str, str]:
     return found
 
 
-async def _tells_lag(world: World) -> bool:
+async def _tells_lag(world: OperatedNamespace) -> bool:
     return "lag" in await world.status()
 
 
-async def test_a_new_operator_changes_nothing_of_a_settled_group_with_pods_of_its_own(
-    fleet: World, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
+async def test_restart_of_the_operator_changes_nothing_of_a_settled_group_with_a_deployment(
+    fleet: OperatedNamespace, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "LAG_EVERY", 0.1)
     await fleet.soon(partial(all_there, fleet, 2))
@@ -252,8 +252,8 @@ async def test_a_new_operator_changes_nothing_of_a_settled_group_with_pods_of_it
         assert await versions(fleet) == before
 
 
-async def test_a_fleet_that_a_deposed_leader_states_late_is_refused_and_the_newer_one_stays(
-    fleet: World, control_plane: Cluster, memory: Asked
+async def test_conflict_rejects_a_late_deployment_of_a_deposed_leader_and_keeps_the_newer(
+    fleet: OperatedNamespace, control_plane: Cluster, memory: Asked
 ) -> None:
     write = f"PATCH {deployment(fleet)}"
     deposed, late = fleet.operator, Late()

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from kube.scraped import scraped, series
-from kube.world import World, a_group, billing, two_members
+from kube.world import OperatedNamespace, a_group, billing, two_members
 from rota.brokers.memory import BROKER, Memory
 from rota.kube import hearing, lags
 from rota.kube.shown import Detail
@@ -22,7 +22,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hearing, "STEP_SECONDS", 0.1)
 
 
-def shown(world: World) -> Detail:
+def shown(world: OperatedNamespace) -> Detail:
     found = world.operator.sight.group(world.namespace, world.fleet.group)
     assert found
     return found
@@ -33,7 +33,7 @@ async def sends(memory: Memory, queue: int, count: int) -> None:
         await memory.send("orders", b"it", queue=Queue("orders", BROKER, queue))
 
 
-async def test_lag_is_told_by_queue_with_its_member_by_topic_and_in_the_status(world: World, memory: Memory) -> None:
+async def test_lag_is_reported_by_queue_by_topic_and_in_the_status(world: OperatedNamespace, memory: Memory) -> None:
     await two_members(world)
     await sends(memory, 0, 120)
     await sends(memory, 1, 3)
@@ -55,7 +55,7 @@ async def test_lag_is_told_by_queue_with_its_member_by_topic_and_in_the_status(w
     await world.soon(written)
 
 
-async def test_a_broadcasting_groups_lag_is_that_of_its_slowest_member(world: World, memory: Memory) -> None:
+async def test_broadcasting_lag_is_that_of_the_slowest_member(world: OperatedNamespace, memory: Memory) -> None:
     queues = [Queue("orders", BROKER, number) for number in range(8)]
     world.fleet.everyone = True
     await world.api.delete(world.path)  # the model of a group never changes
@@ -79,7 +79,7 @@ async def test_a_broadcasting_groups_lag_is_that_of_its_slowest_member(world: Wo
     hears.cancel()
 
 
-async def test_a_rebalance_is_counted_and_shown_with_its_reason(world: World) -> None:
+async def test_metrics_and_api_show_a_rebalance_with_its_reason(world: OperatedNamespace) -> None:
     await two_members(world)
     await world.fleet.add("orders-c")
     await world.until(2, 3, 3)
@@ -102,7 +102,7 @@ async def test_a_rebalance_is_counted_and_shown_with_its_reason(world: World) ->
     assert await scraped(world, "rota_imbalance_ratio", by="queues") == [pytest.approx(3 / (8 / 3))]
 
 
-async def test_nothing_is_left_of_a_group_that_is_deleted(world: World, memory: Memory) -> None:
+async def test_metrics_of_a_deleted_group_are_removed(world: OperatedNamespace, memory: Memory) -> None:
     await memory.create_topic("bills", BROKER, 6)
     await two_members(world)
     async with billing(world) as other:
@@ -117,11 +117,11 @@ async def test_nothing_is_left_of_a_group_that_is_deleted(world: World, memory: 
     assert await _is_shown(world)
 
 
-async def _is_shown(world: World) -> bool:
+async def _is_shown(world: OperatedNamespace) -> bool:
     return bool(await scraped(world, "rota_generation"))
 
 
-async def test_who_stands_by_shows_nothing_about_groups(world: World) -> None:
+async def test_metrics_of_a_standby_operator_have_no_groups(world: OperatedNamespace) -> None:
     await two_members(world)
     world.operator.brain.lead(leads=False)
     text = await world.operator.measures.text(world.operator.sight)
@@ -131,7 +131,7 @@ async def test_who_stands_by_shows_nothing_about_groups(world: World) -> None:
     assert {it.owner for it in shown(world).queues} == {"orders-a", "orders-b"}
 
 
-async def test_why_a_queue_has_its_owner_is_told(world: World) -> None:
+async def test_explain_gives_the_reason_for_the_owner_of_a_queue(world: OperatedNamespace) -> None:
     await two_members(world)
     found = await world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/0")
     assert found
@@ -147,7 +147,7 @@ async def test_why_a_queue_has_its_owner_is_told(world: World) -> None:
     assert await world.operator.sight.why(world.namespace, "nobody", None) is None
 
 
-async def test_what_troubles_a_member_is_a_condition_though_nothing_is_awaited_of_it(world: World) -> None:
+async def test_condition_reports_a_problem_of_a_member_between_rebalances(world: OperatedNamespace) -> None:
     await two_members(world)
     await world.soon(world.at_rest)
     brain = world.operator.brain

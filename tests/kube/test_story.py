@@ -13,8 +13,8 @@ from ground.api import Api, ApiError
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
-from kube.members import Fleet, a_pod
-from kube.world import GROUP, World
+from kube.members import GroupMembers, a_pod
+from kube.world import GROUP, OperatedNamespace
 from rota.brokers.memory import Memory
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -51,22 +51,24 @@ def kubectl(control_plane: Cluster, namespace: str) -> Kubectl:
 @pytest.fixture
 async def applied(
     api: Api, namespace: str, operator: Operator, kubectl: Kubectl, addresses: Callable[[], str]
-) -> AsyncIterator[World]:
+) -> AsyncIterator[OperatedNamespace]:
     """Apply all examples, and let the members of `billing` come."""
     kubectl("apply", "-f", str(EXAMPLES))
-    async with Fleet(api, namespace, "billing", addresses) as fleet:
-        found = World(api, namespace, fleet, operator)
+    async with GroupMembers(api, namespace, "billing", addresses) as fleet:
+        found = OperatedNamespace(api, namespace, fleet, operator)
         await fleet.add("billing-a", "billing-b")
         await found.until(4, 4)
-        await soon(found.settled, 60)
+        await soon(found.settled)
         yield found
 
 
-async def test_the_examples_are_applied_and_every_group_tells_how_it_is(applied: World, kubectl: Kubectl) -> None:
+async def test_example_groups_report_their_state_after_kubectl_apply(
+    applied: OperatedNamespace, kubectl: Kubectl
+) -> None:
     async def every_group_is_told_of() -> bool:
         return {row["READY"] for row in kubectl.groups().values()} <= {"True", "False"}
 
-    await soon(every_group_is_told_of, 60)
+    await soon(every_group_is_told_of)
     rows = kubectl.groups()
     assert rows.keys() == GROUPS
     billing, orders, payments = rows["billing"], rows["orders"], rows["payments"]
@@ -88,10 +90,10 @@ async def test_the_examples_are_applied_and_every_group_tells_how_it_is(applied:
     async def told() -> bool:
         return bool((await applied.status())["generation"] == applied.fleet.documents[-1]["generation"])
 
-    await soon(told, 60)
+    await soon(told)
 
 
-async def test_a_group_is_scaled_and_its_deployment_with_it(applied: World, kubectl: Kubectl) -> None:
+async def test_deployment_is_scaled_by_kubectl_scale_of_its_group(applied: OperatedNamespace, kubectl: Kubectl) -> None:
     deployment = f"/apis/apps/v1/namespaces/{applied.namespace}/deployments/orders"
 
     async def there(replicas: int) -> bool:
@@ -100,9 +102,9 @@ async def test_a_group_is_scaled_and_its_deployment_with_it(applied: World, kube
         except ApiError:
             return False
 
-    await soon(lambda: there(3), 60)
+    await soon(lambda: there(3))
     assert "scaled" in kubectl("scale", "cg/orders", "--replicas=5")
-    await soon(lambda: there(5), 60)
+    await soon(lambda: there(5))
 
     async def five() -> bool:
         scale = await applied.api.get(f"{applied.path.rpartition('/')[0]}/orders/scale")
@@ -111,7 +113,7 @@ async def test_a_group_is_scaled_and_its_deployment_with_it(applied: World, kube
         there = await applied.api.list(pods(applied), labelSelector=scale["status"]["selector"])
         return [len(there), scale["spec"]["replicas"], scale["status"].get("replicas")] == [5, 5, 5]
 
-    await soon(five, 60)
+    await soon(five)
 
 
 def told(described: str) -> list[list[str]]:
@@ -120,20 +122,20 @@ def told(described: str) -> list[list[str]]:
     return [re.split(r" {2,}", line.strip()) for line in lines[3:] if line.strip()]
 
 
-async def a_life(world: World) -> list[str]:
+async def a_life(world: OperatedNamespace) -> list[str]:
     """Let a group come to life, share, and lose a member; return what its Events say."""
     await world.condition("NoMembers")
     await world.fleet.add("orders-a")
     await world.until(8)
-    await soon(world.settled, 60)
+    await soon(world.settled)
     world.fleet.members["orders-a"].takes = 3  # longer than what is told by its beginning only
     await world.fleet.add("orders-b")
     await world.until(4, 4)
-    await soon(lambda: tells(world, "Settled", 1), 60)
+    await soon(lambda: tells(world, "Settled", 1))
     await world.fleet.members.pop("orders-a").end()
     await world.until(8)
-    await soon(lambda: tells(world, "MemberEnded", 1), 60)
-    await soon(world.settled, 60)
+    await soon(lambda: tells(world, "MemberEnded", 1))
+    await soon(world.settled)
     return [
         "Nobody is there to work 8 queues",
         "A new group; 8 queues change hands",
@@ -143,11 +145,13 @@ async def a_life(world: World) -> list[str]:
     ]
 
 
-async def tells(world: World, reason: str, times: int) -> bool:
+async def tells(world: OperatedNamespace, reason: str, times: int) -> bool:
     return (await reasons(world))[reason] == times
 
 
-async def test_a_group_that_is_described_tells_its_story(world: World, kubectl: Kubectl) -> None:
+async def test_status_and_events_in_kubectl_describe_tell_the_history_of_a_group(
+    world: OperatedNamespace, kubectl: Kubectl
+) -> None:
     story = await a_life(world)
     described = kubectl("describe", f"cg/{GROUP}")
     status = described.partition("Status:")[2].partition("Events:")[0]
@@ -178,7 +182,7 @@ def without_seconds(events: list[list[str]]) -> list[str]:
     return [re.sub(r" [\d.]+ s$", "", event[-1]) for event in events]
 
 
-async def test_events_are_shown_in_the_order_in_which_they_happened(world: World, kubectl: Kubectl) -> None:
+async def test_event_order_in_kubectl_describe_is_chronological(world: OperatedNamespace, kubectl: Kubectl) -> None:
     await a_life(world)
     last = {re.sub(r" [\d.]+ s$", "", event["message"]): event["lastTimestamp"] for event in await world.events()}
     assert len({*last.values()}) > 1  # they are shown by the second
@@ -186,33 +190,33 @@ async def test_events_are_shown_in_the_order_in_which_they_happened(world: World
     assert shown == sorted(shown)
 
 
-async def test_what_stays_is_told_once_and_each_rebalance_once(
-    world: World, control_plane: Cluster, memory: Memory
+async def test_event_is_recorded_once_for_a_lasting_problem_and_for_each_rebalance(
+    world: OperatedNamespace, control_plane: Cluster, memory: Memory
 ) -> None:
     await world.api.create(pods(world), a_pod("stranger", GROUP, sidecar=False))
     await world.condition("NoSidecar")
     await world.condition("NoMembers")
     await world.fleet.add("orders-a")
     await world.until(8)
-    await soon(world.settled, 60)
+    await soon(world.settled)
     for times in (1, 2):  # the same once more
         await world.fleet.add("orders-b")
         await world.until(4, 4)
-        await soon(world.settled, 60)
+        await soon(world.settled)
         await world.fleet.members.pop("orders-b").end()
         await world.until(8)
-        await soon(partial(tells, world, "MemberEnded", times), 60)
-        await soon(world.settled, 60)
+        await soon(partial(tells, world, "MemberEnded", times))
+        await soon(world.settled)
     wanted = {"NoSidecar": 1, "NoMembers": 1, "FirstAssignment": 1, "MemberJoined": 2, "MemberEnded": 2}
     assert await without_ends(world) == wanted
     await world.operator.brain.close()
     async with Operator(control_plane.kubeconfig, world.namespace, memory) as another:
-        await soon(lambda: has_looked(another), 60)
+        await soon(lambda: has_looked(another))
         assert await without_ends(world) == wanted  # who comes to lead tells nothing that was told
     await world.api.delete(f"{pods(world)}/stranger", {"gracePeriodSeconds": 0})
 
 
-async def without_ends(world: World) -> dict[str, int]:
+async def without_ends(world: OperatedNamespace) -> dict[str, int]:
     """Return how often each reason was told; that a rebalance is over is told only of slow ones."""
     return {reason: times for reason, times in (await reasons(world)).items() if reason != "Settled"}
 
@@ -221,7 +225,7 @@ async def has_looked(operator: Operator) -> bool:
     return len(operator.done) > 2
 
 
-async def reasons(world: World) -> Counter[str]:
+async def reasons(world: OperatedNamespace) -> Counter[str]:
     """Return how often each reason was told, be it by one Event that counts or by several."""
     found: Counter[str] = Counter()
     for event in await world.events():
@@ -229,5 +233,5 @@ async def reasons(world: World) -> Counter[str]:
     return found
 
 
-def pods(world: World) -> str:
+def pods(world: OperatedNamespace) -> str:
     return f"/api/v1/namespaces/{world.namespace}/pods"

@@ -5,15 +5,15 @@ import pytest
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Late, Operator
-from kube.world import GROUP, World, two_members
+from kube.world import GROUP, OperatedNamespace, two_members
 from rota.brokers.memory import Memory
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST"])
-async def test_a_document_that_a_deposed_leader_writes_late_is_refused_and_the_newer_record_stays(
-    world: World, control_plane: Cluster, memory: Memory, method: str
+async def test_conflict_rejects_a_late_assignment_of_a_deposed_leader_and_keeps_the_newer(
+    world: OperatedNamespace, control_plane: Cluster, memory: Memory, method: str
 ) -> None:
     await two_members(world)
     records = f"/api/v1/namespaces/{world.namespace}/configmaps"
@@ -26,11 +26,11 @@ async def test_a_document_that_a_deposed_leader_writes_late_is_refused_and_the_n
     await world.fleet.add("orders-c")
     await late.sent.wait()
     async with Operator(control_plane.kubeconfig, world.namespace, memory) as leading:
-        newer = World(world.api, world.namespace, world.fleet, leading)
+        newer = OperatedNamespace(world.api, world.namespace, world.fleet, leading)
         await world.until(3, 3, 2)
         await world.fleet.members.pop("orders-a").end()
         await world.until(4, 4)
-        await soon(newer.at_rest, 60)
+        await soon(newer.at_rest)
         before, pokes, rounds = await world.api.get(record), await world.pokes(), len(deposed.done)
         late.arrives.set()
 

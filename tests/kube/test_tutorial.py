@@ -40,7 +40,7 @@ def left(home: Path) -> list[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow("docs/tutorial.md, typed")
-async def test_the_tutorial_is_answered_as_it_shows(own_home: Path, tmp_path: Path) -> None:
+async def test_tutorial_commands_print_what_the_page_shows(own_home: Path, tmp_path: Path) -> None:
     here = {
         "8090": str(free_port()),
         "/tmp/rota.log": str(tmp_path / "log"),

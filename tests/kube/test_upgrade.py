@@ -107,7 +107,7 @@ def at(found: Object, path: str) -> Any:
 
 
 @pytest.mark.parametrize("path", ["spec.startFrom", "spec.rollout", "spec.delivery.buffer", "status.lag"])
-async def test_a_field_joins_and_objects_in_use_stay_as_they_are(kind: Kind, path: str) -> None:
+async def test_upgrade_that_adds_a_crd_field_keeps_existing_objects(kind: Kind, path: str) -> None:
     assert incompatible(without(path), PRESENT) == []
     await kind.define(without(path))
     before = await kind.in_use()
@@ -156,7 +156,7 @@ def a_smaller_surge(spec: Object) -> None:
         (never_orderly, "spec: has a rule that was not there: self.ordering != 'Orderly'", "no longer", True),
     ],
 )
-async def test_a_stricter_definition_is_named_and_refuses_manifests_that_were_taken(
+async def test_upgrade_to_a_stricter_crd_is_reported_and_rejects_former_manifests(
     kind: Kind, change: Callable[[Object], None], found: str, new: str, *, frozen: bool
 ) -> None:
     later = copy.deepcopy(PRESENT)
@@ -174,7 +174,7 @@ async def test_a_stricter_definition_is_named_and_refuses_manifests_that_were_ta
         await kind.api.create(kind.objects, kind.body("other"))
 
 
-async def test_a_field_that_is_removed_is_named_and_what_it_said_is_lost(kind: Kind) -> None:
+async def test_upgrade_that_removes_a_crd_field_is_reported_and_loses_its_value(kind: Kind) -> None:
     told = ["ConsumerGroup/v1alpha1 spec.rollout: was removed; what is said there is dropped or refused"]
     assert incompatible(PRESENT, without("spec.rollout")) == told
     await kind.define(PRESENT)
@@ -204,7 +204,7 @@ async def test_a_field_that_is_removed_is_named_and_what_it_said_is_lost(kind: K
         ),
     ],
 )
-async def test_what_the_api_server_would_refuse_is_named_before(
+async def test_upgrade_that_the_api_server_rejects_is_reported_before(
     kind: Kind, key: str, value: Any, found: str, told: str
 ) -> None:
     later = copy.deepcopy(PRESENT)
@@ -215,7 +215,7 @@ async def test_what_the_api_server_would_refuse_is_named_before(
         await kind.define(later)
 
 
-async def test_another_stored_version_is_named_and_there_is_no_way_back(kind: Kind) -> None:
+async def test_upgrade_to_another_stored_version_is_reported_and_irreversible(kind: Kind) -> None:
     later = copy.deepcopy(PRESENT)
     (first,) = later["spec"]["versions"]
     later["spec"]["versions"] = [{**first, "storage": False}, {**copy.deepcopy(first), "name": "v1"}]

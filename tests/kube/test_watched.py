@@ -31,10 +31,10 @@ from ground.poll import soon
 from ground.prometheus import Prometheus
 from ground.rocketmq import RocketMQ
 from kube import board
+from kube.live_page import LIVE, PICTURES, a_handover_is_seen, has, label_of
+from kube.operators import an_operator
 from kube.panels import expressions
-from kube.shop import GROUP, QUEUES, Shop, a_shop
-from kube.test_operator import an_operator
-from kube.test_page import LIVE, PICTURES, a_handover_is_seen, has, label_of
+from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop
 from rota.kube.shown import Detail
 from rota.model import Queue
 
@@ -52,7 +52,7 @@ pytestmark = [
 class Watched:
     """A fleet, its operator and where that answers, and a Prometheus that scrapes both."""
 
-    shop: Shop
+    shop: TemplateGroup
     operator: str
     process: Process
     another: Callable[[], AbstractAsyncContextManager[Process]]  # operator, at the same address
@@ -129,7 +129,7 @@ async def chrome(instance: Instance) -> AsyncIterator[Browser]:
         yield started
 
 
-async def test_a_fleet_is_seen_as_it_is(watched: Watched, chrome: Browser) -> None:
+async def test_page_cli_and_dashboards_show_the_state_of_a_real_fleet(watched: Watched, chrome: Browser) -> None:
     await watched.shop.works(2)
     await watched.scrape()
     await _lag_agrees_with_mqadmin(watched)
@@ -185,7 +185,7 @@ async def _commands_print_it(watched: Watched) -> None:
     assert str(sum(range(QUEUES + 1))) in printed
     await watched.shop.api.patch(watched.shop.path, {"spec": {"paused": False}})
     await watched.shop.works(2)
-    await watched.shop.soon(watched.shop.delivered_all, 90)
+    await watched.shop.soon(watched.shop.delivered_all)
     pods = {it["metadata"]["name"] for it in await watched.shop.pods()}
     members = json.loads(await watched.rota("members", group, "-o", "json"))["members"]
     assert {it["name"] for it in members} == pods
@@ -257,7 +257,7 @@ async def _every_panel_has_data(watched: Watched) -> None:
 
             await _data(answered, 60, f"{name}: {title} has no data: {expression}")
         if DRAWS:
-            await shop.soon(partial(_scraped_for_a_while, watched), 120)
+            await shop.soon(partial(_scraped_for_a_while, watched))
 
 
 async def _what_a_rebalance_costs_is_told(watched: Watched) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from ground import ours
 from ground.api import Api, ApiError, Object
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 from kube.brains import Operator
-from kube.members import Fleet
+from kube.members import GroupMembers
 from rota.kube.objects import poke_of
 from rota.planner import Poke
 
@@ -25,10 +25,10 @@ def a_group(name: str = GROUP, **spec: Any) -> Object:
     }
 
 
-class World:
+class OperatedNamespace:
     """One namespace with an operator and a fleet."""
 
-    def __init__(self, api: Api, namespace: str, fleet: Fleet, operator: Operator) -> None:
+    def __init__(self, api: Api, namespace: str, fleet: GroupMembers, operator: Operator) -> None:
         self.api, self.namespace, self.fleet, self.operator = api, namespace, fleet, operator
         self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{fleet.group}"
 
@@ -48,7 +48,7 @@ class World:
 
         await self.soon(shared)
 
-    async def soon(self, ask: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+    async def soon(self, ask: Callable[[], Awaitable[bool]], seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until something is so; if it never is, tell all that can be known."""
         try:
             await soon(ask, seconds)
@@ -103,7 +103,7 @@ class World:
         async def told() -> Object:
             return (await self.conditions()).get(kind, {})
 
-        return await soon(told, 60)
+        return await soon(told)
 
     async def well(self, kind: str) -> None:
         """Wait until a condition is over."""
@@ -112,7 +112,7 @@ class World:
             found = await self.conditions()
             return "Ready" in found and kind not in found
 
-        await soon(over, 60)
+        await soon(over)
 
     async def conditions(self) -> dict[str, Object]:
         """Return all conditions by type."""
@@ -125,11 +125,11 @@ class World:
 
 
 @asynccontextmanager
-async def billing(world: World, namespace: str = "") -> AsyncIterator[World]:
+async def billing(world: OperatedNamespace, namespace: str = "") -> AsyncIterator[OperatedNamespace]:
     """Make another group, which reads another topic from another broker, with two members."""
     namespace = namespace or world.namespace
-    async with Fleet(world.api, namespace, "billing", world.fleet.addresses) as fleet:
-        found = World(world.api, namespace, fleet, world.operator)
+    async with GroupMembers(world.api, namespace, "billing", world.fleet.addresses) as fleet:
+        found = OperatedNamespace(world.api, namespace, fleet, world.operator)
         group = a_group("billing", subscriptions=[{"topic": "bills"}])
         await world.api.create(found.path.rpartition("/")[0], group)
         await fleet.add("billing-a", "billing-b")
@@ -137,18 +137,18 @@ async def billing(world: World, namespace: str = "") -> AsyncIterator[World]:
         yield found
 
 
-async def goes_on(other: World) -> None:
+async def goes_on(other: OperatedNamespace) -> None:
     """Find that a group is served as if nothing had happened elsewhere."""
     await other.fleet.add("billing-c")
     await other.until(2, 2, 2)
     assert (await other.condition("Degraded"))["status"] == "False"
 
 
-async def two_members(world: World) -> dict[str, Any]:
+async def two_members(world: OperatedNamespace) -> dict[str, Any]:
     """Add two members, wait until people are told of them, and return who works what."""
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
-    await soon(world.settled, 60)
+    await soon(world.settled)
     return world.fleet.as_value()
 
 

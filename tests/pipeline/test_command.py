@@ -44,7 +44,7 @@ def complaint(*words: object) -> str:
     return ran.stderr.removeprefix("rota: ").rstrip()
 
 
-class World(NamedTuple):
+class CommandOutputs(NamedTuple):
     """What commands left behind, one after the other."""
 
     journal: Path
@@ -55,12 +55,12 @@ class World(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CommandOutputs:
     assert spark.version  # whose session the commands take
     at = tmp_path_factory.mktemp("world")
     policy = at / "policy.yaml"
     policy.write_text(STEADY)
-    it = World(at / "journal", at / "lake", at / "simulated", policy, {})
+    it = CommandOutputs(at / "journal", at / "lake", at / "simulated", policy, {})
     few = ("--groups", GROUPS, "--hours", HOURS)
     it.told["generate"] = ok("generate", *few, "--to", it.journal, "-o", "json")
     it.told["ingest"] = ok("ingest", it.journal, "--all", "--to", it.lake, "-o", "json")
@@ -71,7 +71,7 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
 # The whole way.
 
 
-def test_each_line_of_what_was_generated_is_in_the_lake(world: World) -> None:
+def test_ingest_command_puts_each_generated_line_into_the_lake(world: CommandOutputs) -> None:
     made, taken = json.loads(world.told["generate"]), json.loads(world.told["ingest"])
     lines = [line for path in world.journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()]
     assert made == {"groups": GROUPS, "records": len(lines)}
@@ -82,8 +82,8 @@ def test_each_line_of_what_was_generated_is_in_the_lake(world: World) -> None:
     assert ["quarantine", "0"] in [line.split() for line in again.splitlines()]
 
 
-def test_a_rollup_has_a_row_for_each_group_and_hour_and_a_folder_is_written_anew(
-    world: World, spark: SparkSession, tmp_path: Path
+def test_rollup_command_has_a_row_for_each_group_and_hour_and_overwrites_its_folder(
+    world: CommandOutputs, spark: SparkSession, tmp_path: Path
 ) -> None:
     folder = tmp_path / "rollup"
     spark.range(3).write.parquet(str(folder))  # what the same command left there an hour ago
@@ -94,7 +94,7 @@ def test_a_rollup_has_a_row_for_each_group_and_hour_and_a_folder_is_written_anew
 
 
 @pytest.mark.slow("a rollup of the last days equals the same days of a whole one")
-def test_of_the_last_days_only_these_are_written_anew_and_they_are_as_in_the_whole(
+def test_rollup_command_of_the_last_days_rewrites_these_only_and_equals_the_whole(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     source, folder = three_days(tmp_path / "journal"), tmp_path / "rollup"
@@ -126,8 +126,8 @@ def by_hour(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in spark.read.parquet(str(folder)).orderBy("hour").collect()]
 
 
-def test_a_timeline_of_what_is_in_order_is_empty_and_its_tables_are_written(
-    world: World, spark: SparkSession, tmp_path: Path
+def test_timeline_command_without_violations_says_so_and_writes_its_tables(
+    world: CommandOutputs, spark: SparkSession, tmp_path: Path
 ) -> None:
     assert ok("timeline", world.lake, "--to", tmp_path / "who") == "Nothing is wrong in who held what\n"
     assert spark.read.parquet(str(tmp_path / "who" / "violations")).count() == 0
@@ -135,7 +135,7 @@ def test_a_timeline_of_what_is_in_order_is_empty_and_its_tables_are_written(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_timeline_with_two_owners_ends_with_1_and_says_whose(tmp_path: Path) -> None:
+def test_timeline_command_with_two_owners_exits_with_1_and_prints_the_violation(tmp_path: Path) -> None:
     owner = {"standing": "Ready", "queues": {"orders": {"broker-a": "0"}}}
     rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
     whole = {"rules": {}, "members": {name: owner | {"uid": name} for name in ("a", "b")}, "releasing": []}
@@ -148,7 +148,7 @@ def test_a_timeline_with_two_owners_ends_with_1_and_says_whose(tmp_path: Path) -
     assert "TwoOwners" in ran.stdout
 
 
-def test_a_simulation_says_a_line_for_each_policy(world: World, spark: SparkSession) -> None:
+def test_simulate_command_prints_a_line_for_each_policy(world: CommandOutputs, spark: SparkSession) -> None:
     rows = json.loads(world.told["simulate"])
     assert [(row["policy"], row["groups"], row["problems"]) for row in rows] == [
         ("recorded", GROUPS, 0),
@@ -159,8 +159,8 @@ def test_a_simulation_says_a_line_for_each_policy(world: World, spark: SparkSess
 
 
 @pytest.mark.parametrize("source", ["journal", "lake", "simulated"])
-def test_a_recommendation_comes_from_whatever_there_is(
-    world: World, spark: SparkSession, tmp_path: Path, source: str
+def test_recommend_command_accepts_a_journal_a_lake_or_a_simulation(
+    world: CommandOutputs, spark: SparkSession, tmp_path: Path, source: str
 ) -> None:
     to = tmp_path / "advice"
     a_file(to / "results" / "part-0.parquet", "of an earlier run")
@@ -188,7 +188,9 @@ def a_file(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("command", ["rollup", "timeline", "simulate", "recommend", "ingest"])
 @pytest.mark.parametrize("made", ["nothing", "a file", "empty", "neither"])
-def test_a_source_that_is_none_is_named(world: World, tmp_path: Path, command: str, made: str) -> None:
+def test_pipeline_command_names_a_source_that_holds_no_journal(
+    world: CommandOutputs, tmp_path: Path, command: str, made: str
+) -> None:
     source = tmp_path / "source"
     if made == "a file":
         source.touch()
@@ -231,8 +233,8 @@ def test_a_source_that_is_none_is_named(world: World, tmp_path: Path, command: s
     ],
 )
 @pytest.mark.parametrize("command", ["simulate", "recommend"])
-def test_policies_that_cannot_be_tried_are_a_sentence(
-    world: World, tmp_path: Path, command: str, text: str | None, words: str
+def test_pipeline_command_rejects_invalid_policies_with_a_sentence(
+    world: CommandOutputs, tmp_path: Path, command: str, text: str | None, words: str
 ) -> None:
     path = tmp_path / "p.yaml" if text is None else a_file(tmp_path / "p.yaml", text)
     assert re.search(words, complaint(command, world.lake, "--policies", path, "--to", tmp_path / "to"))
@@ -248,15 +250,15 @@ def test_policies_that_cannot_be_tried_are_a_sentence(
         ("moves: -1", "w.yaml: moves is -1; give a number from 0 up"),
     ],
 )
-def test_weights_that_cannot_be_meant_are_a_sentence(
-    world: World, tmp_path: Path, text: str | None, words: str
+def test_recommend_command_rejects_invalid_weights_with_a_sentence(
+    world: CommandOutputs, tmp_path: Path, text: str | None, words: str
 ) -> None:
     path = tmp_path / "w.yaml" if text is None else a_file(tmp_path / "w.yaml", text)
     given = ["--policies", world.policy, "--to", tmp_path / "to", "--weights", path]
     assert words in complaint("recommend", world.simulated, *given)
 
 
-def reading(world: World, command: str) -> list[object]:
+def reading(world: CommandOutputs, command: str) -> list[object]:
     """Return a command that would do, up to its --to."""
     if command == "generate":
         return [command, "--groups", 1, "--hours", 1, "--to"]
@@ -269,8 +271,8 @@ WRITERS = ["ingest", "rollup", "timeline", "simulate", "recommend", "generate"]
 
 
 @pytest.mark.parametrize("command", WRITERS)
-def test_a_folder_that_cannot_be_one_is_told_before_anything_is_done(
-    world: World, tmp_path: Path, command: str
+def test_pipeline_command_rejects_a_target_that_is_a_file_or_empty(
+    world: CommandOutputs, tmp_path: Path, command: str
 ) -> None:
     file = a_file(tmp_path / "file", "mine")
     asked = reading(world, command)
@@ -282,7 +284,7 @@ def test_a_folder_that_cannot_be_one_is_told_before_anything_is_done(
 
 
 @pytest.mark.parametrize("command", ["ingest", "rollup", "timeline", "simulate", "recommend"])
-def test_what_is_read_is_never_written(world: World, command: str) -> None:
+def test_pipeline_command_rejects_a_target_within_its_source(world: CommandOutputs, command: str) -> None:
     *asked, _ = reading(world, command)
     source = Path(str(asked[1]))
     before = sorted(source.rglob("*"))
@@ -307,7 +309,9 @@ def test_what_is_read_is_never_written(world: World, command: str) -> None:
         ("generate", "thesis.txt"),
     ],
 )
-def test_what_is_somebodys_is_not_replaced(world: World, tmp_path: Path, command: str, inside: str) -> None:
+def test_pipeline_command_never_replaces_files_that_are_not_its_own(
+    world: CommandOutputs, tmp_path: Path, command: str, inside: str
+) -> None:
     mine = a_file(tmp_path / "to" / inside, "mine")
     told = complaint(*reading(world, command), tmp_path / "to")
     assert re.search(r"holds something else(: .*)?; name|is a lake or a journal; name|is not empty; give", told)
@@ -316,7 +320,7 @@ def test_what_is_somebodys_is_not_replaced(world: World, tmp_path: Path, command
 
 
 @pytest.mark.parametrize("command", ["ingest", "simulate", "generate"])
-def test_what_the_system_does_not_let_us_write_is_a_sentence(world: World, command: str) -> None:
+def test_pipeline_command_reports_an_unwritable_target_with_a_sentence(world: CommandOutputs, command: str) -> None:
     told = complaint(*reading(world, command), "/proc/nowhere")  # root may write everywhere but there
     assert "/proc/nowhere" in told
     assert "cannot be" in told
@@ -325,7 +329,7 @@ def test_what_the_system_does_not_let_us_write_is_a_sentence(world: World, comma
 # What is damaged.
 
 
-def copied(world: World, tmp_path: Path) -> tuple[Path, list[object]]:
+def copied(world: CommandOutputs, tmp_path: Path) -> tuple[Path, list[object]]:
     """Return a lake to damage, and a command that reads it."""
     lake = tmp_path / "lake"
     shutil.copytree(world.lake, lake)
@@ -337,7 +341,7 @@ def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
     path.with_name(f".{path.name}.crc").unlink()
 
 
-def test_a_table_that_was_cut_off_or_has_other_columns_is_named(world: World, tmp_path: Path) -> None:
+def test_lake_table_that_is_truncated_or_lacks_a_column_is_named(world: CommandOutputs, tmp_path: Path) -> None:
     lake, asked = copied(world, tmp_path)
     for path in (lake / "owners").rglob("*.parquet"):
         rewritten(path, lambda table: table.drop_columns(["generation"]))
@@ -349,7 +353,7 @@ def test_a_table_that_was_cut_off_or_has_other_columns_is_named(world: World, tm
     assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or no Parquet; make", complaint(*asked))
 
 
-def test_what_only_spark_finds_to_be_damaged_is_named(world: World, tmp_path: Path) -> None:
+def test_lake_table_with_corrupt_data_is_named(world: CommandOutputs, tmp_path: Path) -> None:
     lake, asked = copied(world, tmp_path)
     for path in (lake / "owners").rglob("*.parquet"):
         whole = path.read_bytes()
@@ -358,7 +362,9 @@ def test_what_only_spark_finds_to_be_damaged_is_named(world: World, tmp_path: Pa
     assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or something else; make", told)
 
 
-def test_a_column_of_another_type_and_a_day_that_is_none_are_told(world: World, tmp_path: Path) -> None:
+def test_lake_with_a_wrong_column_type_or_an_invalid_day_folder_is_reported(
+    world: CommandOutputs, tmp_path: Path
+) -> None:
     lake, asked = copied(world, tmp_path)
     [day] = (lake / "owners").glob("date=*")
     day.rename(day.with_name("date=tomorrow"))
@@ -369,7 +375,7 @@ def test_a_column_of_another_type_and_a_day_that_is_none_are_told(world: World, 
     assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: ", complaint(*asked))
 
 
-def test_half_a_simulation_is_none(world: World, tmp_path: Path) -> None:
+def test_recommend_command_rejects_an_incomplete_simulation(world: CommandOutputs, tmp_path: Path) -> None:
     folder = tmp_path / "simulated"
     shutil.copytree(world.simulated, folder)
     asked = ["recommend", folder, "--policies", world.policy, "--to", tmp_path / "to"]
@@ -381,7 +387,9 @@ def test_half_a_simulation_is_none(world: World, tmp_path: Path) -> None:
     assert complaint(*asked) == words
 
 
-def test_only_what_was_simulated_is_recommended(world: World, tmp_path: Path) -> None:
+def test_recommend_command_rejects_a_policy_that_was_edited_or_not_simulated(
+    world: CommandOutputs, tmp_path: Path
+) -> None:
     """Or old figures would be told of a policy that was edited since, and of another nothing would be."""
     edited = a_file(tmp_path / "edited.yaml", STEADY.replace("Sticky", "Averagely"))
     other = a_file(tmp_path / "other.yaml", STEADY.replace("steady", "other"))
@@ -408,7 +416,7 @@ def verdict(hour: int) -> str:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_rollup_is_printed_with_figures_as_people_read_them(tmp_path: Path) -> None:
+def test_rollup_command_prints_readable_metrics(tmp_path: Path) -> None:
     a_file(tmp_path / "journal" / DAY / "08-a.jsonl", verdict(8))
     _, told = ok("rollup", tmp_path / "journal").splitlines()[-2:]
     assert told.split() == ["shop/orders", "2025-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
@@ -416,7 +424,7 @@ def test_a_rollup_is_printed_with_figures_as_people_read_them(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("damaged", ["metadata", "offsets/0", "commits/0", "sources/0/0"])
-def test_a_damaged_checkpoint_is_told(tmp_path: Path, damaged: str) -> None:
+def test_ingest_command_reports_a_damaged_checkpoint(tmp_path: Path, damaged: str) -> None:
     _, lake, asked = a_lake(tmp_path)
     path = lake / "_checkpoint" / damaged
     path.write_text("nonsense")
@@ -426,7 +434,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path, damaged: str) -> None:
     assert "Query" not in told
 
 
-def test_a_lake_without_its_memory_is_refused_and_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_lake_without_inbox_or_checkpoint_is_rejected_and_keeps_its_rows(spark: SparkSession, tmp_path: Path) -> None:
     _, lake, asked = a_lake(tmp_path)
     (lake / "_inbox").rename(tmp_path / "_inbox")
     assert complaint(*asked) == f"{lake} has no _inbox any more, which knows what was taken; make the lake anew"
@@ -438,7 +446,7 @@ def test_a_lake_without_its_memory_is_refused_and_loses_nothing(spark: SparkSess
 
 
 @pytest.mark.usefixtures("spark")
-def test_another_format_of_a_lake_is_told(tmp_path: Path) -> None:
+def test_lake_of_the_other_format_or_delta_without_its_package_is_rejected(tmp_path: Path) -> None:
     _, lake, asked = a_lake(tmp_path)
     told = complaint(*asked[:-1], tmp_path / "another", "--format", "delta")
     assert told.startswith("Delta is not on Spark's class path; give spark-submit ")
@@ -458,8 +466,8 @@ def test_another_format_of_a_lake_is_told(tmp_path: Path) -> None:
         (verdict(8).replace("2025-11-21T", "9999-99-99T"), ".*"),
     ],
 )
-def test_a_journal_of_which_no_line_is_a_record_is_no_quiet_fleet(
-    world: World, tmp_path: Path, line: str, reason: str
+def test_journal_without_a_readable_record_is_rejected(
+    world: CommandOutputs, tmp_path: Path, line: str, reason: str
 ) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     a_file(journal / DAY / "08-a.jsonl", line)
@@ -477,8 +485,8 @@ def moved(line: bytes, to: str) -> bytes:
 
 
 @pytest.mark.parametrize("to", ["2025-11-20T19", "1970-01-01T01", "9999-12-31T23", None])
-def test_a_clock_that_jumps_and_hours_that_are_missing_leave_every_line_in_the_lake(
-    world: World, tmp_path: Path, to: str | None
+def test_ingest_command_keeps_every_line_after_clock_jumps_or_missing_hours(
+    world: CommandOutputs, tmp_path: Path, to: str | None
 ) -> None:
     journal = tmp_path / "journal"
     shutil.copytree(world.journal, journal)
@@ -497,7 +505,7 @@ def test_a_clock_that_jumps_and_hours_that_are_missing_leave_every_line_in_the_l
     assert [(row["policy"], row["groups"]) for row in rows] == [("recorded", GROUPS), ("steady", GROUPS)]
 
 
-def test_java_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_command_reports_missing_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_file(tmp_path / DAY / "08-a.jsonl", verdict(8))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     told = complaint("rollup", tmp_path)

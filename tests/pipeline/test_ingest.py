@@ -36,14 +36,14 @@ def a_journal(folder: Path, name: str = "08-rota-a.jsonl", *lines: bytes) -> str
     return str(folder)
 
 
-def test_identical_lines_count_once_wherever_they_are(spark: SparkSession, tmp_path: Path) -> None:
+def test_journal_lines_that_are_identical_count_once_across_files(spark: SparkSession, tmp_path: Path) -> None:
     told = line("offsets", "08:00:00.000", topics={}, verdicts={})
     a_journal(tmp_path, "08-a.jsonl", told, told, line("offsets", "08:00:05.000", topics={}, verdicts={}))
     a_journal(tmp_path, "08-b.jsonl", told)
     assert facts(spark, str(tmp_path)).offsets.count() == 2
 
 
-def test_a_verdict_counts_when_it_says_something_else(spark: SparkSession, tmp_path: Path) -> None:
+def test_journal_verdict_that_repeats_the_previous_one_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     said = [("True", "A"), ("True", "A"), ("True", "B"), ("False", "B"), ("False", "B"), ("True", "A")]
     a_journal(tmp_path, "08-a.jsonl", *[turn(f"08:00:0{n}.000", *it) for n, it in enumerate(said)])
     got = facts(spark, str(tmp_path)).verdict.orderBy("at").select("at", "status", "reason").collect()
@@ -55,14 +55,14 @@ def test_a_verdict_counts_when_it_says_something_else(spark: SparkSession, tmp_p
     ]
 
 
-def test_a_rebalance_that_two_tell_of_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_journal_rebalance_recorded_by_two_leaders_counts_once(spark: SparkSession, tmp_path: Path) -> None:
     first, again, other = ended("08:01:00", "08:00:00"), ended("08:01:02", "08:00:00", 7), ended("08:03:00", "08:02:00")
     a_journal(tmp_path, "08-a.jsonl", again, first, other)
     got = facts(spark, str(tmp_path)).rebalance.orderBy("at").select("generation", "moved")
     assertDataFrameEqual(got, [Row(generation=6, moved=4), Row(generation=6, moved=4)])
 
 
-def test_what_is_no_record_is_put_aside_with_a_reason(spark: SparkSession, tmp_path: Path) -> None:
+def test_journal_lines_that_are_no_records_are_quarantined_with_a_reason(spark: SparkSession, tmp_path: Path) -> None:
     weather, later = line("weather", "08:00:00"), line("plan", "08:00:00").replace(b'"schema":1', b'"schema":2')
     whole = turn("08:00:00", "True", "A")
     a_journal(tmp_path, "08-a+b c.jsonl", whole, weather, later, b"\xff\n", whole[:30])
@@ -77,14 +77,16 @@ def test_what_is_no_record_is_put_aside_with_a_reason(spark: SparkSession, tmp_p
     assert facts(spark, str(tmp_path)).verdict.count() == 1
 
 
-def test_tables_have_the_shape_that_is_written_down(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_tables_have_the_documented_schema(spark: SparkSession, tmp_path: Path) -> None:
     told = facts(spark, a_journal(tmp_path, "08-a.jsonl", turn("08:00:00", "True", "A")))
     assert set(TABLES) == set(FOLDERS)
     for kind, schema in TABLES.items():
         assertSchemaEqual(getattr(told, kind).schema, schema)
 
 
-def test_hours_that_vanish_and_folders_with_odd_names_are_nothing_special(spark: SparkSession, tmp_path: Path) -> None:
+def test_journal_with_deleted_hours_or_special_characters_in_its_path_is_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     folder = tmp_path / "a[b] {c,d}*"
     told = facts(spark, a_journal(folder, "08-a.jsonl", turn("08:00:00", "True", "A")))
     later = facts(spark, a_journal(folder, "11-a.jsonl", turn("11:00:00", "False", "B")))
@@ -94,7 +96,9 @@ def test_hours_that_vanish_and_folders_with_odd_names_are_nothing_special(spark:
 
 
 @pytest.mark.parametrize("made", [None, "empty", "other"])
-def test_what_is_no_journal_is_told_in_a_sentence(spark: SparkSession, tmp_path: Path, made: str | None) -> None:
+def test_journal_folder_that_is_missing_or_holds_no_journal_is_rejected(
+    spark: SparkSession, tmp_path: Path, made: str | None
+) -> None:
     folder = tmp_path / "there"
     if made:
         folder.mkdir()
@@ -107,7 +111,7 @@ def test_what_is_no_journal_is_told_in_a_sentence(spark: SparkSession, tmp_path:
         facts(spark, str(folder))
 
 
-def test_the_command_says_what_it_wrote(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_command_prints_the_rows_it_wrote_to_each_table(spark: SparkSession, tmp_path: Path) -> None:
     journal = a_journal(tmp_path / "journal", "08-a.jsonl", turn("08:00:00", "True", "A"), b"torn\n")
     ran = CliRunner().invoke(
         main, ["pipeline", "ingest", journal, "--to", str(tmp_path / "lake"), "--all", "-o", "json"]
@@ -118,7 +122,9 @@ def test_the_command_says_what_it_wrote(spark: SparkSession, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingest_command_reports_missing_journal_java_and_pyspark_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal = tmp_path / "journal"
     journal.mkdir()
     command = ["pipeline", "ingest", str(journal), "--to", str(tmp_path / "lake")]

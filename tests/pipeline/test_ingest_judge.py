@@ -131,7 +131,7 @@ def tried(spark: SparkSession) -> DataFrame:
 all_lines = [*dict.fromkeys(lines())]
 
 
-def test_a_line_is_put_aside_exactly_when_it_is_no_record_or_cannot_be(tried: DataFrame) -> None:
+def test_ingest_quarantines_exactly_the_lines_the_official_reader_rejects(tried: DataFrame) -> None:
     told = {row.number: (row.kind, row.reason) for row in tried.select("number", "kind", "reason").collect()}
     assert len(told) == len(all_lines)
     wrong = [
@@ -146,7 +146,7 @@ def test_a_line_is_put_aside_exactly_when_it_is_no_record_or_cannot_be(tried: Da
 
 
 @pytest.mark.parametrize("kind", JOURNAL)
-def test_what_is_kept_is_what_the_reader_has_read(tried: DataFrame, kind: str) -> None:
+def test_ingest_rows_equal_the_records_of_the_official_reader(tried: DataFrame, kind: str) -> None:
     rows = tried.where(F.col("kind") == kind).select("number").collect()
     wanted = [values(read(all_lines[row.number]), kind) for row in rows]
     got = [row.asDict(recursive=True) for row in tried.transform(of_kind, kind).collect()]
@@ -179,7 +179,7 @@ def values(record: Any, kind: str) -> dict[str, Any]:
         (b'"at":"2026', b'"at":"9999', "it tells of the year 9999, so its clock was wrong"),
     ],
 )
-def test_only_integers_that_have_no_place_and_impossible_times_are_refused_besides(
+def test_ingest_rejects_oversized_integers_and_impossible_years(
     spark: SparkSession, old: bytes, new: bytes, why: str
 ) -> None:
     line = OFFSETS.replace(old, new, 1)
@@ -189,7 +189,7 @@ def test_only_integers_that_have_no_place_and_impossible_times_are_refused_besid
     assert (row.kind, row.reason) == (None, f"The record cannot be kept: {why}")
 
 
-def test_queues_that_cannot_be_read_are_refused_besides(spark: SparkSession) -> None:
+def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
     told = {"act": "Drop", "proof": "Ended", "state": "Owned"}
     lines = [
         msgspec.json.encode(
@@ -207,7 +207,7 @@ def test_queues_that_cannot_be_read_are_refused_besides(spark: SparkSession) -> 
     ]
 
 
-def test_the_reader_is_not_asked_about_what_is_plain(spark: SparkSession) -> None:
+def test_ingest_bypasses_the_official_reader_for_plain_offsets_only(spark: SparkSession) -> None:
     """Or twenty million would take as long again."""
     made = spark.createDataFrame([(it.decode(),) for it in EXAMPLES], "line string").transform(judged)
     assert [row.kind for row in made.where(F.col("text").isNull()).collect()] == ["offsets"]

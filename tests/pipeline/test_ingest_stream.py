@@ -41,7 +41,7 @@ def reasons(spark: SparkSession, lake: Path) -> list[str]:
     return sorted(row.reason for row in facts(spark, str(lake)).verdict.collect())
 
 
-def test_what_is_taken_once_is_not_taken_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_does_not_repeat_lines_of_earlier_batches(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), verdict(1), "{torn\n", verdict(2)[:-1])
     wrote(journal, "08-b.jsonl", verdict(1))
@@ -58,7 +58,7 @@ def test_what_is_taken_once_is_not_taken_again(spark: SparkSession, tmp_path: Pa
     assert (bad.file, bad.line, str(bad.date)) == ("date=2026-11-21/08-a.jsonl", "{torn", "2026-11-21")
 
 
-def test_a_file_that_grew_is_taken_again_and_its_lines_count_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_reads_a_grown_file_again_and_counts_its_lines_once(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), verdict(2)[:40])
     stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
@@ -68,7 +68,7 @@ def test_a_file_that_grew_is_taken_again_and_its_lines_count_once(spark: SparkSe
     assert facts(spark, str(lake)).quarantine.count() == 1
 
 
-def test_what_comes_too_late_is_put_aside(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_quarantines_lines_that_arrive_too_late(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "12-a.jsonl", verdict(1, 12))
     stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
@@ -80,7 +80,7 @@ def test_what_comes_too_late_is_put_aside(spark: SparkSession, tmp_path: Path) -
     assert (late.file, late.line + "\n", late.reason) == ("date=2026-11-21/08-b.jsonl", verdict(3), ingest_stream.LATE)
 
 
-def test_killed_in_the_midst_of_a_batch_it_writes_it_once(
+def test_ingest_killed_during_a_batch_writes_it_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
@@ -102,7 +102,7 @@ def test_killed_in_the_midst_of_a_batch_it_writes_it_once(
     assert facts(spark, str(lake)).quarantine.count() == 1
 
 
-def test_killed_before_it_notes_what_it_took_it_takes_it_once(
+def test_ingest_killed_before_its_inbox_is_updated_takes_each_line_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
@@ -116,7 +116,7 @@ def test_killed_before_it_notes_what_it_took_it_takes_it_once(
 
 
 @pytest.mark.parametrize(("minutes_ago", "over"), [(4, False), (6, True)])
-def test_an_hour_is_taken_when_it_has_not_grown_for_some_minutes_after_its_end(
+def test_ingest_takes_an_hour_that_has_ended_and_stopped_growing_for_minutes(
     tmp_path: Path, minutes_ago: int, *, over: bool
 ) -> None:
     path = wrote(tmp_path / "journal", "08-a.jsonl", verdict(1))
@@ -130,7 +130,7 @@ def test_an_hour_is_taken_when_it_has_not_grown_for_some_minutes_after_its_end(
     )
 
 
-def test_what_was_taken_leaves_the_journal_as_it_is(tmp_path: Path) -> None:
+def test_ingest_leaves_the_journal_unchanged_and_takes_a_file_once(tmp_path: Path) -> None:
     path = wrote(tmp_path / "journal", "08-a.jsonl", verdict(1))
     inbox = Inbox(tmp_path / "inbox", tmp_path / "journal", timedelta(hours=2))
     assert inbox.fill(datetime.now(UTC), None)
@@ -140,7 +140,7 @@ def test_what_was_taken_leaves_the_journal_as_it_is(tmp_path: Path) -> None:
     assert path.read_text() == verdict(1)
 
 
-def test_it_goes_on_with_hours_to_come(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_watch_continues_with_new_hours(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1))
     seen: list[dict[str, int]] = []
@@ -154,7 +154,7 @@ def test_it_goes_on_with_hours_to_come(spark: SparkSession, tmp_path: Path) -> N
     assert seen == [{"verdict": 1}, {"verdict": 1}]
 
 
-def test_a_lake_is_partitioned_by_kind_and_day(spark: SparkSession, tmp_path: Path) -> None:
+def test_lake_is_partitioned_by_kind_and_day(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1))
     stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
@@ -164,7 +164,7 @@ def test_a_lake_is_partitioned_by_kind_and_day(spark: SparkSession, tmp_path: Pa
     assert facts(spark, str(lake)).verdict.select(F.count("at")).first() == (1,)
 
 
-def test_a_day_that_is_removed_from_a_lake_does_not_come_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_lake_day_that_was_removed_does_not_return(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), "{torn\n")
     stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
@@ -177,7 +177,9 @@ def test_a_day_that_is_removed_from_a_lake_does_not_come_back(spark: SparkSessio
     assert facts(spark, str(lake)).quarantine.count() == 0
 
 
-def test_delta_that_is_not_there_and_another_at_work_are_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_reports_missing_journal_missing_delta_and_a_concurrent_ingest(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     with pytest.raises(ValueError, match=r"journal holds no journal: no file such as date=2026-11-21/08-NAME\.jsonl$"):
         stream(spark, str(journal), str(lake))

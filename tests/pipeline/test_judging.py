@@ -132,7 +132,7 @@ def own(minute: int) -> list[tuple[list[Look], StartFrom]]:
     return found
 
 
-def test_each_look_is_judged_as_rota_lag_judges_it(judged: list[Row]) -> None:
+def test_lag_state_of_each_sample_equals_the_operators_lag_module(judged: list[Row]) -> None:
     assert len(judged) == MINUTES
     for minute, row in enumerate(judged):
         counts: Counter[str] = Counter()
@@ -152,7 +152,7 @@ def test_each_look_is_judged_as_rota_lag_judges_it(judged: list[Row]) -> None:
             assert row["delay"] == pytest.approx(max(it for it in waits if it is not None), abs=near)
 
 
-def test_what_the_operator_counted_is_the_same_but_where_something_turns(judged: list[Row], told: list[Line]) -> None:
+def test_lag_states_equal_the_operators_verdicts_except_after_a_change(judged: list[Row], told: list[Line]) -> None:
     differing = [
         minute
         for minute, (row, line) in enumerate(zip(judged, told, strict=True))
@@ -162,7 +162,7 @@ def test_what_the_operator_counted_is_the_same_but_where_something_turns(judged:
     assert all(any(turn <= minute <= turn + 3 for turn in turns) for minute in differing)
 
 
-def test_what_went_back_and_what_is_tried_again_is_counted(judged: list[Row]) -> None:
+def test_lag_samples_count_rewound_and_retried_messages(judged: list[Row]) -> None:
     assert sum(row["back"] for row in judged) == 90_000 - 400 - 1800
     assert sum(row["retries"] for row in judged) == MINUTES - 1
     assert [row["seconds"] for row in judged] == [0.0] + [60.0] * (MINUTES - 1)

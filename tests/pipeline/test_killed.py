@@ -15,12 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ground.poll import eventually
+from pipeline.small_spark import LONGEST, SMALL
 from rota.pipeline.chronicle import Chronicle, Line
 from rota.pipeline.invent import invented
 from rota.pipeline.layout import HOUR_LETTERS
-
-LONGEST = 300  # seconds: until Java has begun, on a machine that has much else to do
-SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}
 
 
 def hours() -> dict[str, list[bytes]]:
@@ -79,7 +77,7 @@ def rows(lake: Path) -> Counter[str]:
 
 @pytest.mark.timeout(3 * LONGEST)
 @pytest.mark.slow("an ingest that is killed at any moment of its run")
-def test_killed_wherever_it_is_the_lake_has_each_line_once(tmp_path: Path) -> None:
+def test_ingest_killed_at_any_point_leaves_each_line_in_the_lake_once(tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     first, *others = hours().items()
     wrote(journal, *first)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from kube.pages import blocks
-from pipeline.test_killed import LONGEST, SMALL
+from pipeline.small_spark import LONGEST, SMALL
 from rota.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def watched(words: Words) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow("each command line of docs/pipeline.md, typed")
-def test_each_line_does_what_the_page_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_docs_pipeline_page_commands_all_run_and_write_their_output(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version  # whose session the commands take
     for fleet in FLEETS:
         journal = tmp_path / fleet.lstrip("/")

@@ -31,7 +31,7 @@ def a_row(it: Story, name: str, policy: PolicySpec | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "best"), [("rolled", "steady"), ("skewed", "weighed")])
-def test_sticky_is_best_where_rollouts_dominate_and_balanced_where_load_is_skewed(
+def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(
     spark: SparkSession, kind: str, best: str
 ) -> None:
     rows = []

@@ -53,7 +53,7 @@ def ranks(spark: SparkSession, rows: list[Row]) -> list[str]:
 # The cost.
 
 
-def test_a_cost_is_the_sum_of_each_measure_a_day_times_its_weight(spark: SparkSession) -> None:
+def test_recommend_cost_is_the_weighted_sum_of_daily_measures(spark: SparkSession) -> None:
     two_days = a_result(
         hours=48.0,
         moves=20,
@@ -76,32 +76,32 @@ def test_a_cost_is_the_sum_of_each_measure_a_day_times_its_weight(spark: SparkSe
 
 
 @pytest.mark.parametrize("group", [rolled, skewed])
-def test_histories_of_different_lengths_compare(spark: SparkSession, group: Any) -> None:
+def test_recommend_cost_is_independent_of_the_history_length(spark: SparkSession, group: Any) -> None:
     grows = ("moves", "pause_seconds", "duplicates", "hours")
     longer = [Row(**{**row.asDict(), **{name: row[name] * 7 for name in grows}}) for row in group()]
     assertDataFrameEqual(costs(results(spark, longer), Weights()), costs(results(spark, group()), Weights()))
 
 
-def test_sticky_is_best_where_rollouts_dominate_and_balanced_where_load_is_skewed(spark: SparkSession) -> None:
+def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(spark: SparkSession) -> None:
     assert ranks(spark, rolled()) == ["steady", "even", "recorded"]
     assert ranks(spark, skewed()) == ["even", "steady", "recorded"]
 
 
-def test_among_equals_nothing_is_changed_then_few_moves_and_then_the_name_decide(spark: SparkSession) -> None:
+def test_recommend_breaks_ties_by_recorded_policy_then_moves_then_name(spark: SparkSession) -> None:
     free = [a_result(policy=name, moves=moves) for name, moves in (("a", 9), ("recorded", 9), ("b", 9), ("c", 3))]
     told = costs(results(spark, free), NOTHING).orderBy("rank").select("policy", "rank")
     ordered = ["recorded", "c", "a", "b"]
     assertDataFrameEqual(told, [Row(policy=name, rank=at) for at, name in enumerate(ordered, 1)])
 
 
-def test_a_policy_with_a_problem_has_no_rank_and_no_cost(spark: SparkSession) -> None:
+def test_recommend_gives_no_rank_or_cost_to_an_unusable_policy(spark: SparkSession) -> None:
     bad = a_result(policy="steady", problem="Custom strategy x is not installed")
     told = costs(results(spark, [*content()[:1], bad]), Weights()).filter("policy = 'steady'").first()
     assert told is not None
     assert [told[name] for name in ("rank", "cost", *PARTS)] == [None] * 9
 
 
-def test_what_is_unknown_of_one_policy_counts_for_none(spark: SparkSession) -> None:
+def test_recommend_ignores_a_measure_that_is_unknown_for_one_usable_policy(spark: SparkSession) -> None:
     unknown = [None, float("nan"), float("inf")]
     rows = [a_result(f"a/{it}", moves=5, lag_mean=9000.0) for it in unknown]
     rows += [a_result(f"a/{it}", "steady", moves=9, lag_mean=it) for it in unknown]
@@ -113,7 +113,7 @@ def test_what_is_unknown_of_one_policy_counts_for_none(spark: SparkSession) -> N
     assert told["cost_lag"] > 0, "what cannot be used hides nothing"
 
 
-def test_no_hours_are_no_mistake(spark: SparkSession) -> None:
+def test_recommend_accepts_a_history_of_zero_hours(spark: SparkSession) -> None:
     rows = [a_result(hours=0.0), a_result(policy="steady", hours=0.0)]
     assert choice(spark, rows).collect()[0]["use"] == "recorded"
 
@@ -121,7 +121,7 @@ def test_no_hours_are_no_mistake(spark: SparkSession) -> None:
 # What to do.
 
 
-def test_each_group_gets_its_own_answer(spark: SparkSession) -> None:
+def test_recommend_chooses_a_policy_for_each_group(spark: SparkSession) -> None:
     made = choice(spark, [*rolled(), *skewed(), *content()])
     assertSchemaEqual(made.schema, CHOSEN, ignoreNullable=True)
     told = made.select("group", "strategy", "use", "change", "best")
@@ -134,7 +134,7 @@ def test_each_group_gets_its_own_answer(spark: SparkSession) -> None:
     assertDataFrameEqual(told, spark.createDataFrame(expected, kind))
 
 
-def test_only_what_is_better_by_5_percent_is_worth_a_change(spark: SparkSession) -> None:
+def test_recommend_changes_a_policy_only_for_a_gain_of_5_percent(spark: SparkSession) -> None:
     cases = {95: "steady", 96: "recorded", 100: "recorded", 101: "recorded"}
     rows = [a_result(f"a/{moves}", moves=100) for moves in cases]
     rows += [a_result(f"a/{moves}", "steady", moves=moves) for moves in cases]
@@ -145,12 +145,12 @@ def test_only_what_is_better_by_5_percent_is_worth_a_change(spark: SparkSession)
         assert row["cost_then"] == (95 if use == "steady" else 100)
 
 
-def test_how_much_better_it_must_be_can_be_said(spark: SparkSession) -> None:
+def test_recommend_minimum_gain_is_configurable(spark: SparkSession) -> None:
     rows = [a_result(moves=100), a_result(policy="steady", moves=60)]
     assert [choice(spark, rows, least=least).collect()[0]["use"] for least in (0.4, 0.41)] == ["steady", "recorded"]
 
 
-def test_weights_decide(spark: SparkSession) -> None:
+def test_recommend_choice_follows_the_weights(spark: SparkSession) -> None:
     calm = Weights(imbalance=0, lag=0)
     assert choice(spark, skewed(), calm).collect()[0]["use"] == "steady"
 
@@ -190,19 +190,19 @@ EVIDENCE: list[tuple[list[Row], str]] = [
 ]
 
 
-def test_the_evidence_is_a_sentence(spark: SparkSession) -> None:
+def test_recommend_explanation_is_a_sentence(spark: SparkSession) -> None:
     rows = [Row(**{**row.asDict(), "group": f"a/{at}"}) for at, (some, _) in enumerate(EVIDENCE) for row in some]
     told = {row["group"]: row["evidence"] for row in choice(spark, rows).collect()}
     assert [told[f"a/{at}"] for at in range(len(EVIDENCE))] == [words for _, words in EVIDENCE]
 
 
-def test_without_a_cost_now_nothing_is_changed(spark: SparkSession) -> None:
+def test_recommend_changes_nothing_when_the_current_cost_is_unknown(spark: SparkSession) -> None:
     row = choice(spark, [a_result(problem="It is Broadcasting"), a_result(policy="steady")]).first()
     assert row is not None
     assert (row["use"], row["change"], row["best"], row["gain"]) == ("recorded", False, "steady", None)
 
 
-def test_no_groups_and_only_what_is_used_now_are_no_mistakes(spark: SparkSession) -> None:
+def test_recommend_accepts_no_groups_or_the_recorded_policy_only(spark: SparkSession) -> None:
     assert choice(spark, []).collect() == []
     row = choice(spark, [a_result(moves=3)]).first()
     assert row is not None
@@ -214,7 +214,7 @@ def test_no_groups_and_only_what_is_used_now_are_no_mistakes(spark: SparkSession
 # All groups together.
 
 
-def test_the_fleet_is_the_sum_over_groups_and_who_cannot_use_a_policy_stays(spark: SparkSession) -> None:
+def test_recommend_fleet_cost_sums_groups_and_keeps_groups_that_cannot_switch(spark: SparkSession) -> None:
     rows = [
         a_result("a/a", moves=100),
         a_result("a/a", "steady", moves=10),
@@ -237,12 +237,12 @@ def test_the_fleet_is_the_sum_over_groups_and_who_cannot_use_a_policy_stays(spar
     assert best["policy"] == "steady"
 
 
-def test_no_policy_is_best_for_all_unless_it_is_better_enough(spark: SparkSession) -> None:
+def test_recommend_names_no_policy_for_all_without_a_sufficient_gain(spark: SparkSession) -> None:
     rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=96), *content("a/b")]
     assert best_for_all(found(spark, rows)) is None
 
 
-def test_a_group_that_makes_most_of_the_gain_is_named(spark: SparkSession) -> None:
+def test_recommend_names_a_group_that_makes_most_of_the_gain(spark: SparkSession) -> None:
     rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=20)]
     assert leading(found(spark, rows)) is None, "there is no other"
     of_both = [*rows, a_result("a/b", moves=100), a_result("a/b", "steady", moves=80)]
@@ -251,7 +251,7 @@ def test_a_group_that_makes_most_of_the_gain_is_named(spark: SparkSession) -> No
     assert leading(found(spark, of_more)) is None, "it makes no more than half"
 
 
-def test_a_sum_over_groups_takes_what_is_used_now_where_a_policy_cannot_be(spark: SparkSession) -> None:
+def test_recommend_totals_use_the_recorded_result_where_a_policy_is_unusable(spark: SparkSession) -> None:
     rows = [
         a_result("a/a", moves=100, lag_mean=5.0),
         a_result("a/a", "steady", moves=10, lag_mean=3.0),
@@ -269,7 +269,7 @@ def test_a_sum_over_groups_takes_what_is_used_now_where_a_policy_cannot_be(spark
     assert of_groups == [("even", "a/a"), ("recorded", "a/c"), ("steady", "a/b")], "of a/c it is told once"
 
 
-def test_each_policy_has_its_own_reasons_told(spark: SparkSession) -> None:
+def test_recommend_limits_listed_reasons_per_policy(spark: SparkSession) -> None:
     failed_once = [a_result("a/a", problem="It failed once"), a_result("a/a", "steady", problem="It is not for this")]
     many = [a_result(f"b/{it}", "even", problem=f"Reason {it}") for it in range(MOST_PROBLEMS + 5)]
     told = [row.policy for row in problems(results(spark, [*failed_once, *many])).collect()]
@@ -279,7 +279,7 @@ def test_each_policy_has_its_own_reasons_told(spark: SparkSession) -> None:
 # Weights.
 
 
-def test_weights_that_are_not_named_keep_their_defaults() -> None:
+def test_recommend_weights_that_are_not_set_keep_their_defaults() -> None:
     assert read("moves: 3\nlag: 0.5") == Weights(moves=3, lag=0.5)
     assert read("") == read("{}") == Weights()
 
@@ -300,12 +300,12 @@ def test_weights_that_are_not_named_keep_their_defaults() -> None:
         (", ".join(f"{name}: 0" for name in MEASURES).join("{}"), "w.yaml makes every weight 0"),
     ],
 )
-def test_a_weight_that_cannot_be_meant_is_a_sentence_that_names_it(text: str, words: str) -> None:
+def test_recommend_rejects_an_invalid_weight_with_a_sentence_naming_it(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         read(text, "w.yaml")
 
 
-def test_every_weight_has_its_unit_and_a_reason() -> None:
+def test_recommend_weights_each_have_a_unit_and_a_reason() -> None:
     assert set(MEASURES) == set(Weights.__struct_fields__)
     assert all(it.title and it.unit and it.why.endswith(".") for it in MEASURES.values())
 
@@ -338,7 +338,7 @@ def every_policy() -> dict[str, PolicySpec]:
 
 
 @pytest.mark.parametrize("name", every_policy())
-def test_a_manifest_says_what_was_simulated_and_the_crd_takes_it(name: str) -> None:
+def test_manifest_of_a_recommended_policy_equals_the_simulated_one_and_fits_the_crd(name: str) -> None:
     policy = every_policy()[name]
     body = yaml.safe_load(manifest(name, policy, "shop"))
     assert policy_spec(body) == policy
@@ -347,7 +347,7 @@ def test_a_manifest_says_what_was_simulated_and_the_crd_takes_it(name: str) -> N
     assert _problems(body["spec"], schema["properties"]["spec"], "spec") == []
 
 
-def test_policies_are_written_for_each_namespace_with_the_groups_that_shall_use_them(
+def test_manifest_files_hold_a_policy_per_namespace_and_commands_for_its_groups(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     hostile = "shop/\n---\nkind: Pod # $(reboot)"
@@ -372,7 +372,7 @@ def test_policies_are_written_for_each_namespace_with_the_groups_that_shall_use_
     assert "# shop/ --- kind: Pod # $(reboot): no group of Kubernetes has this name\n" in text
 
 
-def test_what_is_not_recommended_any_more_is_not_left_behind(spark: SparkSession, tmp_path: Path) -> None:
+def test_manifest_files_of_policies_no_longer_recommended_are_removed(spark: SparkSession, tmp_path: Path) -> None:
     manifests(choice(spark, rolled()), POLICIES, tmp_path)
     (tmp_path / "notes.yaml").write_text("# Policy of the shop, by hand\n")
     assert manifests(choice(spark, content()), {}, tmp_path) == [], "nor of policies that were tried then only"
@@ -382,12 +382,12 @@ def test_what_is_not_recommended_any_more_is_not_left_behind(spark: SparkSession
 @pytest.mark.parametrize(
     "group", ["orders", "shop/", "/orders", "Shop/orders", "shop/a b", "shop/a'b", "-n/x", "a/b/c"]
 )
-def test_a_name_that_kubernetes_does_not_allow_is_never_part_of_a_command(group: str) -> None:
+def test_manifest_commands_never_contain_an_invalid_group_name(group: str) -> None:
     assert where(group) is None
     assert command(group, "steady") is None
 
 
 @pytest.mark.parametrize("name", ["recorded", "a/b", "../x", "A", "", EACH, "x" * 300])
-def test_a_policy_that_could_not_be_applied_is_refused(name: str) -> None:
+def test_recommend_rejects_a_policy_with_an_invalid_name(name: str) -> None:
     with pytest.raises(ValueError, match=r"which stands for what was really used|cannot be a RebalancePolicy's name"):
         check({name: POLICIES["steady"]})

@@ -69,55 +69,55 @@ def played(it: Story, policy: PolicySpec | None = None) -> dict[str, Any]:
     return figures.row()
 
 
-def test_where_nothing_happens_nothing_moves() -> None:
+def test_replay_without_changes_moves_no_queue() -> None:
     row = played(a_story())
     assert (row["moves"], row["rebalances"], row["pause_seconds"], row["duplicates"], row["lag_peak"]) == (0,) * 5
     assert (row["imbalance"], row["hours"], row["changes"]) == (1.0, 2.0, 0)
 
 
-def test_one_that_joins_is_given_its_share_and_each_queue_pauses_while_it_is_handed_over() -> None:
+def test_replay_of_a_joining_member_moves_its_share_with_a_pause_per_handover() -> None:
     row = played(a_story((600.0, there("a", "b", "c"))))
     assert (row["rebalances"], row["moves"], row["forced"], row["duplicates"]) == (1, 2, 0, 0)
     assert DRAIN + OBEY <= row["pause_p99"] < 1.0
     assert row["pause_seconds"] == pytest.approx(2 * row["pause_p99"])
 
 
-def test_one_that_goes_in_order_duplicates_nothing_and_one_that_crashes_does() -> None:
+def test_replay_counts_duplicates_for_a_crashed_member_but_not_for_a_drained_one() -> None:
     leaves = played(a_story((600.0, there("a", b="Leaving")), (610.0, there("a"))))
     crashes = played(a_story((600.0, there("a"))))
     assert (leaves["moves"], leaves["duplicates"]) == (4, 0)
     assert (crashes["moves"], crashes["duplicates"]) == (4, 4.0)  # a second of four queues, one message a second each
 
 
-def test_who_is_not_heard_is_overruled_and_that_is_counted() -> None:
+def test_replay_counts_forced_grants_of_an_unreachable_member() -> None:
     row = played(a_story((600.0, there("a", b="Lost"))))
     assert (row["moves"], row["forced"], row["duplicates"]) == (4, 4, 4.0)
 
 
-def test_one_that_was_lost_and_comes_back_works_what_it_is_given() -> None:
+def test_replay_of_a_lost_member_that_returns_assigns_queues_to_it_again() -> None:
     row = played(a_story((600.0, there("a", b="Lost")), (1200.0, there("a", "b"))))
     assert row["moves"] == 4 + 4
     assert row["lag_peak"] < 20
 
 
-def test_nobody_there_is_a_pause_of_every_queue_until_somebody_is() -> None:
+def test_replay_without_members_pauses_every_queue_until_a_member_joins() -> None:
     row = played(a_story((600.0, {}), (1800.0, there("c"))))
     assert row["pause_seconds"] == pytest.approx(8 * 1200, rel=0.01)
     assert row["lag_peak"] == pytest.approx(8 * 1200, rel=0.01)
 
 
-def test_what_one_member_cannot_work_waits() -> None:
+def test_replay_lag_grows_by_what_exceeds_the_members_capacity() -> None:
     row = played(a_story((600.0, there("a")), capacity=6.0, ends=BEGINS + HOUR))
     assert row["lag_peak"] == pytest.approx((8 - 6) * 3000, rel=0.01)
 
 
-def test_more_members_than_queues_are_idle() -> None:
+def test_replay_counts_idle_hours_of_members_without_queues() -> None:
     names = [f"m{number}" for number in range(8)]
     row = played(a_story((HOUR, there("a", "b", *names))))
     assert row["idle_member_hours"] == pytest.approx(2.0, rel=0.01)
 
 
-def test_balanced_moves_what_is_heavy_and_counts_by_rate() -> None:
+def test_replay_of_balanced_evens_out_queue_rates_in_few_moves() -> None:
     it = a_story(rates=[9, 9, 9, 9, 1, 1, 1, 1])
     even, uneven = played(it, a_policy("Balanced")), played(it)
     assert uneven["imbalance"] == pytest.approx(36 / 20)
@@ -139,20 +139,20 @@ def moved(it: Story) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_moves_nothing_after_balanced_has_settled_once(seed: int) -> None:
+def test_replay_of_balanced_ignores_rate_noise_once_settled(seed: int) -> None:
     told = moved(a_story(arrivals=noisy(12, seed), ends=BEGINS + 12 * HOUR))
     assert told[0] == 0, "nothing is evened out by guesses"
     assert 0 < told[2] == told[-1]
 
 
-def test_balanced_moves_when_load_really_shifts() -> None:
+def test_replay_of_balanced_moves_queues_when_load_shifts() -> None:
     rates = noisy(12)
     rates[72:] = rates[72:, [2, 3, 0, 1, 4, 5, 6, 7]]  # what is heavy now is of one member
     told = moved(a_story(arrivals=rates, ends=BEGINS + 12 * HOUR))
     assert told[2] == told[35] < told[48] == told[-1]
 
 
-def test_the_planner_is_not_asked_anew_while_the_weights_stand() -> None:
+def test_replay_does_not_plan_again_while_weights_are_unchanged() -> None:
     it = a_story(arrivals=noisy(12), ends=BEGINS + 12 * HOUR)
     asked: list[float] = []
 
@@ -166,7 +166,7 @@ def test_the_planner_is_not_asked_anew_while_the_weights_stand() -> None:
     assert len(asked) < 12
 
 
-def test_a_queue_that_comes_weighs_nothing_that_is_known_before_a_whole_step_is() -> None:
+def test_replay_weight_of_a_new_queue_is_unknown_until_a_whole_step_is_measured() -> None:
     fluid = Fluid(np.array([[1.0, 0.0], [2.0, 4.0], [3.0, 6.0]]), np.zeros(2), 0.0, 9.0)
     fluid.keep(np.array([True, False]))
     assert np.isnan(fluid.measured(0.0)).all()
@@ -177,19 +177,19 @@ def test_a_queue_that_comes_weighs_nothing_that_is_known_before_a_whole_step_is(
     assert fluid.measured(2 * STEP).tolist() == [1.5, 4.0]
 
 
-def test_a_policy_that_is_paused_moves_nothing_but_what_is_orphaned() -> None:
+def test_replay_of_a_paused_policy_moves_orphaned_queues_only() -> None:
     it = a_story((600.0, there("a", "b", "c")), (1200.0, there("a", "c")))
     assert played(it, a_policy(paused=True))["moves"] == 4
 
 
-def test_a_budget_takes_its_time_and_is_kept() -> None:
+def test_replay_with_a_budget_splits_moves_into_several_rebalances() -> None:
     it = a_story((600.0, there("a", "b", "c", "d")))
     row = played(it, a_policy(budget={"maxMoves": 1, "per": "1m"}))
     assert row["moves"] == 4
     assert row["rebalances"] == 4
 
 
-def test_a_policy_that_cannot_be_followed_is_told() -> None:
+def test_replay_reports_a_custom_strategy_that_is_not_installed() -> None:
     policy = a_policy("Custom", options={"custom": {"name": "nobody-wrote-it"}})
     figures = Figures(a_story())
     Replay(a_story(), policy, figures).run()
@@ -197,7 +197,7 @@ def test_a_policy_that_cannot_be_followed_is_told() -> None:
     assert "nobody-wrote-it" in figures.problem
 
 
-def test_queues_that_come_are_given_to_somebody_and_those_that_go_are_forgotten() -> None:
+def test_replay_assigns_added_queues_and_forgets_removed_ones_without_moves() -> None:
     it = a_story()
     more, less = frozenset(QUEUES[:6]), frozenset(QUEUES)
     shares = {"a": Share("uid-a", QUEUES[:3]), "b": Share("uid-b", QUEUES[3:6])}
@@ -212,7 +212,7 @@ def test_queues_that_come_are_given_to_somebody_and_those_that_go_are_forgotten(
     assert row["unowned_queue_seconds"] == 0
 
 
-def test_points_for_plots_come_every_ten_minutes() -> None:
+def test_replay_series_has_a_point_every_ten_minutes() -> None:
     figures = Figures(a_story((600.0, there("a", "b", "c"))))
     Replay(figures.story, None, figures).run()
     assert [(it["at"].timestamp() - BEGINS) / 600 for it in figures.series] == [*range(12)]
@@ -228,7 +228,9 @@ def test_points_for_plots_come_every_ten_minutes() -> None:
         (9.0, [0, -1], [0, STEP]),
     ],
 )
-def test_a_fluid_flows_as_far_as_members_can(capacity: float, workers: list[int], left: list[float]) -> None:
+def test_replay_traffic_model_consumes_up_to_the_members_capacity(
+    capacity: float, workers: list[int], left: list[float]
+) -> None:
     fluid = Fluid(np.ones((2, 2)), np.zeros(2), 0.0, capacity)
     fluid.flow(STEP, np.array(workers), 2)
     assert fluid.lag.tolist() == pytest.approx(left)
@@ -244,7 +246,7 @@ def journal(it: Story) -> list[Fact]:
 
 
 @pytest.mark.parametrize("number", range(1, 13))
-def test_what_a_journal_tells_is_played_again_move_by_move(number: int) -> None:
+def test_replay_of_a_written_journal_repeats_its_moves_forced_grants_and_pauses(number: int) -> None:
     it = invented(number, 7, 6)
     figures = Figures(it)
     Replay(it, None, figures).run()
@@ -256,7 +258,7 @@ def test_what_a_journal_tells_is_played_again_move_by_move(number: int) -> None:
     assert row["pause_seconds"] == pytest.approx(told["pause_seconds"], rel=0.02, abs=1)
 
 
-def test_a_journal_has_every_move_that_was_counted() -> None:
+def test_replay_writes_every_counted_move_to_the_journal() -> None:
     it = invented(1, 7, 6)
     figures = Figures(it)
     Replay(it, None, figures).run()
@@ -273,12 +275,12 @@ def test_a_journal_has_every_move_that_was_counted() -> None:
     )
 
 
-def test_a_group_is_made_anew_from_its_number() -> None:
+def test_replay_synthetic_group_is_reproducible_from_its_number_and_seed() -> None:
     assert msgspec.json.encode(journal(invented(3, 7, 2))) == msgspec.json.encode(journal(invented(3, 7, 2)))
     assert invented(3, 7, 2).arrivals.tolist() != invented(3, 8, 2).arrivals.tolist()
 
 
-def test_a_history_that_cannot_be_played_is_a_sentence() -> None:
+def test_replay_of_an_unusable_history_fails_with_a_sentence() -> None:
     facts = journal(invented(3, 7, 1))
     without = [it for it in facts if not isinstance(it, records.Owners)]
     with pytest.raises(ValueError, match=r"^Group shop/orders has no owners record, with which a replay could begin$"):
@@ -290,7 +292,7 @@ def test_a_history_that_cannot_be_played_is_a_sentence() -> None:
         story("shop/orders", [msgspec.structs.replace(whole, rules={"strategy": "OfTomorrow"})])
 
 
-def test_what_came_to_a_topic_that_was_made_anew_comes_again() -> None:
+def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
     """Its ends begin at 0 once more, and so do committed offsets; both grow by one a second all the while."""
     whole, *_ = (it for it in journal(invented(3, 7, 1)) if isinstance(it, records.Owners))
     member = next(iter(whole.members.values()))

@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from ground.browser import Browser, a_browser, chromium
+from ground.browser import CONTRASTS, Browser, a_browser, chromium
 from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
-from kube.test_page import CONTRASTS
 from pipeline.judged import POLICIES, a_result, content, results, rolled, series, skewed
 from rota.pipeline.advice import REPORT, advise
 from rota.pipeline.findings import MOST_SHOWN, STEPS, findings, problems, thinned
@@ -94,7 +93,7 @@ async def see(browser: Browser, path: Path, text: str) -> str:
 # What it tells.
 
 
-def test_everything_is_written_to_one_folder(folder: Path, spark: SparkSession) -> None:
+def test_recommend_writes_tables_policies_and_report_to_one_folder(folder: Path, spark: SparkSession) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["chosen", "costs", "policies", REPORT]
     assert sorted(path.name for path in (folder / "policies").iterdir()) == ["even.yaml", "steady.yaml"]
     told = spark.read.parquet(str(folder / "chosen")).filter("change").orderBy("group").select("group", "use")
@@ -106,12 +105,12 @@ def test_everything_is_written_to_one_folder(folder: Path, spark: SparkSession) 
     ]
 
 
-def test_a_policy_that_was_simulated_but_is_in_no_file_is_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+def test_recommend_rejects_a_simulated_policy_that_is_in_no_file(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Policy even was simulated, but is in none of the files"):
         advise(results(spark, rolled()), series(spark, rolled()), {"steady": POLICIES["steady"]}, tmp_path, NOON)
 
 
-async def test_the_answer_comes_first_and_says_what_it_saves(browser: Browser, folder: Path) -> None:
+async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browser: Browser, folder: Path) -> None:
     await browser.open((folder / REPORT).as_uri())
     read = (await browser.evaluate("document.body.innerText")).replace("\N{NO-BREAK SPACE}", " ")
     words = [
@@ -135,7 +134,7 @@ async def test_the_answer_comes_first_and_says_what_it_saves(browser: Browser, f
     assert places == sorted(places)
 
 
-async def test_a_policy_that_nobody_can_use_has_no_figures_but_a_reason(
+async def test_recommend_report_shows_a_reason_but_no_metrics_for_an_unusable_policy(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:
     why = (
@@ -150,13 +149,15 @@ async def test_a_policy_that_nobody_can_use_has_no_figures_but_a_reason(
     assert "; of that 100 % is group shop/orders." in read
 
 
-def test_one_reason_is_told_once_whatever_the_queues_are_called(spark: SparkSession) -> None:
+def test_recommend_lists_a_reason_once_for_queues_of_different_names(spark: SparkSession) -> None:
     told = [(f"ads/{name}", "nearby", f"Queue {name}/broker-a/0 has no room: give it one") for name in "abc"]
     [row] = problems(spark.createDataFrame(told, "group string, policy string, problem string")).collect()
     assert (row.groups, row.example, row.problem) == (3, "ads/a", "A queue has no room: give it one")
 
 
-async def test_groups_that_save_most_come_first_with_what_to_do(browser: Browser, folder: Path) -> None:
+async def test_recommend_report_sorts_groups_by_savings_and_shows_their_commands(
+    browser: Browser, folder: Path
+) -> None:
     await browser.open((folder / REPORT).as_uri())
     rows = "[...document.querySelectorAll('[aria-labelledby=groups] tbody tr')]"
     read = await browser.evaluate(f"{rows}.map(it => it.innerText)")
@@ -173,7 +174,7 @@ async def test_groups_that_save_most_come_first_with_what_to_do(browser: Browser
     assert "strategy: Sticky" in await browser.evaluate("document.querySelector('[aria-labelledby=apply]').innerText")
 
 
-async def test_plots_are_seen_and_say_in_words_what_they_show(browser: Browser, folder: Path) -> None:
+async def test_recommend_report_plots_are_visible_and_have_a_text_alternative(browser: Browser, folder: Path) -> None:
     await browser.open((folder / REPORT).as_uri())
     sizes = await browser.evaluate(
         "[...document.querySelectorAll('svg.plot, svg.bar, path.line')].map(it => {"
@@ -189,7 +190,9 @@ async def test_plots_are_seen_and_say_in_words_what_they_show(browser: Browser, 
     assert any(it.startswith(lag) and "with steady: " in it for it in told)
 
 
-async def test_a_screen_reader_finds_landmarks_headings_and_tables(browser: Browser, folder: Path) -> None:
+async def test_recommend_report_has_landmarks_headings_and_tables_for_screen_readers(
+    browser: Browser, folder: Path
+) -> None:
     await browser.open((folder / REPORT).as_uri())
     found = await browser.accessible()
     for role, name in (
@@ -210,7 +213,9 @@ async def test_a_screen_reader_finds_landmarks_headings_and_tables(browser: Brow
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_texts_stand_out_in_light_and_in_dark(browser: Browser, folder: Path, scheme: str) -> None:
+async def test_recommend_report_text_contrast_is_sufficient_in_light_and_dark(
+    browser: Browser, folder: Path, scheme: str
+) -> None:
     await browser.prefer(scheme)
     await browser.open((folder / REPORT).as_uri())
     await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
@@ -222,7 +227,7 @@ async def test_texts_stand_out_in_light_and_in_dark(browser: Browser, folder: Pa
 
 
 @pytest.mark.parametrize("width", [320, 400, 1280, 2000])
-async def test_nothing_is_wider_than_the_window(browser: Browser, folder: Path, width: int) -> None:
+async def test_recommend_report_fits_the_window_width(browser: Browser, folder: Path, width: int) -> None:
     await browser.size(width, 900)
     await browser.open((folder / REPORT).as_uri())
     await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
@@ -232,7 +237,7 @@ async def test_nothing_is_wider_than_the_window(browser: Browser, folder: Path, 
 # What may be strange.
 
 
-async def test_names_are_text_whatever_is_in_them(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
+async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
     rows = [
         a_result(EVIL, moves=100, strategy=EVIL),
         a_result(EVIL, "steady", moves=1, strategy=EVIL),
@@ -259,13 +264,13 @@ async def test_names_are_text_whatever_is_in_them(browser: Browser, spark: Spark
     ],
     ids=["nothing", "only recorded", "content", "all is free", "no cost now", "one group", "no hours"],
 )
-async def test_whatever_there_is_can_be_told(
+async def test_recommend_report_answers_for_every_kind_of_input(
     browser: Browser, spark: SparkSession, tmp_path: Path, rows: list[Row], words: str
 ) -> None:
     assert words in await see(browser, tmp_path / REPORT, a_report(spark, rows))
 
 
-async def test_a_group_without_points_or_with_gaps_is_shown(
+async def test_recommend_report_shows_groups_without_points_or_with_gaps(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = [*rolled(), *rolled("shop/parcels")]
@@ -277,7 +282,7 @@ async def test_a_group_without_points_or_with_gaps_is_shown(
 
 
 @pytest.mark.slow("the report of 10,000 groups")
-def test_10000_groups_make_a_report_of_less_than_2_mb(spark: SparkSession) -> None:
+def test_recommend_report_of_10000_groups_is_below_2_mb(spark: SparkSession) -> None:
     """Every group gains, all have plots' points, and long names; only as many rows as are shown leave Spark."""
     name = F.concat(F.lit("namespace-" + "n" * 50 + "/" + "x" * 190), F.col("id").cast("string"))
     groups = spark.range(10_000).select(name.alias("group"))
@@ -299,7 +304,7 @@ def test_10000_groups_make_a_report_of_less_than_2_mb(spark: SparkSession) -> No
     assert "And 9,800 more groups, 9,800 of which would gain." in text
 
 
-def test_a_line_has_so_many_points_and_keeps_its_peak(spark: SparkSession) -> None:
+def test_recommend_report_series_is_thinned_but_keeps_its_peak(spark: SparkSession) -> None:
     made = thinned(series(spark, rolled(), steps=1000))
     told = made.groupBy("policy").agg(F.count("*").alias("n"), F.max("lag").alias("lag")).collect()
     highest = {
@@ -313,7 +318,7 @@ def test_a_line_has_so_many_points_and_keeps_its_peak(spark: SparkSession) -> No
 # Plots and words by themselves.
 
 
-def test_a_plot_of_one_value_or_of_nothing_is_no_mistake() -> None:
+def test_recommend_report_plot_of_one_value_or_none_is_drawn() -> None:
     assert lines("Lag", []) == '<p class="none">Nothing is known of it.</p>'
     assert lines("Lag", [Line("now", "now", [(0, None), (1, float("nan"))])]).startswith("<p")
     for value in (0.0, 1.0, 1e-9, 1e15, 12345.6):
@@ -322,20 +327,20 @@ def test_a_plot_of_one_value_or_of_nothing_is_no_mistake() -> None:
         assert 2 <= drawn.count("text-anchor='end'") + drawn.count('text-anchor="end"') <= 8
 
 
-def test_marks_are_round_and_hold_all_values() -> None:
+def test_recommend_report_plot_ticks_are_round_and_cover_all_values() -> None:
     drawn = lines("Lag", [Line("now", "now", [(NOON + 600 * at, at * 7.0) for at in range(100)])])
     assert re.findall(r">([\d,.k]+)</text>", drawn) == ["0", "250", "500", "750"]
     assert re.findall(r">(\d\d:\d\d)</text>", drawn) == ["12:00", "18:00", "00:00"]
 
 
-def test_a_bar_is_as_long_as_its_sum_is_of_the_most() -> None:
+def test_recommend_report_bar_length_is_proportional_to_the_maximum() -> None:
     drawn = bar("Cost", [Segment("Moves", "moves", 30), Segment("Lag", "lag", 20), Segment("Idle", "idle", 0)], 200)
     assert re.findall(r'x="([\d.]+)" width="([\d.]+)"', drawn) == [("0.00", "15.00"), ("15.00", "10.00")]
     assert 'aria-label="Cost: Moves 30, Lag 20"' in drawn
     assert "nothing" in bar("Cost", [], 0)
 
 
-def test_figures_are_written_as_people_read_them() -> None:
+def test_recommend_report_formats_numbers_durations_and_percentages() -> None:
     told = [number(it) for it in (None, float("nan"), 0, 0.256, 3.4, 12.34, 123.4, 31_000, 1_234_567, -5)]
     assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
         "unknown | unknown | 0 | 0.26 | 3.4 | 12.3 | 123 | 31,000 | 1.23 M | -5"
@@ -354,7 +359,9 @@ def test_figures_are_written_as_people_read_them() -> None:
 
 
 @pytest.mark.slow("pictures of the report, for people to look at")
-async def test_pictures(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
+async def test_recommend_report_screenshot_has_a_plausible_size(
+    browser: Browser, spark: SparkSession, tmp_path: Path
+) -> None:
     """Draw the report; with ROTA_PICTURES=1 for the docs."""
     where = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
     rows = [*FLEET[:-2], *rolled("shop/stock", 3), *skewed("pay/fraud"), *content("shop/reports")]
@@ -368,5 +375,8 @@ async def test_pictures(browser: Browser, spark: SparkSession, tmp_path: Path) -
     policies = POLICIES | {"ring": policy_spec({"spec": {"strategy": "ConsistentHash"}})}
     await see(browser, tmp_path / REPORT, a_report(spark, rows, policies=policies, shown=3))
     await browser.size(1280, 2150)
+    assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the picture is cut off"
+    for group in ("shop/stock", "pay/fraud", "shop/reports", "ads/bids"):
+        assert group in await browser.evaluate("document.body.innerText")
     await browser.screenshot(where / "report.png")
     assert 50_000 < (where / "report.png").stat().st_size < 500_000

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.frames import frames
-from pipeline.test_timeline import a_plan, a_whole, an_act, local, told
+from pipeline.journal_lines import a_plan, a_whole, an_act, local, told
 from rota.pipeline.rollup import rollup
 from rota.records import journal_record
 
@@ -44,7 +44,7 @@ def rolled(spark: SparkSession) -> list[Row]:
     return rollup(frames(spark, HOUR)).orderBy("hour").collect()
 
 
-def test_an_hour_in_figures(rolled: list[Row]) -> None:
+def test_rollup_of_an_hour_has_each_expected_metric(rolled: list[Row]) -> None:
     row = rolled[0].asDict()
     assert row.pop("hour") == local(0)
     assert row.pop("imbalance") == pytest.approx((2 * 900 + 1 * 2700) / 3600)
@@ -70,7 +70,7 @@ def test_an_hour_in_figures(rolled: list[Row]) -> None:
     }
 
 
-def test_hours_with_a_break_are_told_to_be_incomplete(rolled: list[Row]) -> None:
+def test_rollup_marks_hours_with_missing_records_as_incomplete(rolled: list[Row]) -> None:
     assert [(row["hour"], row["complete"]) for row in rolled] == [
         (local(0), True),
         (local(3600), False),

@@ -21,7 +21,7 @@ print("told:", *map(spark.sparkContext.getConf().get, names[2:]), *map(spark.con
 """
 
 
-def test_what_spark_submit_is_given_counts_for_more_than_our_settings(tmp_path: Path) -> None:
+def test_spark_submit_settings_override_our_defaults(tmp_path: Path) -> None:
     program = tmp_path / "asks.py"
     program.write_text(ASKS)
     submit = Path(pyspark.__file__).parent / "bin/spark-submit"
@@ -31,7 +31,7 @@ def test_what_spark_submit_is_given_counts_for_more_than_our_settings(tmp_path: 
     assert "told: local[1] 3 UTC" in ran.stdout
 
 
-def test_what_is_small_is_shuffled_in_fewer_parts(
+def test_spark_shuffle_partitions_shrink_for_small_input_unless_set_by_the_user(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SETTINGS, PARTITIONS, "400")

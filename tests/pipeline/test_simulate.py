@@ -68,19 +68,19 @@ def simulation(found: Facts) -> Simulation:
     return simulated(found, POLICIES)
 
 
-def test_a_journal_is_written_in_the_operators_own_layout(journal: Path) -> None:
+def test_generate_writes_the_journal_in_the_operators_layout(journal: Path) -> None:
     assert [path.relative_to(journal).as_posix() for path in sorted(journal.rglob("*.*"))] == [
         "date=2025-11-21/00-generated-000000.jsonl",
         "date=2025-11-21/01-generated-000000.jsonl",
     ]
 
 
-def test_nothing_is_written_into_a_folder_that_has_something(spark: SparkSession, journal: Path) -> None:
+def test_generate_rejects_a_folder_that_is_not_empty(spark: SparkSession, journal: Path) -> None:
     with pytest.raises(ValueError, match=r"is not empty; give a folder that is, or is not there yet$"):
         generated(spark, 1, 1, 1, journal)
 
 
-def test_every_group_is_played_under_every_policy_and_those_in_force(simulation: Simulation) -> None:
+def test_simulate_replays_every_group_under_every_policy_and_the_recorded_ones(simulation: Simulation) -> None:
     assert simulation.results.schema.simpleString() == RESULTS.simpleString()
     assert simulation.series.schema.simpleString() == SERIES.simpleString()
     rows = simulation.results.collect()
@@ -93,7 +93,7 @@ def test_every_group_is_played_under_every_policy_and_those_in_force(simulation:
         assert re.search(problem, row["problem"]) if problem else row["problem"] is None
 
 
-def test_a_policy_that_cannot_be_used_is_told_beside_those_that_can_without_figures(simulation: Simulation) -> None:
+def test_simulate_reports_an_unusable_policy_with_its_reason_and_without_metrics(simulation: Simulation) -> None:
     rows = {row["policy"]: row for row in by_policy(simulation.results).collect()}
     assert {name: (row["groups"], row["problems"]) for name, row in rows.items()} == {
         name: (GROUPS, GROUPS if problem else 0) for name, problem in PROBLEMS.items()
@@ -109,7 +109,7 @@ def test_a_policy_that_cannot_be_used_is_told_beside_those_that_can_without_figu
     assert {row["policy"] for row in ranked} == {"recorded", "sticky"}
 
 
-def test_what_was_recorded_is_reproduced(simulation: Simulation) -> None:
+def test_simulate_of_recorded_policies_equals_a_direct_replay(simulation: Simulation) -> None:
     played = {row["group"]: row for row in simulation.results.where("policy = 'recorded'").collect()}
     for number in range(GROUPS):
         it = invented(number, SEED, HOURS)
@@ -120,12 +120,12 @@ def test_what_was_recorded_is_reproduced(simulation: Simulation) -> None:
         assert row["strategy"] == it.changes[0].policy.strategy
 
 
-def test_points_of_plots_are_those_of_each_run(simulation: Simulation) -> None:
+def test_simulate_series_has_six_points_an_hour_for_each_group_and_policy(simulation: Simulation) -> None:
     counted = simulation.series.groupBy("group", "policy").count().collect()
     assert {row["count"] for row in counted} == {HOURS * 6}
 
 
-def test_a_group_without_a_beginning_is_told_and_others_are_played(
+def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     [path, *_] = sorted(journal.glob("date=*/*.jsonl"))
@@ -145,7 +145,7 @@ def _is_whole(line: bytes, group: str) -> bool:
     return bool(told["kind"] == "owners" and told["group"] == group)
 
 
-def test_the_plan_gathers_nothing_in_one_place(simulation: Simulation) -> None:
+def test_spark_plan_has_no_single_partition_and_broadcasts_policies_only(simulation: Simulation) -> None:
     """What everybody is sent are the policies, however many groups there are."""
     lines = simulation.results._jdf.queryExecution().toString().splitlines()
     assert not [line for line in lines if "SinglePartition" in line or "Collect" in line]
@@ -154,7 +154,7 @@ def test_the_plan_gathers_nothing_in_one_place(simulation: Simulation) -> None:
     assert all("Scan ExistingRDD[policy#" in below for below in sent)
 
 
-def test_what_takes_long_is_begun_first_and_not_all_in_one_part(spark: SparkSession) -> None:
+def test_spark_partitions_of_large_groups_come_first_and_are_several(spark: SparkSession) -> None:
     told = [(f"shop/group-{number}", HEAVY + 1 if number % 10 == 9 else 1) for number in range(100)]
     groups = spark.createDataFrame(told, "group string, size long")
     tried = spark.createDataFrame([("a",), ("b",)], "policy string")

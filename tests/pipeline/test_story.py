@@ -22,18 +22,18 @@ def order(*facts: Membership | Offsets) -> list[tuple[float, int]]:
     return [((it.at - NOON).total_seconds(), getattr(it, "generation", 0)) for it in in_order(facts)]
 
 
-def test_a_leader_whose_clock_is_behind_writes_after_the_one_before_it() -> None:
+def test_replay_order_follows_generations_when_a_leaders_clock_is_behind() -> None:
     found = order(document(41, 0), document(42, 10), document(43, 7), document(44, 8), document(45, 20))
     assert found == [(0, 41), (10, 42), (10, 43), (10, 44), (20, 45)]
 
 
-def test_looks_stay_where_they_are() -> None:
+def test_replay_order_keeps_samples_at_their_own_time() -> None:
     assert order(document(42, 10), look(9), document(43, 7), look(11)) == [(9, 0), (10, 42), (10, 43), (11, 0)]
 
 
-def test_a_group_that_was_made_anew_begins_after_the_one_before_it() -> None:
+def test_replay_order_of_a_recreated_group_comes_after_the_previous_group() -> None:
     assert order(document(41, 0), document(1, 2), document(2, 3)) == [(0, 41), (2, 1), (3, 2)]
 
 
-def test_one_that_was_made_anew_while_nobody_looked_comes_after_it_too() -> None:
+def test_replay_order_of_a_group_recreated_unobserved_comes_after_the_previous_group() -> None:
     assert order(document(41, 0), document(5, 600), document(6, 700)) == [(0, 41), (600, 5), (700, 6)]

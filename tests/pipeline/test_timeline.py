@@ -1,7 +1,6 @@
 """Who held what when: a right history is clean, and each thing planted in one is found."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from builders import NOW, a_document, a_snapshot, a_view, obeying
 from pipeline.frames import frames
+from pipeline.journal_lines import Line, a_plan, a_whole, an_act, at, local, told
 from rota.model import Queue
 from rota.pipeline.chronicle import Chronicle
 from rota.pipeline.ingest import Facts
@@ -18,51 +18,6 @@ from rota.pipeline.schemas import INTERVALS, VIOLATIONS
 from rota.pipeline.timeline import intervals, violations
 from rota.planner import beginning, plan
 from rota.records import journal_record
-
-Line = dict[str, Any]
-EIGHT = datetime(2026, 11, 21, 8, tzinfo=UTC)
-
-
-def at(seconds: float) -> datetime:
-    return EIGHT + timedelta(seconds=seconds)
-
-
-def told(seconds: float) -> str:
-    return at(seconds).isoformat()
-
-
-def a_plan(group: str, generation: int, seconds: float, **changed: Any) -> Line:
-    given: Line = {
-        "strategy": "Sticky",
-        "reason": "MemberJoined",
-        "message": "",
-        "members": 2,
-        "queues": 1,
-        "held": None,
-    }
-    return journal_record("plan", group, told(seconds), generation=generation, **(given | changed))
-
-
-def an_act(group: str, generation: int, seconds: float, act: str, **changed: Any) -> Line:
-    """Return what was done to queue 0 of the only topic."""
-    given: Line = {"act": act, "proof": "Released", "state": "Releasing", "queues": {"t": {"a": "0"}}}
-    for party in ("from", "to"):
-        if party in changed:
-            given[f"{party}Uid"] = f"uid-{changed[party]}"
-    return journal_record("handover", group, told(seconds), generation=generation, **(given | changed))
-
-
-def a_whole(group: str, generation: int, seconds: float, unowned: str = "", **owned: str) -> Line:
-    """Return an owners record: whose each queue is."""
-    members = {
-        name: {"uid": f"uid-{name}", "standing": "Ready", "queues": {"t": {"a": queues}} if queues else {}}
-        for name, queues in owned.items()
-    }
-    given: Line = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None, "rules": {}}
-    free = {"t": {"a": unowned}} if unowned else {}
-    return journal_record(
-        "owners", group, told(seconds), generation=generation, members=members, releasing=[], unowned=free, **given
-    )
 
 
 def moved(group: str, **changed: Any) -> list[Line]:
@@ -161,7 +116,7 @@ def audited(spark: SparkSession) -> list[Row]:
 
 
 @pytest.mark.parametrize(("group", "expected"), [pytest.param(name, it, id=name) for name, _, it in planted()])
-def test_what_is_wrong_is_found_and_nothing_else(
+def test_timeline_finds_each_planted_violation_and_no_other(
     audited: list[Row], group: str, expected: list[tuple[Any, ...]]
 ) -> None:
     found = [it for it in audited if it["group"] == group]
@@ -171,12 +126,7 @@ def test_what_is_wrong_is_found_and_nothing_else(
     ]
 
 
-def local(seconds: float) -> datetime:
-    """Return a time as Spark hands it to Python: without a zone, in the machine's own."""
-    return at(seconds).astimezone().replace(tzinfo=None)
-
-
-def test_where_records_are_missing_nobody_knows(spark: SparkSession) -> None:
+def test_timeline_reports_ownership_as_unknown_where_records_are_missing(spark: SparkSession) -> None:
     facts = frames(spark, [*TORN, GAP])
     found = [(it["group"], it["kind"], it["since"], it["until"]) for it in violations(facts).collect()]
     assert sorted(found, key=str) == [
@@ -185,7 +135,7 @@ def test_where_records_are_missing_nobody_knows(spark: SparkSession) -> None:
     ]
 
 
-def test_who_held_what_when(spark: SparkSession) -> None:
+def test_timeline_intervals_list_the_owner_of_a_queue_over_time(spark: SparkSession) -> None:
     obeyed = {"member": "m2", "uid": "uid-m2", "queues": {"t": {"a": "0"}}}
     lines = [
         *moved("g"),
@@ -205,7 +155,7 @@ def test_who_held_what_when(spark: SparkSession) -> None:
     assertDataFrameEqual(intervals(frames(spark, lines)), spark.createDataFrame(rows, INTERVALS))
 
 
-def test_what_the_planner_tells_is_clean(spark: SparkSession) -> None:
+def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owners(spark: SparkSession) -> None:
     """One ended, one joins, queues are under way; what the owners are before it is told, too."""
     q = [Queue("orders", "a", number) for number in range(8)]
     document = a_document(members={"m1": q[:2], "m2": q[2:4]}, taken={q[4]: ("m2", "m1"), q[5]: ("m0", "m1")})
@@ -224,7 +174,7 @@ def test_what_the_planner_tells_is_clean(spark: SparkSession) -> None:
     assert held == expected | {queue.id: it.holder.name for queue, it in planned.document.releasing.items()}
 
 
-def test_hours_of_invented_groups_are_clean(spark: SparkSession) -> None:
+def test_timeline_of_synthetic_groups_has_no_violations(spark: SparkSession) -> None:
     facts = invented_facts(spark)
     assertDataFrameEqual(violations(facts), spark.createDataFrame([], VIOLATIONS))
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 import yaml
 
-from chart.charts import Helm, Refused, Rendered
-from chart.test_rendering import EVERYTHING, PROMETHEUS
+from chart.charts import EVERYTHING, PROMETHEUS, Helm, Refused, Rendered
 from ground.programs import KUBERNETES
 from release.work import Failed, Work, repack, sha256
 

@@ -14,8 +14,7 @@ from ground.instance import temporary
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
 from sidecar.conftest import QUICK, SHORT_LOCKS
-from sidecar.fleet import Fleet, a_fleet
-from sidecar.test_orderly import HURRIED
+from sidecar.fleet import HURRIED, SidecarFleet, a_fleet
 from sidecar.troubles import TROUBLES
 from soaking import soak
 
@@ -82,7 +81,7 @@ async def _lived(rocketmq: RocketMQ, folder: Path, random: Random, happened: lis
         return {"messages": len({number for number, _ in came}), "again": sum(many - 1 for many in came.values())}
 
 
-async def _begun(fleet: Fleet) -> None:
+async def _begun(fleet: SidecarFleet) -> None:
     names = [f"m{number}" for number in range(MEMBERS)]
     for place, name in enumerate(names):
         pod = await fleet.add(name)

@@ -30,7 +30,7 @@ BROKER, AT = "broker-0", "2026-11-21T08:00:00.000Z"
 PATIENCE = 60.0
 
 
-class Fleet:
+class SidecarFleet:
     """One group and its pods; `a_fleet` makes one."""
 
     def __init__(self, rocketmq: RocketMQ, site: Site, session: ClientSession, folder: Path) -> None:
@@ -358,7 +358,7 @@ class Fleet:
             assert not pod.complaints(), pod.complaints()[0]
 
 
-async def _has_group(fleet: Fleet, broker: str) -> bool:
+async def _has_group(fleet: SidecarFleet, broker: str) -> bool:
     """Make the group at a broker; one that has only just started may take its time."""
     try:
         await fleet.cluster.update_group(fleet.group, broker)
@@ -370,12 +370,12 @@ async def _has_group(fleet: Fleet, broker: str) -> bool:
 @asynccontextmanager
 async def a_fleet(
     rocketmq: RocketMQ, folder: Path, *, queues: int = 4, site: Site | None = None, **settings: Any
-) -> AsyncIterator[Fleet]:
+) -> AsyncIterator[SidecarFleet]:
     """Make a topic and a group of its own; what is set of `delivery.push` may be named `push`."""
     push = {"port": APP_PORT, **settings.pop("push", {})}
     delivery = {**settings.pop("delivery", {}), "push": push}
     async with ClientSession() as session:
-        fleet = Fleet(rocketmq, site or Site([rocketmq.name_server]), session, folder)
+        fleet = SidecarFleet(rocketmq, site or Site([rocketmq.name_server]), session, folder)
         fleet.settings = {"delivery": delivery, **settings}
         try:
             brokers = await fleet.cluster.brokers()
@@ -388,3 +388,15 @@ async def a_fleet(
             for pod in fleet.pods.values():
                 pod.end()
             await fleet.cluster.close()
+
+
+HURRIED = """
+from rota.sidecar import machine, shell
+for name in ("TRUST", "RENEWAL", "ASK_AGAIN", "KEPT", "HOLD", "LONGEST_PAUSE"):
+    setattr(machine, name, getattr(machine, name) / 10)
+shell.STOOD_STILL /= 5
+shell.BEAT_SECONDS /= 5
+import sys
+from rota.sidecar.__main__ import main
+sys.exit(main())
+"""

@@ -96,7 +96,7 @@ def port_of(runner: web.AppRunner) -> int:
     return int(runner.addresses[0][1])
 
 
-class Member:
+class MemoryMember:
     """A member; `a_member` makes one."""
 
     def __init__(self, folder: Path, memory: Memory, session: ClientSession, name: str = NAME) -> None:
@@ -229,12 +229,12 @@ async def turn(memory: Memory, clock: Clock, seconds: float) -> None:
 @asynccontextmanager
 async def a_member(
     folder: Path, memory: Memory | None = None, name: str = NAME, **settings: Any
-) -> AsyncIterator[Member]:
+) -> AsyncIterator[MemoryMember]:
     """Start a member that has no documents yet, at a cluster with a topic of four queues; end it if it was not."""
     memory = memory or Memory()
     await memory.create_topic(TOPIC, BROKER, 4)
     async with ClientSession() as session:
-        member = Member(folder / name, memory, session, name)
+        member = MemoryMember(folder / name, memory, session, name)
         member.settings |= settings
         app = await member.app.serve()
         member.port = port_of(app)

@@ -43,7 +43,7 @@ class Clock:
         return time.time() + self.ahead
 
 
-class Member:
+class ProcessMember:
     """A member and its app; `a_member` makes one."""
 
     def __init__(self, folder: Path, address: str, session: ClientSession) -> None:
@@ -199,10 +199,12 @@ class Member:
 
 
 @asynccontextmanager
-async def a_member(instance: Instance, folder: Path, *, queues: int = 1, **settings: Any) -> AsyncIterator[Member]:
+async def a_member(
+    instance: Instance, folder: Path, *, queues: int = 1, **settings: Any
+) -> AsyncIterator[ProcessMember]:
     """Run a member that works all queues of a topic, and its group's retries if it has any."""
     async with ClientSession() as session:
-        member = Member(folder, f"{instance.block}.3.{next(_numbers)}", session)
+        member = ProcessMember(folder, f"{instance.block}.3.{next(_numbers)}", session)
         await member.memory.create_topic(TOPIC, BROKER, queues)
         member.queues = await member.memory.queues(TOPIC)
         member.settings |= settings

@@ -10,22 +10,20 @@ from aiohttp import ClientConnectorError
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.sidecar import pull
-from sidecar.fleet import Fleet, a_fleet
+from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.in_process import event
 
 ASKING: dict[str, Any] = {"delivery": {"mode": "Pull", "pull": {"visibilityTimeout": "2s"}}}
 
 
-async def a_busy_pair(fleet: Fleet) -> None:
+async def a_busy_pair(fleet: SidecarFleet) -> None:
     for name, queues in (("a", [*fleet.queues[:2], fleet.retry]), ("b", fleet.queues[2:])):
         pod = await fleet.add(name)
         pod.rules({"seconds": 0.02})
         await fleet.give(**{name: queues})
 
 
-async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_twice(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_pull_handover_under_load_loses_and_repeats_no_message(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
@@ -42,7 +40,7 @@ async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_tw
         await fleet.check()
 
 
-async def listens(fleet: Fleet, url: str) -> bool:
+async def listens(fleet: SidecarFleet, url: str) -> bool:
     """Whether the sidecar can be asked for messages yet: a moment after its first report."""
     try:
         async with fleet.session.get(url):
@@ -51,12 +49,12 @@ async def listens(fleet: Fleet, url: str) -> bool:
         return False
 
 
-async def test_an_app_hears_which_queues_it_has(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_pull_assignments_stream_reports_assigned_and_revoked_queues(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
         pod, _ = await fleet.add("a"), await fleet.add("b")
         await fleet.give(a=fleet.queues)
         url = f"http://{pod.address}:{pull.PORT}/v1/assignments"
-        await soon(lambda: listens(fleet, url), 60)
+        await soon(lambda: listens(fleet, url))
         async with fleet.session.get(url) as stream:
             broker = fleet.queues[0].broker
             assert await event(stream) == ("assigned", {"queues": {fleet.topic: {broker: "0-3"}}, "generation": 1})
@@ -64,9 +62,7 @@ async def test_an_app_hears_which_queues_it_has(hurried: RocketMQ, tmp_path: Pat
             assert await event(stream) == ("revoked", {"queues": {fleet.topic: {broker: "2-3"}}, "generation": 2})
 
 
-async def test_what_is_refused_or_not_answered_comes_again_by_the_retry_topic(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_pull_nacked_or_unanswered_message_returns_by_the_retry_topic(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
         pod = await fleet.add("a")
         refused, silent = {"numbers": [5], "attempts": [1, 2], "status": 500}, {"numbers": [3], "attempts": [1]}
@@ -80,9 +76,7 @@ async def test_what_is_refused_or_not_answered_comes_again_by_the_retry_topic(
         await fleet.check()
 
 
-async def test_an_answer_that_came_in_time_to_a_sidecar_that_stood_still_counts(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_pull_ack_that_arrived_in_time_at_a_stalled_sidecar_counts(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
         pod = await fleet.add("a")
         pod.rules({"seconds": 1})
@@ -98,7 +92,7 @@ async def test_an_answer_that_came_in_time_to_a_sidecar_that_stood_still_counts(
         await fleet.check()
 
 
-async def test_who_is_killed_has_repeated_only_what_was_not_answered_or_not_committed(
+async def test_pull_crash_repeats_only_unacknowledged_or_uncommitted_messages(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path, **ASKING) as fleet:

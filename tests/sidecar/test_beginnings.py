@@ -11,7 +11,7 @@ import pytest
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from sidecar.fleet import Fleet, a_fleet
+from sidecar.fleet import SidecarFleet, a_fleet
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def filtering() -> Iterator[RocketMQ]:
         found.down()
 
 
-async def begun(fleet: Fleet) -> None:
+async def begun(fleet: SidecarFleet) -> None:
     """Start a member with all queues, and wait until it knows where each begins."""
     await fleet.add("a")
     await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -33,13 +33,13 @@ async def begun(fleet: Fleet) -> None:
         report = await fleet.hear("a")
         return report is not None and all(it.committed is not None for it in report.queues)
 
-    await soon(known, 60)
+    await soon(known)
 
 
 @pytest.mark.parametrize(
     ("position", "missed"), [("Latest", 20), ("Earliest", 0), ("Timestamp", 20)], ids=["latest", "earliest", "a time"]
 )
-async def test_a_new_group_begins_where_it_was_told(
+async def test_start_from_decides_which_messages_a_new_group_gets(
     rocketmq: RocketMQ, tmp_path: Path, position: str, missed: int
 ) -> None:
     async with a_fleet(rocketmq, tmp_path, startFrom={"position": position}) as fleet:
@@ -60,7 +60,7 @@ async def test_a_new_group_begins_where_it_was_told(
         assert fleet.done() == wanted
 
 
-async def test_only_messages_with_the_tags_are_delivered_and_offsets_pass_the_others(
+async def test_filter_by_tags_delivers_only_matching_messages_and_commits_past_the_others(
     rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
@@ -75,7 +75,7 @@ async def test_only_messages_with_the_tags_are_delivered_and_offsets_pass_the_ot
         assert {it.number for it in fleet.delivered()} == wanted
 
 
-async def test_a_filter_in_sql_is_applied_by_a_broker_that_takes_it(filtering: RocketMQ, tmp_path: Path) -> None:
+async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(filtering: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(filtering, tmp_path) as fleet:
         fleet.settings["subscriptions"] = [by_sql(fleet)]
         for number in range(40):
@@ -85,7 +85,7 @@ async def test_a_filter_in_sql_is_applied_by_a_broker_that_takes_it(filtering: R
         assert {it.number for it in fleet.delivered()} == {*range(30, 40)}
 
 
-async def test_a_broker_that_takes_no_sql_is_told_of_before_anything_is_read(
+async def test_filter_by_sql92_unsupported_by_the_broker_is_reported_before_joining(
     rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
@@ -97,15 +97,15 @@ async def test_a_broker_that_takes_no_sql_is_told_of_before_anything_is_read(
             report = await fleet.hear("a")
             return report.troubles.get("BrokerRefuses", "") if report else ""
 
-        assert "SQL92" in await soon(refused, 60)
+        assert "SQL92" in await soon(refused)
         assert not await fleet.cluster.clients(fleet.group, "broker-0")
         assert await pod.terminate() == 0
 
 
-def by_sql(fleet: Fleet) -> dict[str, Any]:
+def by_sql(fleet: SidecarFleet) -> dict[str, Any]:
     return {"topic": fleet.topic, "type": "SQL92", "expression": "price >= 30"}
 
 
-async def send(fleet: Fleet, number: int, properties: dict[str, str]) -> None:
+async def send(fleet: SidecarFleet, number: int, properties: dict[str, str]) -> None:
     queue = fleet.queues[number % len(fleet.queues)]
     await fleet.cluster.send(fleet.topic, b"%d" % number, properties, queue=queue)

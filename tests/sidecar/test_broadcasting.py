@@ -5,12 +5,14 @@ from collections import Counter
 from pathlib import Path
 
 from ground.rocketmq import RocketMQ
-from sidecar.fleet import BROKER, Fleet, a_fleet
+from sidecar.fleet import BROKER, SidecarFleet, a_fleet
 from sidecar.pods import Pod
 from sidecar.small_disk import a_small_disk, fill
 
 
-async def test_each_member_gets_everything_once_and_goes_on_where_it_was(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_broadcasting_member_gets_every_message_once_and_resumes_after_a_crash(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
     async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
         one, other = await fleet.add("a"), await fleet.add("b")
         fleet.show()
@@ -29,7 +31,7 @@ async def test_each_member_gets_everything_once_and_goes_on_where_it_was(hurried
         assert [pod.complaints() for pod in (one, other)] == [[], []]
 
 
-async def test_a_member_that_ends_well_repeats_nothing_and_one_that_is_new_begins_anew(
+async def test_broadcasting_restart_repeats_nothing_and_a_new_member_gets_every_message(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
@@ -46,7 +48,7 @@ async def test_a_member_that_ends_well_repeats_nothing_and_one_that_is_new_begin
         assert {*taken(fleet, pod).values(), *taken(fleet, fresh).values()} == {1}
 
 
-async def test_a_full_disk_keeps_no_message_back_and_what_was_kept_before_stays(
+async def test_broadcasting_on_a_full_disk_still_delivers_and_keeps_stored_offsets(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
@@ -75,7 +77,7 @@ async def test_a_full_disk_keeps_no_message_back_and_what_was_kept_before_stays(
             await all_kept(fleet, pod)
 
 
-async def all_taken(fleet: Fleet, *pods: Pod) -> None:
+async def all_taken(fleet: SidecarFleet, *pods: Pod) -> None:
     """Wait until each pod's app was done with all that the broker took."""
 
     def left() -> dict[str, list[int]]:
@@ -89,7 +91,7 @@ async def all_taken(fleet: Fleet, *pods: Pod) -> None:
         raise TimeoutError(f"of {len(fleet.sent)} messages these are not done: {left()}") from None
 
 
-async def all_kept(fleet: Fleet, pod: Pod) -> int:
+async def all_kept(fleet: SidecarFleet, pod: Pod) -> int:
     """Wait until a member's own offsets have everything behind them that its broker stored; return how many."""
     ends = await fleet.cluster.ends(fleet.topic, BROKER)
     stored = sum(it.last for it in ends.values())  # a send that failed may be among it, or not
@@ -97,12 +99,12 @@ async def all_kept(fleet: Fleet, pod: Pod) -> int:
     return stored
 
 
-def taken(fleet: Fleet, pod: Pod) -> Counter[int]:
+def taken(fleet: SidecarFleet, pod: Pod) -> Counter[int]:
     """Return how often a pod's app was done with each message."""
     return Counter(it.number for it in pod.deliveries(fleet.group, orderly=False) if it.done)
 
 
-def kept(fleet: Fleet, pod: Pod) -> int:
+def kept(fleet: SidecarFleet, pod: Pod) -> int:
     """Return how many messages a member's own offsets have behind them."""
     path = pod.state / fleet.group / f"{fleet.topic}.json"
     found = json.loads(path.read_text())["offsets"] if path.exists() else {}

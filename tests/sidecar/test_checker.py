@@ -270,16 +270,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("story", CLEAN.values(), ids=CLEAN)
-def test_a_clean_story_has_no_violation(story: Story) -> None:
+def test_checker_finds_no_violation_in_a_clean_history(story: Story) -> None:
     assert violations(story) == []
 
 
 @pytest.mark.parametrize(("story", "told"), BROKEN.values(), ids=BROKEN)
-def test_each_broken_promise_is_named(story: Story, told: str) -> None:
+def test_checker_names_each_broken_guarantee(story: Story, told: str) -> None:
     assert [it for it in violations(story) if told in it], violations(story)
 
 
-def test_a_dispute_excuses_no_message_that_is_lost_and_no_queue_that_was_not_forced() -> None:
+def test_checker_forced_grant_excuses_neither_lost_messages_nor_unforced_queues() -> None:
     story = a_story(d(6, 7, 0, queue=OTHER), d(6, 7, 0, "b", queue=OTHER), facts=FORCED)
     found = violations(replace(story, sent=[Sent(9, Q, 0)]))
     assert len([it for it in found if "without owning" in it]) == 2

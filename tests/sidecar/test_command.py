@@ -85,7 +85,7 @@ async def a_command(folder: Path, manifest: str = GROUP, *arguments: str) -> Asy
         await serving.cleanup()
 
 
-async def test_a_line_is_a_message_that_the_app_gets(tmp_path: Path) -> None:
+async def test_cli_sidecar_sends_each_input_line_as_a_message_to_the_app(tmp_path: Path) -> None:
     async with a_command(tmp_path) as command:
         command.say("orders first\nbills  a second one \n\n")
         await command.did("first", "a second one")
@@ -100,7 +100,7 @@ async def test_a_line_is_a_message_that_the_app_gets(tmp_path: Path) -> None:
         assert "Traceback" not in told
 
 
-async def test_what_cannot_be_sent_is_a_sentence_and_it_goes_on(tmp_path: Path) -> None:
+async def test_cli_sidecar_rejects_an_invalid_line_with_a_sentence_and_continues(tmp_path: Path) -> None:
     async with a_command(tmp_path, GROUP, "--broker", "memory") as command:
         command.say("payments one\norders\norders two\n")
         await command.did("two")
@@ -109,7 +109,7 @@ async def test_what_cannot_be_sent_is_a_sentence_and_it_goes_on(tmp_path: Path) 
         assert "has no body; write TOPIC BODY" in told
 
 
-async def test_where_nobody_writes_any_more_it_just_goes_on(tmp_path: Path) -> None:
+async def test_cli_sidecar_continues_after_the_end_of_its_input(tmp_path: Path) -> None:
     async with a_command(tmp_path) as command:
         command.say("orders the last")
         assert command.process.stdin
@@ -119,7 +119,7 @@ async def test_where_nobody_writes_any_more_it_just_goes_on(tmp_path: Path) -> N
         assert (await command.end())[0] == 0
 
 
-async def test_a_message_that_failed_comes_again_by_the_retry_queue(tmp_path: Path) -> None:
+async def test_cli_sidecar_redelivers_a_failed_message_by_the_retry_queue(tmp_path: Path) -> None:
     async def once(event: Event) -> int:
         return 500 if event.attempt == 1 else 204
 
@@ -130,7 +130,7 @@ async def test_a_message_that_failed_comes_again_by_the_retry_queue(tmp_path: Pa
         assert [it.attempt for it in command.app.heard] == [1, 2]
 
 
-async def test_who_does_not_want_to_wait_for_the_app_ends_it_a_second_time(tmp_path: Path) -> None:
+async def test_cli_sidecar_second_interrupt_stops_it_without_waiting_for_the_app(tmp_path: Path) -> None:
     async def never(_: Event) -> int:
         await asyncio.Event().wait()
         return 204
@@ -159,7 +159,7 @@ def report(port: int) -> str:
 
 
 @pytest.mark.parametrize("model", ["Clustering", "Broadcasting"])
-async def test_the_member_has_every_queue(tmp_path: Path, model: str) -> None:
+async def test_cli_sidecar_member_owns_every_queue(tmp_path: Path, model: str) -> None:
     async with a_command(tmp_path, GROUP + f"  messageModel: {model}\n") as command:
         await command.ready()
         wanted = {"orders": {"memory": "0-3"}, "bills": {"memory": "0-3"}}
@@ -185,7 +185,9 @@ async def test_the_member_has_every_queue(tmp_path: Path, model: str) -> None:
         (GROUP, ["--port", "0"], "Invalid value for '--port'"),
     ],
 )
-async def test_a_mistake_is_one_sentence(tmp_path: Path, manifest: str, arguments: list[str], told: str) -> None:
+async def test_cli_sidecar_input_mistake_is_reported_in_one_sentence(
+    tmp_path: Path, manifest: str, arguments: list[str], told: str
+) -> None:
     async with a_command(tmp_path, manifest, *arguments) as command:
         _, errors = await command.process.communicate()
         assert command.process.returncode == 2
@@ -193,7 +195,7 @@ async def test_a_mistake_is_one_sentence(tmp_path: Path, manifest: str, argument
         assert "Traceback" not in errors.decode()
 
 
-async def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+async def test_cli_sidecar_missing_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
     process = await start("--group", str(tmp_path / "none.yaml"))
     _, errors = await process.communicate()
     assert (process.returncode, errors.decode()) == (
@@ -202,7 +204,7 @@ async def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     )
 
 
-async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+async def test_cli_sidecar_port_in_use_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -215,7 +217,7 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
             assert "Traceback" not in errors.decode()
 
 
-async def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cli_sidecar_removes_its_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -226,7 +228,7 @@ async def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [*temporary.iterdir()] == []
 
 
-async def test_a_real_broker_is_found_by_its_name_server_and_topics_that_come_later_are_worked_too(
+async def test_cli_sidecar_finds_a_broker_by_name_server_and_consumes_topics_created_later(
     rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     topics = [f"{name}-{secrets.token_hex(3)}" for name in ("orders", "bills")]

@@ -8,11 +8,11 @@ from pathlib import Path
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.documents import PLAIN, Share, read_assignment, write_assignment
-from sidecar.fleet import Fleet, a_fleet
+from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.small_disk import a_small_disk, fill
 
 
-async def test_documents_that_are_torn_old_changed_or_gone_change_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -48,7 +48,7 @@ async def test_documents_that_are_torn_old_changed_or_gone_change_nothing(rocket
         await fleet.check()
 
 
-async def still_works(fleet: Fleet, held: object) -> None:
+async def still_works(fleet: SidecarFleet, held: object) -> None:
     await fleet.send(8)
     await fleet.all_done()
     report = await fleet.hear("a")
@@ -56,7 +56,7 @@ async def still_works(fleet: Fleet, held: object) -> None:
     assert report.held == held
 
 
-async def test_a_document_that_gives_the_queues_to_another_pod_of_its_name_means_nothing_to_hold(
+async def test_document_for_another_pod_of_the_same_name_or_no_pod_assigns_no_queues(
     rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
@@ -82,7 +82,7 @@ async def test_a_document_that_gives_the_queues_to_another_pod_of_its_name_means
         await fleet.check()
 
 
-async def test_a_restarted_sidecar_takes_nothing_up_by_an_older_document(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_restart_with_an_older_document_takes_no_queues(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         await fleet.give(a=fleet.queues)
@@ -104,9 +104,7 @@ async def test_a_restarted_sidecar_takes_nothing_up_by_an_older_document(rocketm
         await fleet.check()
 
 
-async def test_a_generation_that_cannot_be_put_on_the_disk_is_not_obeyed_until_it_can(
-    rocketmq: RocketMQ, tmp_path: Path
-) -> None:
+async def test_disk_full_defers_a_new_generation_until_it_can_be_stored(rocketmq: RocketMQ, tmp_path: Path) -> None:
     first, second = 2, 3
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
@@ -144,7 +142,7 @@ async def test_a_generation_that_cannot_be_put_on_the_disk_is_not_obeyed_until_i
         await fleet.check()
 
 
-async def test_a_sidecar_ends_when_it_is_asked_to_also_with_a_full_disk(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_disk_full_does_not_prevent_termination_of_the_sidecar(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         pod.kill_sidecar()
@@ -164,7 +162,7 @@ async def test_a_sidecar_ends_when_it_is_asked_to_also_with_a_full_disk(rocketmq
         await fleet.check()
 
 
-async def soon_in_trouble(fleet: Fleet) -> None:
+async def soon_in_trouble(fleet: SidecarFleet) -> None:
     async def told() -> bool:
         report = await fleet.hear("a")
         return bool(report and "StateNotWritten" in report.troubles)

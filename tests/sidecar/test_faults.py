@@ -9,12 +9,12 @@ from pathlib import Path
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.model import Queue
-from sidecar.fleet import Fleet, a_fleet
+from sidecar.fleet import SidecarFleet, a_fleet
 
 STOPPED_SECONDS = 41  # longer than a loop may stand still, a trust in locks lasts and a lost member is waited for
 
 
-async def a_busy_pair(fleet: Fleet) -> None:
+async def a_busy_pair(fleet: SidecarFleet) -> None:
     """Start two pods with two queues each, whose apps take a moment for everything."""
     for name, queues in (("a", [*fleet.queues[:2], fleet.retry]), ("b", fleet.queues[2:])):
         pod = await fleet.add(name)
@@ -22,9 +22,7 @@ async def a_busy_pair(fleet: Fleet) -> None:
         await fleet.give(**{name: queues})
 
 
-async def test_a_sidecar_that_is_killed_and_restarted_repeats_only_what_was_not_committed(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_crash_of_the_sidecar_repeats_only_uncommitted_messages(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
@@ -39,9 +37,7 @@ async def test_a_sidecar_that_is_killed_and_restarted_repeats_only_what_was_not_
         await fleet.check()
 
 
-async def test_an_app_that_is_killed_has_repeated_only_what_it_had_not_answered(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_crash_of_the_app_repeats_only_unanswered_messages(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
@@ -55,9 +51,7 @@ async def test_an_app_that_is_killed_has_repeated_only_what_it_had_not_answered(
         await fleet.check()
 
 
-async def test_an_app_that_dies_of_a_message_gets_it_again_by_the_retry_topic(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_crash_of_the_app_on_a_message_returns_it_by_the_retry_topic(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
         pod = await fleet.add("a")
         pod.rules({"numbers": [7], "attempts": [1], "act": "die"})
@@ -73,7 +67,9 @@ async def test_an_app_that_dies_of_a_message_gets_it_again_by_the_retry_topic(
         await fleet.check()
 
 
-async def test_a_pod_that_ends_at_once_leaves_its_queues_to_another_one(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_failover_moves_queues_of_an_abruptly_terminated_pod_to_another(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
@@ -88,7 +84,7 @@ async def test_a_pod_that_ends_at_once_leaves_its_queues_to_another_one(hurried:
         await fleet.check()
 
 
-async def test_where_ten_were_read_and_eight_committed_two_come_twice(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_failover_after_ten_deliveries_and_eight_committed_repeats_two(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, queues=1) as fleet:
         pod, _ = await fleet.add("a"), await fleet.add("b")
         numbers = await fleet.send(10)
@@ -109,7 +105,7 @@ async def test_where_ten_were_read_and_eight_committed_two_come_twice(hurried: R
         await fleet.check()
 
 
-async def test_queues_of_a_topic_that_is_not_subscribed_to_any_more_are_dropped_and_others_go_on(
+async def test_topic_removed_from_the_subscriptions_is_dropped_while_others_continue(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
@@ -132,7 +128,7 @@ async def test_queues_of_a_topic_that_is_not_subscribed_to_any_more_are_dropped_
         await fleet.all_committed()
 
 
-async def test_a_sidecar_that_stood_still_while_its_queues_were_given_away_reads_its_document_first(
+async def test_forced_grant_makes_a_stalled_sidecar_reread_its_document_before_delivering(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
@@ -156,7 +152,7 @@ async def test_a_sidecar_that_stood_still_while_its_queues_were_given_away_reads
         await fleet.check()
 
 
-async def test_an_answer_that_came_in_time_to_a_sidecar_that_stood_still_counts(
+async def test_push_response_that_arrived_in_time_at_a_stalled_sidecar_counts(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path, push={"timeout": "2s"}) as fleet:
@@ -174,7 +170,7 @@ async def test_an_answer_that_came_in_time_to_a_sidecar_that_stood_still_counts(
         await fleet.check()
 
 
-async def test_a_broker_that_is_killed_and_comes_back_elsewhere_is_found_and_told_what_it_forgot(
+async def test_broker_failure_and_restart_elsewhere_recommits_the_lost_offsets(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
@@ -201,12 +197,12 @@ async def test_a_broker_that_is_killed_and_comes_back_elsewhere_is_found_and_tol
         await fleet.check()
 
 
-async def unreachable(fleet: Fleet) -> bool:
+async def unreachable(fleet: SidecarFleet) -> bool:
     report = await fleet.hear("a")
     return bool(report and report.brokers.get("broker-0") is False)
 
 
-async def test_without_a_name_server_consumption_goes_on(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_name_server_outage_does_not_stop_consumption(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():

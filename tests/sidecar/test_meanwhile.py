@@ -20,7 +20,7 @@ from rota.sidecar import endings, machine, post, push, shell, sources
 from rota.sidecar.local import Local
 from rota.sidecar.machine import State
 from rota.sidecar.notes import Notes, Offsets
-from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, Member, a_member, port_of
+from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, MemoryMember, a_member, port_of
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 
@@ -37,7 +37,7 @@ def texts(many: int) -> list[str]:
     return [str(number) for number in range(many)]
 
 
-async def busy_with_the_first_of_ten(member: Member, gate: Gate) -> None:
+async def busy_with_the_first_of_ten(member: MemoryMember, gate: Gate) -> None:
     member.app.answer = gate
     member.settings["delivery"] = {"push": {"concurrency": 1}}
     await member.obeys([FIRST])
@@ -45,7 +45,7 @@ async def busy_with_the_first_of_ten(member: Member, gate: Gate) -> None:
     await member.until(lambda it: it.inflight == 1)
 
 
-async def committed(member: Member, offset: int) -> None:
+async def committed(member: MemoryMember, offset: int) -> None:
     async def so() -> bool:
         return member.offset(0) == offset
 
@@ -67,7 +67,7 @@ async def wrong(_: Event) -> int:
 
 
 @pytest.mark.parametrize("forced", [True, False], ids=["one that stood still is overruled", "an Immediate group"])
-async def test_who_lost_a_queue_does_not_put_its_offset_back(tmp_path: Path, forced: bool) -> None:  # noqa: FBT001
+async def test_offset_is_not_put_back_by_a_member_that_lost_the_queue(tmp_path: Path, forced: bool) -> None:  # noqa: FBT001
     memory, gate = Memory(), Gate()
     async with a_member(tmp_path, memory) as one, a_member(tmp_path, memory, "b") as other:
         await busy_with_the_first_of_ten(one, gate)
@@ -83,7 +83,9 @@ async def test_who_lost_a_queue_does_not_put_its_offset_back(tmp_path: Path, for
         assert one.offset(0) == 10
 
 
-async def test_what_is_done_is_committed_with_the_next_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_offset_of_finished_messages_is_committed_with_the_next_pull(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shell, "COMMIT_SECONDS", 3600.0)
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
@@ -93,7 +95,7 @@ async def test_what_is_done_is_committed_with_the_next_pull(tmp_path: Path, monk
             await committed(member, done)
 
 
-async def test_a_reset_that_a_pull_has_put_back_holds_with_the_next_one(
+async def test_offset_reset_overwritten_by_a_pull_is_restored_by_the_next_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, gate, taken = Memory(), Gate(), list[int | None]()
@@ -119,7 +121,7 @@ async def test_a_reset_that_a_pull_has_put_back_holds_with_the_next_one(
         gate.opens.set()
 
 
-async def test_what_a_pull_took_along_does_not_put_back_what_is_committed_when_the_queue_is_given_up(
+async def test_offset_sent_with_a_slow_pull_does_not_undo_the_commit_at_queue_release(
     tmp_path: Path,
 ) -> None:
     under_way, lands, gate = asyncio.Event(), asyncio.Event(), Gate()
@@ -158,7 +160,7 @@ async def test_what_a_pull_took_along_does_not_put_back_what_is_committed_when_t
         assert member.offset(0) == 2
 
 
-async def test_a_queue_whose_first_offset_is_under_way_is_not_released_before_it_is_there(tmp_path: Path) -> None:
+async def test_queue_release_waits_for_the_first_offset_commit_in_progress(tmp_path: Path) -> None:
     under_way, lands = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryConsumer):
@@ -179,7 +181,7 @@ async def test_a_queue_whose_first_offset_is_under_way_is_not_released_before_it
         assert member.offset(0) == 0
 
 
-async def test_a_delivery_that_ends_after_its_lock_ran_out_has_ended(
+async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
@@ -204,7 +206,7 @@ async def test_a_delivery_that_ends_after_its_lock_ran_out_has_ended(
 
 
 @pytest.mark.parametrize("still", [False, True])
-async def test_what_waits_for_a_connection_is_sent_unless_its_queue_went_while_the_process_stood_still(
+async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
 ) -> None:
     connected, asked, gate = post.Post._connected, asyncio.Event(), Gate()
@@ -233,7 +235,7 @@ async def test_what_waits_for_a_connection_is_sent_unless_its_queue_went_while_t
         assert [it.attempt for it in member.app.heard] == [1]
 
 
-async def test_the_disk_is_written_by_one_at_a_time_whoever_stops_waiting(
+async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep, inside, most = Offsets.keep, [0], [0]
@@ -259,7 +261,7 @@ async def test_the_disk_is_written_by_one_at_a_time_whoever_stops_waiting(
 # Documents.
 
 
-async def test_what_is_taken_away_has_the_time_that_is_told_beside_it(tmp_path: Path) -> None:
+async def test_drain_timeout_published_with_a_revocation_applies_to_it(tmp_path: Path) -> None:
     gate = Gate()
     async with a_member(tmp_path) as member:
         member.drain_timeout = 0.05
@@ -273,7 +275,7 @@ async def test_what_is_taken_away_has_the_time_that_is_told_beside_it(tmp_path: 
         await member.until(lambda it: not it.working)
 
 
-async def test_a_topic_that_unreadable_settings_do_not_name_is_tried_until_they_can_be_read(tmp_path: Path) -> None:
+async def test_topic_assigned_under_unreadable_settings_is_consumed_once_they_are_readable(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         await member.memory.create_topic("bills", BROKER, 1)
@@ -287,7 +289,7 @@ async def test_a_topic_that_unreadable_settings_do_not_name_is_tried_until_they_
         await member.did("1")
 
 
-async def test_who_has_left_joins_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = push.Push.close
 
     def full(_: Notes) -> None:
@@ -310,7 +312,9 @@ async def test_who_has_left_joins_no_more(tmp_path: Path, monkeypatch: pytest.Mo
 # What is told.
 
 
-async def test_who_never_reached_a_broker_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broker_that_was_never_reached_is_reported_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rota.sidecar.health.UNREACHABLE", 0.1)
     async with a_member(tmp_path) as member:
         await member.obeys([])
@@ -320,7 +324,7 @@ async def test_who_never_reached_a_broker_says_so(tmp_path: Path, monkeypatch: p
         assert not await member.ready()
 
 
-async def test_one_dead_letter_of_a_batch_is_counted_as_one(tmp_path: Path) -> None:
+async def test_dead_letter_of_a_batch_is_counted_once(tmp_path: Path) -> None:
     async def answer(asked: web.Request) -> web.Response:
         bodies = [b64decode(it["data_base64"]) for it in json.loads(await asked.read())]
         return web.Response(status=422 if b"2" in bodies else 204)
@@ -340,7 +344,7 @@ async def test_one_dead_letter_of_a_batch_is_counted_as_one(tmp_path: Path) -> N
     await runner.cleanup()
 
 
-async def test_a_last_attempt_that_fails_is_counted_as_a_dead_letter(tmp_path: Path) -> None:
+async def test_dead_letter_is_counted_when_the_last_attempt_fails(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"retry": {"maxAttempts": 1}}) as member:
         member.app.answer = wrong
         await member.send("1", queue=0)
@@ -349,7 +353,7 @@ async def test_a_last_attempt_that_fails_is_counted_as_a_dead_letter(tmp_path: P
         assert await counts(member) == {"dead": 1}
 
 
-async def test_what_its_broker_never_takes_back_is_tried_here_with_its_attempts_counted_and_told(
+async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def third(event: Event) -> int:
@@ -369,7 +373,7 @@ async def test_what_its_broker_never_takes_back_is_tried_here_with_its_attempts_
         assert (await member.report()).troubles == {}
 
 
-async def test_what_its_broker_never_takes_back_is_told_no_more_once_the_group_is_set_behind_it(
+async def test_retry_rejected_by_the_broker_is_not_reported_after_a_reset_past_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
@@ -383,7 +387,7 @@ async def test_what_its_broker_never_takes_back_is_told_no_more_once_the_group_i
         await member.until(lambda it: it.troubles == {})
 
 
-async def counts(member: Member) -> dict[str, int]:
+async def counts(member: MemoryMember) -> dict[str, int]:
     """Return the messages that are counted, by what came of them."""
     lines = [it.split() for it in (await member.ask("/metrics"))[1].splitlines() if "messages_total{" in it]
     return {told.partition('outcome="')[2].rstrip('"}'): int(count) for told, count in lines}

@@ -23,7 +23,7 @@ from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq import requests
 from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
 from rota.model import Queue
-from sidecar.fleet import Fleet, a_fleet
+from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.pods import APP_PORT, Pod
 
 MEBIBYTE = 2**20
@@ -132,7 +132,7 @@ async def send(cluster: Cluster, queues: Sequence[Queue], messages: Iterable[Sen
 @asynccontextmanager
 async def attacked(
     hurried: RocketMQ, folder: Path, messages: Sequence[Sent], app: App
-) -> AsyncIterator[tuple[Fleet, Pod, MemoryLimit]]:
+) -> AsyncIterator[tuple[SidecarFleet, Pod, MemoryLimit]]:
     """Have messages wait at the broker for a sidecar with 256 MiB, and start that."""
     try:
         container = MemoryLimit(folder.name, LIMIT_BYTES)

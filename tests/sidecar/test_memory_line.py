@@ -9,7 +9,7 @@ from rota.brokers import MESSAGE_OVERHEAD_BYTES
 from rota.brokers.memory import BROKER
 from rota.model import Queue
 from rota.sidecar import shell
-from sidecar.in_memory import TOPIC, Event, Gate, Member, a_member
+from sidecar.in_memory import TOPIC, Event, Gate, MemoryMember, a_member
 
 FIRST, SECOND, THIRD = (Queue(TOPIC, BROKER, number) for number in range(3))
 BUDGET_BYTES = 400_000
@@ -34,7 +34,7 @@ class Hangs:
         return await self.gate(event) if event.body == LARGE else 204
 
 
-async def refused(member: Member, number: int) -> None:
+async def refused(member: MemoryMember, number: int) -> None:
     """Wait until so many pulls found no memory for their first message."""
 
     async def so() -> bool:
@@ -43,12 +43,12 @@ async def refused(member: Member, number: int) -> None:
     await soon(so)
 
 
-async def no_memory(member: Member) -> int:
+async def no_memory(member: MemoryMember) -> int:
     lines = (await member.ask("/metrics"))[1].splitlines()
     return sum(int(line.rpartition(" ")[2]) for line in lines if 'outcome="no_memory"' in line)
 
 
-async def has_hung(member: Member) -> Hangs:
+async def has_hung(member: MemoryMember) -> Hangs:
     """Have the app hang on a large message of the first queue."""
     member.app.answer = app = Hangs()
     await member.obeys([FIRST, SECOND, THIRD])
@@ -57,7 +57,7 @@ async def has_hung(member: Member) -> Hangs:
     return app
 
 
-async def test_memory_that_a_delivery_frees_lets_a_queue_go_on_that_waits(tmp_path: Path) -> None:
+async def test_memory_freed_by_a_delivery_lets_a_waiting_queue_continue(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         app = await has_hung(member)
         await member.send(MIDDLE, queue=1)
@@ -68,7 +68,7 @@ async def test_memory_that_a_delivery_frees_lets_a_queue_go_on_that_waits(tmp_pa
         assert await no_memory(member) == 1  # it asked the broker once, and waited
 
 
-async def test_memory_that_a_queue_frees_which_goes_lets_another_go_on_that_waits(tmp_path: Path) -> None:
+async def test_memory_freed_by_a_released_queue_lets_a_waiting_queue_continue(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         member.drain_timeout = 0.1
         await has_hung(member)
@@ -78,7 +78,7 @@ async def test_memory_that_a_queue_frees_which_goes_lets_another_go_on_that_wait
         await member.did(MIDDLE)
 
 
-async def test_memory_that_is_reserved_for_a_queue_which_goes_lets_another_go_on(tmp_path: Path) -> None:
+async def test_memory_reserved_for_a_released_queue_lets_another_queue_continue(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         app = await has_hung(member)
         await member.send(LARGE, queue=1)
@@ -106,7 +106,7 @@ async def test_memory_is_given_to_a_large_message_before_later_ones(tmp_path: Pa
         assert member.app.done == [LARGE, LARGE, *later]
 
 
-async def test_large_messages_that_are_never_finished_do_not_delay_small_ones(tmp_path: Path) -> None:
+async def test_memory_held_by_unfinished_large_messages_does_not_delay_small_ones(tmp_path: Path) -> None:
     large = "l" * 180_000  # two of them and a share of 66,666 are more than there is
 
     async def hangs(event: Event) -> int:
@@ -141,7 +141,7 @@ async def test_memory_of_all_queues_together_stays_within_the_budget(tmp_path: P
         assert member.sidecar.memory_budget.used_bytes == 0
 
 
-async def test_memory_for_a_message_larger_than_all_of_it_is_there_once_nothing_is_held(tmp_path: Path) -> None:
+async def test_memory_admits_a_message_larger_than_the_budget_once_nothing_is_held(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST, SECOND])
         bodies = [f"{number}" + "x" * 2 * BUDGET_BYTES for number in range(4)]
@@ -150,7 +150,7 @@ async def test_memory_for_a_message_larger_than_all_of_it_is_there_once_nothing_
         await member.did(*bodies, *(SMALL + str(number) for number in range(4)))
 
 
-async def test_memory_settings_hold_for_the_next_pull_without_joining_anew(tmp_path: Path) -> None:
+async def test_memory_limit_per_message_changes_with_the_settings_at_runtime(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         member.settings["delivery"] = {"buffer": {"mebibytesPerMessage": 1}}

@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ground.rocketmq import RocketMQ
-from sidecar.fleet import Fleet, a_fleet
+from sidecar.fleet import HURRIED, SidecarFleet, a_fleet
 
-HURRIED = """
-from rota.sidecar import machine, shell
-for name in ("TRUST", "RENEWAL", "ASK_AGAIN", "KEPT", "HOLD", "LONGEST_PAUSE"):
-    setattr(machine, name, getattr(machine, name) / 10)
-shell.STOOD_STILL /= 5
-shell.BEAT_SECONDS /= 5
-import sys
-from rota.sidecar.__main__ import main
-sys.exit(main())
-"""
 # The same, and the wall clock goes by what a file says: so many seconds wrong.
 MISLED = f"""
 import os, time
@@ -36,7 +26,7 @@ STOPPED_SECONDS = 10  # longer than the broker keeps a lock
 ORDERLY: dict[str, Any] = {"ordering": "Orderly", "push": {"timeout": "2s"}}
 
 
-async def an_orderly_pair(fleet: Fleet, program: str = HURRIED) -> None:
+async def an_orderly_pair(fleet: SidecarFleet, program: str = HURRIED) -> None:
     fleet.program = ("-c", program)
     for name, queues in (("a", fleet.queues[:2]), ("b", fleet.queues[2:])):
         pod = await fleet.add(name)
@@ -44,7 +34,7 @@ async def an_orderly_pair(fleet: Fleet, program: str = HURRIED) -> None:
         await fleet.give(**{name: queues})
 
 
-async def test_order_is_kept_through_handovers_under_load(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_orderly_handover_under_load_keeps_the_order(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():
@@ -62,7 +52,7 @@ async def test_order_is_kept_through_handovers_under_load(hurried: RocketMQ, tmp
         await fleet.check()
 
 
-async def test_what_fails_is_tried_in_place_and_all_behind_it_waits(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_orderly_failed_message_is_retried_in_place_before_later_ones(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         for pod in fleet.pods.values():
@@ -75,7 +65,9 @@ async def test_what_fails_is_tried_in_place_and_all_behind_it_waits(hurried: Roc
         await fleet.check()
 
 
-async def test_a_queue_is_given_up_while_its_message_is_tried_in_place(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_orderly_queue_is_released_while_its_message_is_retried_in_place(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         stuck = fleet.queues[0]
@@ -88,7 +80,7 @@ async def test_a_queue_is_given_up_while_its_message_is_tried_in_place(hurried: 
         await fleet.check()
 
 
-async def test_a_pod_that_is_gone_has_its_locks_given_back_in_its_name(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_orderly_locks_of_a_terminated_pod_are_released_on_its_behalf(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():
@@ -108,7 +100,7 @@ async def test_a_pod_that_is_gone_has_its_locks_given_back_in_its_name(hurried: 
         await fleet.check()
 
 
-async def test_a_sidecar_that_is_killed_and_restarted_goes_on_in_order(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_orderly_crash_and_restart_of_the_sidecar_keeps_the_order(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():
@@ -122,9 +114,7 @@ async def test_a_sidecar_that_is_killed_and_restarted_goes_on_in_order(hurried: 
         await fleet.check()
 
 
-async def test_no_two_members_work_a_queue_though_one_stands_still_and_is_overruled(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_orderly_forced_grant_never_lets_two_members_consume_a_queue(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         one, other = fleet.pods["a"], fleet.pods["b"]
@@ -145,7 +135,7 @@ async def test_no_two_members_work_a_queue_though_one_stands_still_and_is_overru
         await fleet.check()
 
 
-async def test_a_clock_that_leaps_changes_nothing(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_orderly_consumption_is_unaffected_by_wall_clock_jumps(hurried: RocketMQ, tmp_path: Path) -> None:
     said = tmp_path / "wrong-by"
     said.write_text("0")
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
@@ -167,9 +157,7 @@ async def test_a_clock_that_leaps_changes_nothing(hurried: RocketMQ, tmp_path: P
         await fleet.check()
 
 
-async def test_order_is_kept_when_the_broker_restarts_and_has_forgotten_its_locks(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_orderly_broker_crash_that_loses_the_locks_keeps_the_order(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ground.poll import PATIENCE_SECONDS
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
 from rota.documents import read_report
 from rota.model import Queue
@@ -16,7 +17,7 @@ from sidecar.in_memory import TOPIC, UID, Event, a_member
 FIRST = Queue(TOPIC, BROKER, 0)
 
 
-async def test_the_report_is_what_the_operator_reads(tmp_path: Path) -> None:
+async def test_report_of_the_sidecar_is_readable_by_the_operator(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         queues = await member.queues()
         await member.obeys(queues)
@@ -32,7 +33,7 @@ async def test_the_report_is_what_the_operator_reads(tmp_path: Path) -> None:
         assert found.troubles == {}
 
 
-async def test_who_knows_the_report_waits_until_it_has_another_revision(tmp_path: Path) -> None:
+async def test_report_long_poll_waits_for_another_revision(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         known = (await member.obeys([FIRST])).revision
         asking = asyncio.create_task(member.ask(f"/v1/report?after={known}&wait=30s"))
@@ -44,7 +45,7 @@ async def test_who_knows_the_report_waits_until_it_has_another_revision(tmp_path
         assert (report.generation, report.revision > known) == (2, True)
 
 
-async def test_a_trouble_is_news(tmp_path: Path) -> None:
+async def test_report_long_poll_returns_when_a_problem_occurs(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         known = (await member.obeys([FIRST])).revision
         asking = asyncio.create_task(member.ask(f"/v1/report?after={known}&wait=30s"))
@@ -60,10 +61,10 @@ async def missing(_: Event) -> int:
 
 
 @pytest.mark.parametrize("after", ["", "0", "999999", "999999999999999999"])
-async def test_who_knows_another_report_or_none_is_answered_at_once(tmp_path: Path, after: str) -> None:
+async def test_report_request_with_another_or_no_revision_is_answered_at_once(tmp_path: Path, after: str) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await member.ask(f"/v1/report?after={after}&wait=30s"))[0] == 200
 
 
@@ -71,7 +72,7 @@ async def test_who_knows_another_report_or_none_is_answered_at_once(tmp_path: Pa
     "query",
     ["after=x", "after=-1", "after=1.5", "after=%D9%A1", f"after={'9' * 5000}", "after=1&wait=soon", "wait=10"],
 )
-async def test_what_cannot_be_meant_is_a_sentence(tmp_path: Path, query: str) -> None:
+async def test_report_request_with_invalid_parameters_is_rejected_with_a_sentence(tmp_path: Path, query: str) -> None:
     async with a_member(tmp_path) as member:
         told = 400, "after is a revision, wait a duration such as 10s\n"
         assert await member.ask(f"/v1/report?{query}") == told
@@ -80,7 +81,7 @@ async def test_what_cannot_be_meant_is_a_sentence(tmp_path: Path, query: str) ->
 # Drains.
 
 
-async def test_a_drain_answers_when_everything_is_given_back_and_may_be_asked_for_twice(tmp_path: Path) -> None:
+async def test_drain_responds_once_all_queues_are_released_and_may_be_repeated(tmp_path: Path) -> None:
     at_work, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slow(_: Event) -> int:
@@ -105,7 +106,7 @@ async def test_a_drain_answers_when_everything_is_given_back_and_may_be_asked_fo
         assert await member.ask("/v1/drain") == (200, "drained\n")
 
 
-async def test_a_drain_goes_on_to_its_end_also_if_who_asked_does_not_wait(tmp_path: Path) -> None:
+async def test_drain_completes_though_the_caller_disconnects(tmp_path: Path) -> None:
     goes_on = asyncio.Event()
 
     async def slow(_: Event) -> int:
@@ -127,7 +128,7 @@ async def test_a_drain_goes_on_to_its_end_also_if_who_asked_does_not_wait(tmp_pa
 @pytest.mark.parametrize(
     "body", ["", "[" * 9999, "{", "[]", "7", '"uid-a"', '{"uid":"uid-b"}', '{"uid":null}', '{"name":"a"}']
 )
-async def test_a_final_drain_is_for_who_knows_the_uid(tmp_path: Path, body: str) -> None:
+async def test_drain_final_requires_the_uid_of_the_pod(tmp_path: Path, body: str) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         assert await member.ask("/v1/drain", "POST", body) == (403, "a final drain names the uid of the pod\n")
@@ -135,7 +136,7 @@ async def test_a_final_drain_is_for_who_knows_the_uid(tmp_path: Path, body: str)
         assert (report.state, report.working) == ("serving", frozenset({FIRST}))
 
 
-async def test_a_final_drain_is_for_good_also_for_the_next_process_of_the_pod(tmp_path: Path) -> None:
+async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         for body in (json.dumps({"uid": UID}), f"{UID}\n"):
@@ -155,7 +156,7 @@ async def test_a_final_drain_is_for_good_also_for_the_next_process_of_the_pod(tm
 # Probes.
 
 
-async def test_a_member_is_ready_once_it_has_joined_its_group(tmp_path: Path) -> None:
+async def test_readiness_requires_that_the_member_has_joined_its_group(tmp_path: Path) -> None:
     memory = Memory()
     async with a_member(tmp_path, memory) as member:
         assert await member.ask("/readyz") == (503, "the member has not joined its group\n")
@@ -170,7 +171,7 @@ async def test_a_member_is_ready_once_it_has_joined_its_group(tmp_path: Path) ->
         assert await member.ask("/readyz") == (200, "ready\n")
 
 
-async def test_a_member_is_not_ready_while_no_broker_of_its_queues_answers(
+async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "UNREACHABLE", 0.2)
@@ -192,7 +193,7 @@ async def test_a_member_is_not_ready_while_no_broker_of_its_queues_answers(
         assert await member.ready()
 
 
-async def test_a_broker_that_it_does_not_read_from_any_more_is_spoken_of_until_it_answers(
+async def test_broker_no_longer_read_from_is_reported_unreachable_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "UNREACHABLE", 0.2)
@@ -212,7 +213,7 @@ async def test_a_broker_that_it_does_not_read_from_any_more_is_spoken_of_until_i
         await member.until(lambda it: it.brokers == {BROKER: True})
 
 
-async def test_metrics_tell_what_was_done(tmp_path: Path) -> None:
+async def test_metrics_report_the_finished_deliveries(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         await member.send("1", "2", queue=0)
@@ -227,7 +228,7 @@ async def test_metrics_tell_what_was_done(tmp_path: Path) -> None:
         assert told["rota_sidecar_redelivered_total"] == "0"
 
 
-async def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
+async def test_http_server_reports_a_port_in_use_with_a_sentence(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         port = member.url.rpartition(":")[2]
         with pytest.raises(
@@ -236,7 +237,7 @@ async def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
             await Page(member.sidecar).serve("127.0.0.1", int(port))
 
 
-async def test_who_sends_nonsense_is_told_so_and_leaves_nothing_in_the_log(
+async def test_http_server_survives_malformed_requests_without_logging_errors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with a_member(tmp_path) as member:

@@ -17,7 +17,7 @@ from ground.poll import soon
 from rota.brokers import Message
 from rota.brokers.memory import BROKER
 from rota.sidecar import assignments, endings, pull, push, shell
-from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, Member, a_member, event
+from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, ProcessMember, a_member, event
 
 BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
 
@@ -35,7 +35,7 @@ def bodies(messages: list[Handed]) -> list[str]:
 # What is handed out.
 
 
-def test_a_message_of_a_batch_and_one_that_is_damaged_are_handed_out_like_any_other() -> None:
+def test_pull_hands_out_batch_and_damaged_messages_like_any_other() -> None:
     one = Message(RETRIES, 7, b"x", ChainMap({"A": "1"}, {"B": "2"}), damage="its checksum does not match")
     told = msgspec.json.decode(msgspec.json.encode(pull.Handed.of("m-1", one, 2)))
     assert (told["properties"], told["attempt"], told["damage"]) == (
@@ -45,7 +45,9 @@ def test_a_message_of_a_batch_and_one_that_is_damaged_are_handed_out_like_any_ot
     )
 
 
-async def test_a_message_comes_with_all_that_is_known_of_it(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_message_carries_its_position_attempt_keys_and_properties(
+    instance: Instance, tmp_path: Path
+) -> None:
     async with a_member(instance, tmp_path, queues=2) as member:
         await member.send("ä", queue=1, TAGS="paid", KEYS="k1 k2", colour="red", UNIQ_KEY="U1")
         [message] = await member.get()
@@ -65,7 +67,7 @@ async def test_a_message_comes_with_all_that_is_known_of_it(instance: Instance, 
         }
 
 
-async def test_queues_take_turns(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_serves_queues_in_turn(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path, queues=3) as member:
         await member.send(*map(str, range(30)), queue=0)
         await member.send("a", "b", queue=1)
@@ -76,7 +78,7 @@ async def test_queues_take_turns(instance: Instance, tmp_path: Path) -> None:
         assert {it["queue"] for answer in answers for it in answer} == {0, 1, 2}
 
 
-async def test_an_answer_is_filled_from_several_queues(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_response_is_filled_from_several_queues(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path, queues=3) as member:
         for number in range(3):
             await member.send("a", "b", queue=number)
@@ -85,7 +87,7 @@ async def test_an_answer_is_filled_from_several_queues(instance: Instance, tmp_p
         assert len(await member.get(5)) == 1
 
 
-async def test_large_messages_make_short_answers(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_response_has_fewer_messages_when_they_are_large(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send(*["x" * (1 << 20)] * 12)
         await member.fetched(12)
@@ -93,19 +95,19 @@ async def test_large_messages_make_short_answers(instance: Instance, tmp_path: P
         assert 3 <= len(await member.get(32)) <= 5
 
 
-async def test_who_waits_is_answered_when_something_comes(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_long_poll_is_answered_when_messages_arrive(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         waiting = [asyncio.create_task(member.get(1, "30s")) for _ in range(2)]
         await member.send("a", "b")
         assert sorted(bodies([it for answer in await asyncio.gather(*waiting) for it in answer])) == ["a", "b"]
 
 
-async def test_who_waits_in_vain_gets_an_empty_list(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_long_poll_without_messages_returns_an_empty_list(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         assert await member.get(wait="0s") == await member.get(wait="50ms") == []
 
 
-async def test_who_went_away_while_waiting_takes_nothing_along(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_long_poll_that_is_cancelled_takes_no_message(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         waiting = [asyncio.create_task(member.get(wait="30s")) for _ in range(3)]
         await member.get(wait="50ms")  # they are there by now
@@ -117,7 +119,9 @@ async def test_who_went_away_while_waiting_takes_nothing_along(instance: Instanc
         assert message["attempt"] == 1
 
 
-async def test_who_goes_away_before_the_answer_is_written_gives_it_back(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_disconnect_before_the_response_is_written_returns_the_messages(
+    instance: Instance, tmp_path: Path
+) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send(*["x" * (1 << 20)] * 7)
         await member.fetched(7)
@@ -136,7 +140,7 @@ async def test_who_goes_away_before_the_answer_is_written_gives_it_back(instance
 # What is said of it.
 
 
-async def test_what_is_acknowledged_is_committed_in_any_order(instance: Instance, tmp_path: Path) -> None:
+async def test_ack_out_of_order_commits_only_up_to_the_first_open_message(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send("a", "b", "c")
         a, b, c = await member.get_all(3)
@@ -147,7 +151,7 @@ async def test_what_is_acknowledged_is_committed_in_any_order(instance: Instance
         assert await member.counted('messages_total{topic="orders",outcome="done"}') == 3
 
 
-async def test_an_id_counts_once(instance: Instance, tmp_path: Path) -> None:
+async def test_ack_of_a_repeated_or_unknown_id_is_returned_as_unknown(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send("a", "b")
         a, b = await member.get_all(2)
@@ -156,7 +160,7 @@ async def test_an_id_counts_once(instance: Instance, tmp_path: Path) -> None:
         assert await member.ack({"id": "never seen"}, b) == ["never seen"]
 
 
-async def test_what_is_refused_comes_again_later_and_is_dead_after_its_last_attempt(
+async def test_retry_of_a_nacked_message_ends_as_a_dead_letter_after_the_last_attempt(
     instance: Instance, tmp_path: Path
 ) -> None:
     async with a_member(instance, tmp_path, delivery=UNHURRIED | {"retry": {"maxAttempts": 2}}) as member:
@@ -177,7 +181,9 @@ async def test_what_is_refused_comes_again_later_and_is_dead_after_its_last_atte
         assert await member.counted("redelivered_total") == 1
 
 
-async def test_what_is_neither_acknowledged_nor_refused_in_time_comes_again(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_visibility_timeout_redelivers_messages_without_ack_or_nack(
+    instance: Instance, tmp_path: Path
+) -> None:
     async with a_member(instance, tmp_path, delivery=BRISK) as member:
         await member.send("a", "b", UNIQ_KEY="U1")
         messages = await member.get_all(2)
@@ -192,7 +198,9 @@ async def test_what_is_neither_acknowledged_nor_refused_in_time_comes_again(inst
         assert await member.ack(*again) == []
 
 
-async def test_a_shorter_time_out_holds_for_what_is_open_already(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_visibility_timeout_when_shortened_applies_to_open_messages(
+    instance: Instance, tmp_path: Path
+) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send("a")
         [message] = await member.get_all(1)
@@ -202,7 +210,7 @@ async def test_a_shorter_time_out_holds_for_what_is_open_already(instance: Insta
         assert await member.ack(message) == [message["id"]]
 
 
-async def test_what_the_broker_does_not_take_back_is_handed_out_again_here(
+async def test_retry_at_an_unreachable_broker_hands_the_message_out_again_locally(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.05)
@@ -219,7 +227,7 @@ async def test_what_the_broker_does_not_take_back_is_handed_out_again_here(
         await member.committed(0, 1)
 
 
-async def test_broadcasting_knows_no_second_attempt(instance: Instance, tmp_path: Path) -> None:
+async def test_broadcasting_in_pull_mode_has_no_second_attempt(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path, messageModel="Broadcasting") as member:
         await member.send("a", "b")
         a, _ = await member.get_all(2)
@@ -234,7 +242,7 @@ async def test_broadcasting_knows_no_second_attempt(instance: Instance, tmp_path
 # Drains.
 
 
-async def test_a_drain_waits_for_what_is_open(instance: Instance, tmp_path: Path) -> None:
+async def test_drain_in_pull_mode_waits_for_open_messages(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         member.drain_timeout = 60.0
         await member.obeys(member.everything)
@@ -255,7 +263,7 @@ async def test_a_drain_waits_for_what_is_open(instance: Instance, tmp_path: Path
         await member.committed(0, 1)
 
 
-async def test_a_queue_that_is_taken_away_keeps_what_is_open_until_it_is_cut(
+async def test_queue_release_in_pull_mode_keeps_open_messages_until_the_drain_timeout(
     instance: Instance, tmp_path: Path
 ) -> None:
     async with a_member(instance, tmp_path, queues=2) as member:
@@ -283,7 +291,9 @@ async def test_a_queue_that_is_taken_away_keeps_what_is_open_until_it_is_cut(
         assert await member.ack(again) == []
 
 
-async def test_a_queue_that_was_away_while_nobody_asked_is_handed_out_anew(instance: Instance, tmp_path: Path) -> None:
+async def test_queue_released_and_reassigned_between_pulls_is_handed_out_again(
+    instance: Instance, tmp_path: Path
+) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send("a")
         await member.fetched(1)
@@ -293,14 +303,14 @@ async def test_a_queue_that_was_away_while_nobody_asked_is_handed_out_anew(insta
         assert bodies(await member.get(wait="0s")) == ["a"]
 
 
-async def drained(member: Member) -> None:
+async def drained(member: ProcessMember) -> None:
     """Have it drain for an app that has one connection, and sends something meanwhile."""
     await member.get(wait="0s")
     assert await member.ask("/v1/drain") == "drained\n"
     await member.send("a")
 
 
-async def test_an_app_is_back_when_it_asks_by_a_new_connection(
+async def test_drain_ends_when_the_app_pulls_on_a_new_connection(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "GOES", 0.0)
@@ -312,7 +322,7 @@ async def test_an_app_is_back_when_it_asks_by_a_new_connection(
         assert (await member.report()).state == "serving"
 
 
-async def test_an_app_without_lasting_connections_is_not_back_as_long_as_it_may_be_the_old_one(
+async def test_drain_continues_while_a_new_connection_may_be_of_the_old_app(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "GOES", 1000.0)
@@ -323,7 +333,7 @@ async def test_an_app_without_lasting_connections_is_not_back_as_long_as_it_may_
         assert (await member.report()).state == "drained"
 
 
-async def test_an_app_that_never_went_is_served_again(
+async def test_drain_ends_for_an_app_that_never_restarted(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "NEVER_GOES", 0.3)
@@ -335,7 +345,7 @@ async def test_an_app_that_never_went_is_served_again(
 # Which queues it has.
 
 
-async def test_the_app_hears_which_queues_it_has(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_assignments_stream_reports_assigned_and_revoked_queues(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path, queues=4) as member:
         stream = await member.session.get(f"{member.app}/v1/assignments")
         assert stream.content_type == "text/event-stream"
@@ -353,7 +363,7 @@ async def test_the_app_hears_which_queues_it_has(instance: Instance, tmp_path: P
         assert await stream.content.read() == b""
 
 
-async def test_a_stream_on_which_nothing_is_told_is_kept_alive(
+async def test_pull_assignments_stream_sends_keep_alives_while_idle(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assignments, "KEEP_ALIVE", 0.05)
@@ -370,7 +380,9 @@ async def test_a_stream_on_which_nothing_is_told_is_kept_alive(
 @pytest.mark.parametrize(
     "asked", ["max=0", "max=1001", "max=x", "max=-1", "max=", "wait=10", "wait=x", "max=" + "9" * 5000]
 )
-async def test_a_bad_question_is_answered_with_a_sentence(instance: Instance, tmp_path: Path, asked: str) -> None:
+async def test_pull_with_invalid_parameters_is_rejected_with_a_sentence(
+    instance: Instance, tmp_path: Path, asked: str
+) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send("a")
         async with member.session.get(f"{member.app}/v1/messages?{asked}") as answer:
@@ -381,7 +393,7 @@ async def test_a_bad_question_is_answered_with_a_sentence(instance: Instance, tm
 
 @pytest.mark.parametrize("told", ["", "x", "[]", "{}", '{"ids": "a"}', '{"ids": [1]}', "\udcff"])
 @pytest.mark.parametrize("where", ["acks", "nacks"])
-async def test_a_bad_word_is_answered_with_a_sentence(
+async def test_ack_or_nack_with_an_invalid_body_is_rejected_with_a_sentence(
     instance: Instance, tmp_path: Path, where: str, told: str
 ) -> None:
     async with a_member(instance, tmp_path) as member:
@@ -391,7 +403,7 @@ async def test_a_bad_word_is_answered_with_a_sentence(
             assert (await answer.text()).startswith('The body is to be {"ids": [...]}, with ids of messages: ')
 
 
-async def test_to_ask_whether_one_may_ask_takes_nothing(instance: Instance, tmp_path: Path) -> None:
+async def test_pull_by_a_head_request_takes_no_message(instance: Instance, tmp_path: Path) -> None:
     async with a_member(instance, tmp_path) as member:
         await member.send("a")
         await member.fetched(1)
@@ -400,7 +412,7 @@ async def test_to_ask_whether_one_may_ask_takes_nothing(instance: Instance, tmp_
         assert len(await member.get(wait="0s")) == 1
 
 
-async def test_a_mode_is_changed_on_the_way_and_a_port_that_is_taken_is_told(
+async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "OPEN_AGAIN", 0.05)
@@ -438,7 +450,7 @@ async def test_a_mode_is_changed_on_the_way_and_a_port_that_is_taken_is_told(
         await soon(closed)
 
 
-async def test_an_app_that_is_waited_for_may_come_back_with_another_mode(
+async def test_drain_ends_for_an_app_that_returns_with_another_delivery_mode(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "GOES", 0.0)

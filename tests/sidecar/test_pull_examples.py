@@ -27,7 +27,7 @@ SLOW_GO = pytest.param("go", marks=pytest.mark.slow("the Go example of docs/pull
 
 
 @pytest.mark.parametrize("language", [SLOW_GO if language == "go" else language for language in COMMANDS])
-async def test_an_app_works_every_message_and_acknowledges_it(
+async def test_example_app_consumes_and_acknowledges_every_message(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
 ) -> None:
     program, *arguments = COMMANDS[language]
@@ -58,12 +58,12 @@ async def test_an_app_works_every_message_and_acknowledges_it(
         assert await member.counted('messages_total{topic="orders",outcome="done"}') == 80
 
 
-def test_the_page_shows_the_app_as_it_is_run() -> None:
+def test_docs_of_pull_show_the_example_app_that_is_run() -> None:
     assert (APPS / "python" / "app.py").read_text() in (DOCS / "pull.md").read_text()
     assert sorted(it.name for it in APPS.iterdir()) == sorted(COMMANDS)
 
 
-async def test_what_the_page_tells_to_type_in_the_pod_can_be_typed(
+async def test_docs_of_pull_show_commands_that_work(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.05)

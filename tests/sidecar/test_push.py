@@ -11,9 +11,7 @@ from rota.sidecar.push import LOOK_AGAIN
 from sidecar.fleet import a_fleet
 
 
-async def test_everything_is_delivered_once_and_a_second_run_delivers_nothing_again(
-    rocketmq: RocketMQ, tmp_path: Path
-) -> None:
+async def test_push_delivers_every_message_once_also_across_a_restart(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -31,9 +29,7 @@ async def test_everything_is_delivered_once_and_a_second_run_delivers_nothing_ag
         await fleet.check()
 
 
-async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_twice(
-    rocketmq: RocketMQ, tmp_path: Path
-) -> None:
+async def test_push_handover_under_load_loses_and_repeats_no_message(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         for name in ("a", "b"):
             pod = await fleet.add(name)
@@ -54,7 +50,7 @@ async def test_queues_are_handed_over_under_load_and_nothing_is_lost_or_comes_tw
         await fleet.check()
 
 
-async def test_a_sidecar_that_is_asked_to_end_with_a_thousand_messages_at_its_app_ends_well(
+async def test_sidecar_termination_with_a_thousand_messages_in_flight_commits_them(
     rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(rocketmq, tmp_path, push={"concurrency": 1400}) as fleet:
@@ -83,7 +79,7 @@ async def test_a_sidecar_that_is_asked_to_end_with_a_thousand_messages_at_its_ap
         await fleet.check()
 
 
-async def test_an_app_that_drains_before_it_restarts_finds_its_queues_again(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_drain_before_an_app_restart_returns_the_queues_afterwards(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         pod.rules({"seconds": 0.1})
@@ -108,9 +104,7 @@ async def test_an_app_that_drains_before_it_restarts_finds_its_queues_again(rock
         await fleet.check()
 
 
-async def test_who_was_drained_for_good_takes_nothing_again_not_even_after_a_restart(
-    rocketmq: RocketMQ, tmp_path: Path
-) -> None:
+async def test_drain_final_keeps_queues_away_also_after_a_sidecar_restart(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod, _ = await fleet.add("a"), await fleet.add("b")
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -135,7 +129,7 @@ async def test_who_was_drained_for_good_takes_nothing_again_not_even_after_a_res
         await fleet.check()
 
 
-async def test_an_app_that_does_not_listen_yet_costs_no_attempt(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_push_to_an_app_that_does_not_listen_yet_costs_no_attempt(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a", app=False)
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -156,7 +150,7 @@ async def test_an_app_that_does_not_listen_yet_costs_no_attempt(rocketmq: Rocket
         await fleet.check()
 
 
-async def test_a_path_that_is_not_found_is_told_and_empties_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_push_to_a_missing_path_is_reported_and_commits_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         pod.rules({"status": 404})
@@ -181,7 +175,7 @@ async def test_a_path_that_is_not_found_is_told_and_empties_nothing(rocketmq: Ro
         await fleet.check()
 
 
-async def test_offsets_that_somebody_sets_are_obeyed(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_offset_reset_by_a_user_is_applied(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         await fleet.give(a=[*fleet.queues, fleet.retry])

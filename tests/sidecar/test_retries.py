@@ -10,7 +10,7 @@ from sidecar.fleet import a_fleet
 WRONG, DEAD = {"status": 500}, {"status": 422}
 
 
-async def test_what_fails_comes_back_by_the_retry_topic_with_its_attempts_counted(
+async def test_retry_returns_failed_messages_by_the_retry_topic_with_attempts_counted(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path, delivery={"retry": {"maxAttempts": 4}}) as fleet:
@@ -31,9 +31,7 @@ async def test_what_fails_comes_back_by_the_retry_topic_with_its_attempts_counte
         await fleet.check()
 
 
-async def test_one_message_of_a_batch_goes_to_the_dead_letters_and_the_others_are_worked(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
+async def test_dead_letter_of_a_batch_leaves_the_other_messages_consumed(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, push={"maxBatch": 8, "concurrency": 1}) as fleet:
         pod = await fleet.add("a")
         pod.rules({"act": "hold"})
@@ -62,7 +60,9 @@ async def test_one_message_of_a_batch_goes_to_the_dead_letters_and_the_others_ar
         await fleet.check()
 
 
-async def test_an_app_that_hangs_on_one_queue_keeps_no_other_queue_waiting(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_push_to_an_app_that_hangs_on_one_queue_does_not_delay_other_queues(
+    hurried: RocketMQ, tmp_path: Path
+) -> None:
     async with a_fleet(hurried, tmp_path, push={"timeout": "10s"}) as fleet:
         pod = await fleet.add("a")
         pod.rules({"queues": [1], "attempts": [1], "act": "hang"})
@@ -76,7 +76,7 @@ async def test_an_app_that_hangs_on_one_queue_keeps_no_other_queue_waiting(hurri
         await fleet.check()
 
 
-async def test_a_queue_is_given_up_while_its_messages_fail_and_wait_to_be_tried_again(
+async def test_handover_while_messages_fail_and_await_retry_repeats_no_attempt(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
@@ -97,7 +97,7 @@ async def test_a_queue_is_given_up_while_its_messages_fail_and_wait_to_be_tried_
         await fleet.check()
 
 
-async def test_a_drain_is_cut_when_its_time_is_over_and_what_hung_is_tried_elsewhere(
+async def test_drain_timeout_cuts_hanging_deliveries_and_another_member_gets_them(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.test_security import RIGHT, SETTINGS
+from brokers.guarded import RIGHT, SETTINGS
 from ground.instance import temporary
 from ground.keys import Authority
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq.client import Site
-from sidecar.fleet import Fleet, a_fleet
+from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.pods import Pod
 
 SECURED = {"credentialsSecret": {"name": "acl"}, "tls": {"enabled": True, "caSecret": {"name": "ca"}}}
@@ -35,7 +35,7 @@ def guarded(authority: Authority) -> Iterator[RocketMQ]:
         brokers.down()
 
 
-async def test_who_is_not_let_in_says_why_and_goes_on_once_the_secrets_are_mended(
+async def test_credentials_and_ca_that_are_wrong_are_reported_until_the_secrets_are_fixed(
     guarded: RocketMQ, authority: Authority, tmp_path: Path
 ) -> None:
     trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
@@ -67,7 +67,7 @@ async def test_who_is_not_let_in_says_why_and_goes_on_once_the_secrets_are_mende
         await fleet.check()
 
 
-async def troubled(fleet: Fleet, pod: Pod, reason: str) -> str:
+async def troubled(fleet: SidecarFleet, pod: Pod, reason: str) -> str:
     """Wait until a sidecar says that something of the kind keeps it from working."""
     told = ""
 
@@ -77,5 +77,5 @@ async def troubled(fleet: Fleet, pod: Pod, reason: str) -> str:
         told = report.troubles.get(reason, "") if report else ""
         return bool(told)
 
-    await soon(so, 60)
+    await soon(so)
     return told

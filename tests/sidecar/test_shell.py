@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builders import a_spec
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers import Consumer, Membership, Pulled, Refused, Unreachable
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import Share, read_offsets
@@ -20,7 +20,7 @@ from rota.sidecar import endings, push, shell, sources, steps
 from rota.sidecar.notes import Notes, Offsets
 from rota.sidecar.volume import Files, Volume
 from rota.spec.resolved import write_settings
-from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, Member, a_member, turn
+from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, MemoryMember, a_member, turn
 
 FIRST, SECOND, THIRD, FOURTH = QUEUES = [Queue(TOPIC, BROKER, number) for number in range(4)]
 EARLIEST = {"position": "Earliest"}
@@ -40,7 +40,7 @@ def texts(first: int, last: int) -> list[str]:
     return [str(number) for number in range(first, last)]
 
 
-async def joined(member: Member) -> Membership:
+async def joined(member: MemoryMember) -> Membership:
     """Return what the cluster knows of a member."""
     await soon(lambda: _is(len(member.memory.members[GROUP]) == 1))
     return member.memory.members[GROUP][0]
@@ -53,7 +53,7 @@ async def _is(so: bool) -> bool:  # noqa: FBT001 - all that is asked
 # Documents.
 
 
-async def test_what_is_given_is_delivered_and_what_is_not_is_left_alone(tmp_path: Path) -> None:
+async def test_assignment_delivers_only_messages_of_assigned_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST, SECOND])
         for queue in range(4):
@@ -64,7 +64,7 @@ async def test_what_is_given_is_delivered_and_what_is_not_is_left_alone(tmp_path
         assert Counter(it.body for it in member.app.heard) == Counter("0123")
 
 
-async def test_a_document_that_is_not_to_be_obeyed_changes_nothing(tmp_path: Path) -> None:
+async def test_document_that_is_invalid_old_or_missing_changes_nothing(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         settings = write_settings(GROUP, a_spec(**member.spec()), 30.0, None)
@@ -92,7 +92,7 @@ async def test_a_document_that_is_not_to_be_obeyed_changes_nothing(tmp_path: Pat
         await member.until(lambda it: it.generation == 9 and it.working == {SECOND})
 
 
-async def test_a_document_that_names_another_pod_by_its_name_gives_it_nothing(tmp_path: Path) -> None:
+async def test_document_with_another_uid_or_pod_name_assigns_no_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         await member.obeys([], members={"a": Share("uid-of-before", (FIRST,))})
@@ -100,7 +100,7 @@ async def test_a_document_that_names_another_pod_by_its_name_gives_it_nothing(tm
         await member.obeys([], members={"b": Share("uid-a", (FIRST,))})
 
 
-async def test_a_member_that_was_shown_nothing_yet_holds_nothing_and_says_so(tmp_path: Path) -> None:
+async def test_member_without_an_assignment_reports_no_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         report = await member.report()
         assert (report.generation, report.state, report.working) == (0, "serving", frozenset())
@@ -110,7 +110,7 @@ async def test_a_member_that_was_shown_nothing_yet_holds_nothing_and_says_so(tmp
         assert (await member.report()).generation == 0
 
 
-async def test_a_new_process_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
+async def test_restart_resumes_where_the_previous_process_stopped(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys(QUEUES)
         await member.send(*texts(0, 40))
@@ -127,7 +127,7 @@ async def test_a_new_process_goes_on_where_the_one_before_was(tmp_path: Path) ->
 # Settings.
 
 
-async def test_where_and_how_much_is_delivered_changes_while_it_works(tmp_path: Path) -> None:
+async def test_settings_of_push_change_at_runtime_without_rejoining(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"push": {"concurrency": 1}}) as member:
         other = await member.app.serve()
         await member.obeys([FIRST])
@@ -148,7 +148,7 @@ async def test_where_and_how_much_is_delivered_changes_while_it_works(tmp_path: 
         await other.cleanup()
 
 
-async def test_other_subscriptions_are_taken_by_leaving_and_joining_anew_and_nothing_is_lost_or_comes_twice(
+async def test_settings_with_other_subscriptions_rejoin_without_lost_or_repeated_messages(
     tmp_path: Path,
 ) -> None:
     async with a_member(tmp_path) as member:
@@ -171,7 +171,7 @@ async def test_other_subscriptions_are_taken_by_leaving_and_joining_anew_and_not
         assert len(member.app.heard) == sent + 1
 
 
-async def test_whoever_ends_while_it_joins_anew_is_gone_at_the_end(tmp_path: Path) -> None:
+async def test_member_terminated_while_it_rejoins_leaves_the_group(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         member.app.answer = gate = Gate()
         await member.obeys([FIRST])
@@ -187,7 +187,7 @@ async def test_whoever_ends_while_it_joins_anew_is_gone_at_the_end(tmp_path: Pat
         assert (member.memory.members[GROUP], member.offset(0)) == ([], 1)
 
 
-async def test_a_group_becomes_orderly_and_concurrent_again(tmp_path: Path) -> None:
+async def test_orderly_can_be_switched_on_and_off_at_runtime(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         for ordering, locked in (("Concurrent", False), ("Orderly", True), ("Concurrent", False)):
             member.settings["ordering"] = ordering
@@ -199,7 +199,7 @@ async def test_a_group_becomes_orderly_and_concurrent_again(tmp_path: Path) -> N
             assert (await joined(member)).orderly == locked
 
 
-async def test_settings_that_cannot_be_read_are_told_and_those_before_stay(tmp_path: Path) -> None:
+async def test_settings_that_cannot_be_read_are_reported_and_the_previous_ones_stay(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         member.put("{", member.assignment([FIRST], generation=1))
         report = await member.until(lambda it: "SettingsNotRead" in it.troubles)
@@ -217,7 +217,7 @@ async def test_settings_that_cannot_be_read_are_told_and_those_before_stay(tmp_p
         assert (await member.obeys([FIRST])).troubles == {}
 
 
-async def test_what_is_mounted_and_cannot_be_read_is_told_and_looked_at_again(tmp_path: Path) -> None:
+async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_path: Path) -> None:
     mounted = False
 
     def connect(memory: Memory, membership: Membership) -> Consumer:
@@ -254,7 +254,7 @@ def full(_: Notes, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-async def test_while_nothing_can_be_remembered_nothing_is_obeyed_or_claimed(
+async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_member(tmp_path) as member:
@@ -288,7 +288,7 @@ async def test_while_nothing_can_be_remembered_nothing_is_obeyed_or_claimed(
         assert member.app.done == ["1"]
 
 
-async def test_a_final_drain_that_cannot_be_noted_keeps_nobody_from_ending(
+async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_member(tmp_path) as member:
@@ -298,11 +298,11 @@ async def test_a_final_drain_that_cannot_be_noted_keeps_nobody_from_ending(
         report = await member.until(lambda it: "StateNotWritten" in it.troubles)
         assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateNotWritten"]
         app = asyncio.create_task(member.ask("/v1/drain"))
-        await asyncio.wait_for(member.end(), 30)
+        await asyncio.wait_for(member.end(), PATIENCE_SECONDS)
         assert [await final, await app] == [(200, "drained for good\n"), (200, "drained\n")]
 
 
-async def test_a_document_that_cannot_be_read_once_is_read_again(
+async def test_document_that_fails_to_be_read_once_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, failures = Volume.read, [None]
@@ -317,7 +317,7 @@ async def test_a_document_that_cannot_be_read_once_is_read_again(
         assert not failures
 
 
-async def test_a_broker_that_begins_to_refuse_is_told_until_it_takes_what_is_asked_again(tmp_path: Path) -> None:
+async def test_broker_rejection_is_reported_until_the_rejected_request_succeeds(tmp_path: Path) -> None:
     refusals = ["The key is unknown (code 16)"]
 
     class Moody(MemoryConsumer):
@@ -342,7 +342,7 @@ async def test_a_broker_that_begins_to_refuse_is_told_until_it_takes_what_is_ask
         assert (await member.report()).troubles == {}
 
 
-async def test_a_member_without_messages_says_nothing_of_its_app(tmp_path: Path) -> None:
+async def test_member_without_queues_reports_no_problem_of_its_app(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"push": {"port": 1}}) as member:
         await member.obeys([FIRST])
         await member.send("1", queue=0)
@@ -351,7 +351,7 @@ async def test_a_member_without_messages_says_nothing_of_its_app(tmp_path: Path)
         await member.until(lambda it: it.troubles == {})
 
 
-async def test_what_the_broker_keeps_no_more_is_delivered_to_the_last(tmp_path: Path) -> None:
+async def test_message_deleted_at_the_broker_is_delivered_if_buffered_and_skipped_otherwise(tmp_path: Path) -> None:
     few = {"buffer": {"messagesPerQueue": 4}, "push": {"concurrency": 1}}
     async with a_member(tmp_path, delivery=few) as member:
         gate = Gate()
@@ -366,7 +366,7 @@ async def test_what_the_broker_keeps_no_more_is_delivered_to_the_last(tmp_path: 
         await soon(lambda: _is(member.offset(0) == 10))
 
 
-async def test_a_loop_that_stood_still_reads_its_document_before_it_delivers_or_commits(
+async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_committing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_member(tmp_path) as member:
@@ -388,7 +388,7 @@ async def test_a_loop_that_stood_still_reads_its_document_before_it_delivers_or_
 # Broadcasting.
 
 
-async def test_every_member_of_a_broadcasting_group_reads_every_queue_and_remembers_where_it_is(tmp_path: Path) -> None:
+async def test_broadcasting_member_reads_every_queue_and_resumes_at_its_own_offsets(tmp_path: Path) -> None:
     memory, told = Memory(), {"messageModel": "Broadcasting"}
     async with a_member(tmp_path, memory, **told) as one, a_member(tmp_path, memory, "b", **told) as other:
         for member in (one, other):
@@ -405,7 +405,7 @@ async def test_every_member_of_a_broadcasting_group_reads_every_queue_and_rememb
         assert memory.offsets[GROUP] == {}
 
 
-async def test_a_message_that_fails_in_a_broadcasting_group_is_dropped_and_counted(tmp_path: Path) -> None:
+async def test_broadcasting_drops_and_counts_a_failed_message(tmp_path: Path) -> None:
     async with a_member(tmp_path, messageModel="Broadcasting") as member:
         member.app.answer = lambda it: _is_status(500 if it.body == "1" else 204)
         await member.obeys([FIRST])
@@ -438,7 +438,7 @@ async def _is_status(status: int) -> int:
         ({"position": "Timestamp", "timestamp": "2025-11-21T08:00:15Z"}, 0, ["0", "1", "2", "3"]),
     ],
 )
-async def test_a_queue_begins_where_the_group_is_and_where_it_never_was_as_its_settings_say(
+async def test_start_from_applies_only_to_a_queue_without_a_committed_offset(
     tmp_path: Path, start: dict[str, Any], committed: int | None, old: list[str]
 ) -> None:
     memory = Memory(clock=(clock := Clock()))
@@ -456,7 +456,7 @@ async def test_a_queue_begins_where_the_group_is_and_where_it_never_was_as_its_s
         assert (member.offset(0), len(member.app.heard)) == (5, len(old) + 1)
 
 
-async def test_where_it_begins_is_told_to_the_broker_at_once_so_that_the_next_member_loses_nothing(
+async def test_start_from_offset_is_committed_at_once_so_the_next_owner_misses_nothing(
     tmp_path: Path,
 ) -> None:
     async with a_member(tmp_path, startFrom={"position": "Latest"}) as member:
@@ -469,7 +469,7 @@ async def test_where_it_begins_is_told_to_the_broker_at_once_so_that_the_next_me
         await member.did("between")
 
 
-async def test_of_a_topic_that_is_worked_already_nothing_is_missed_that_came_before_a_queue_was_given(
+async def test_start_from_latest_misses_nothing_of_a_queue_added_to_a_consumed_topic(
     tmp_path: Path,
 ) -> None:
     memory, begun = Memory(clock=(clock := Clock())), {TOPIC: "2025-11-21T08:00:05Z"}
@@ -486,7 +486,7 @@ async def test_of_a_topic_that_is_worked_already_nothing_is_missed_that_came_bef
         await soon(lambda: _is(member.offset(1) == 0))
 
 
-async def test_a_member_of_a_broadcasting_group_misses_nothing_of_a_queue_that_came_after_it(tmp_path: Path) -> None:
+async def test_broadcasting_member_misses_nothing_of_a_queue_added_later(tmp_path: Path) -> None:
     async with a_member(tmp_path, startFrom={"position": "Latest"}, messageModel="Broadcasting") as member:
         await member.send("old", queue=0)
         await turn_of_the_millisecond()
@@ -506,7 +506,7 @@ async def turn_of_the_millisecond() -> None:
     await soon(lambda: _is(time.time() > at + 0.002))
 
 
-async def test_what_is_to_be_tried_again_is_read_from_its_beginning_wherever_the_group_starts(tmp_path: Path) -> None:
+async def test_retry_topic_is_read_from_its_first_offset_whatever_start_from_says(tmp_path: Path) -> None:
     memory = Memory(clock=(clock := Clock()))
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:
         member.app.answer = lambda it: _is_status(500 if it.attempt == 1 else 204)
@@ -520,7 +520,7 @@ async def test_what_is_to_be_tried_again_is_read_from_its_beginning_wherever_the
         assert [it.attempt for it in member.app.heard] == [1, 2]
 
 
-async def test_another_groups_retries_begin_as_the_settings_say(tmp_path: Path) -> None:
+async def test_start_from_applies_to_the_retry_topic_of_another_group(tmp_path: Path) -> None:
     memory, others = Memory(), Queue(f"{RETRY}others", BROKER, 0)
     memory.make(others.topic, BROKER, 1)
     await memory.send(others.topic, b"old", queue=others)
@@ -532,7 +532,7 @@ async def test_another_groups_retries_begin_as_the_settings_say(tmp_path: Path) 
         await member.did("new")
 
 
-async def test_the_operator_reads_from_a_members_report_where_it_is_with_each_queue(tmp_path: Path) -> None:
+async def test_report_gives_the_operator_the_offsets_of_a_broadcasting_member(tmp_path: Path) -> None:
     async with a_member(tmp_path, messageModel="Broadcasting") as member:
         await member.send(*texts(0, 3), queue=0)
         await member.obeys([FIRST])
@@ -545,7 +545,7 @@ async def test_the_operator_reads_from_a_members_report_where_it_is_with_each_qu
 
 
 @pytest.mark.parametrize("model", ["Clustering", "Broadcasting"])
-async def test_an_error_is_never_taken_for_no_offset(
+async def test_offset_read_error_is_never_taken_for_no_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     asked = 0
@@ -578,7 +578,7 @@ async def test_an_error_is_never_taken_for_no_offset(
 # Orderly.
 
 
-async def test_an_orderly_queue_is_worked_in_order_and_what_fails_is_tried_in_place_and_then_dead(
+async def test_orderly_failed_message_is_retried_in_place_and_then_a_dead_letter(
     tmp_path: Path,
 ) -> None:
     retry = {"retry": {"maxAttempts": 3}}
@@ -610,7 +610,7 @@ async def test_orderly_queues_do_not_wait_for_each_other(tmp_path: Path) -> None
             assert [it.body[1] for it in member.app.heard if it.queue == queue] == ["a", "b"]
 
 
-async def test_an_orderly_queue_that_another_has_locked_waits_for_it(tmp_path: Path) -> None:
+async def test_orderly_queue_locked_by_another_consumer_waits_and_is_reported(tmp_path: Path) -> None:
     async with a_member(tmp_path, ordering="Orderly") as member:
         member.memory.locks[GROUP, FIRST] = "somebody else", member.memory.clock() + 60
         await member.send("1", queue=0)
@@ -626,7 +626,7 @@ async def test_an_orderly_queue_that_another_has_locked_waits_for_it(tmp_path: P
 # What brokers ask and tell.
 
 
-async def test_a_broker_that_asks_hears_where_the_member_is_and_when_it_was_there(tmp_path: Path) -> None:
+async def test_broker_query_returns_offsets_and_times_of_the_members_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path, ordering="Orderly") as member:
         began = time.time()
         await member.obeys([FIRST, SECOND])
@@ -642,7 +642,7 @@ async def test_a_broker_that_asks_hears_where_the_member_is_and_when_it_was_ther
         assert working[SECOND].delivered_at == 0
 
 
-async def test_where_somebody_sets_the_offset_it_goes_on_at_once(tmp_path: Path) -> None:
+async def test_offset_reset_is_applied_at_once(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         await member.send("0", "1", "2", queue=0)
@@ -655,7 +655,7 @@ async def test_where_somebody_sets_the_offset_it_goes_on_at_once(tmp_path: Path)
 # Flow.
 
 
-async def test_an_app_that_is_slow_stops_the_pulls_at_the_limit_of_the_buffer(tmp_path: Path) -> None:
+async def test_push_to_a_slow_app_stops_reading_at_the_buffer_limit(tmp_path: Path) -> None:
     settings = {"buffer": {"messagesPerQueue": 40}, "push": {"concurrency": 2}}
     async with a_member(tmp_path, delivery=settings) as member:
         member.app.answer = gate = Gate()
@@ -670,7 +670,7 @@ async def test_an_app_that_is_slow_stops_the_pulls_at_the_limit_of_the_buffer(tm
         await member.did(*texts(0, 300))
 
 
-async def test_a_limit_of_a_topic_is_shared_by_its_queues_here(tmp_path: Path) -> None:
+async def test_topic_buffer_limit_is_divided_among_the_members_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"buffer": {"messagesPerTopic": 100}}) as member:
         await member.obeys([FIRST])
         limits = [member.sidecar.readings[FIRST].limits.messages]
@@ -682,7 +682,7 @@ async def test_a_limit_of_a_topic_is_shared_by_its_queues_here(tmp_path: Path) -
         assert limits == [100, 25, 10]
 
 
-async def test_a_message_that_its_broker_does_not_take_back_is_tried_again_here(
+async def test_retry_at_an_unreachable_broker_delivers_the_message_again_locally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)

@@ -10,9 +10,9 @@ from typing import Any
 from ground.poll import soon
 from rota.brokers import BrokerError
 from rota.model import Queue
-from sidecar.fleet import Fleet
+from sidecar.fleet import SidecarFleet
 
-Trouble = Callable[[Fleet, Random], Awaitable[None]]
+Trouble = Callable[[SidecarFleet, Random], Awaitable[None]]
 
 LONGER_THAN_A_LOCK = 10.0
 WRONG: tuple[dict[str, Any], ...] = (
@@ -23,29 +23,29 @@ WRONG: tuple[dict[str, Any], ...] = (
 )
 
 
-def orderly(fleet: Fleet) -> bool:
+def orderly(fleet: SidecarFleet) -> bool:
     """Whether the group is."""
     return fleet.settings.get("ordering") == "Orderly"
 
 
-def some_of(fleet: Fleet, random: Random, name: str) -> list[Queue]:
+def some_of(fleet: SidecarFleet, random: Random, name: str) -> list[Queue]:
     """Choose among the queues of a member."""
     mine = sorted(queue for queue, owner in fleet.owners.items() if owner == name)
     return random.sample(mine, random.randint(0, len(mine)))
 
 
-def alive(fleet: Fleet) -> list[str]:
+def alive(fleet: SidecarFleet) -> list[str]:
     """Return who has not ended."""
     return sorted(fleet.pods.keys() - fleet.ended)
 
 
-async def moved(fleet: Fleet, random: Random) -> None:
+async def moved(fleet: SidecarFleet, random: Random) -> None:
     """Hand queues over."""
     source, target = random.sample(alive(fleet), 2)
     await fleet.hand_over(**{target: some_of(fleet, random, source)})
 
 
-async def killed(fleet: Fleet, random: Random) -> None:
+async def killed(fleet: SidecarFleet, random: Random) -> None:
     """Kill a sidecar, an app, or both, and start them again after a while."""
     name = random.choice(alive(fleet))
     what = random.choice((("sidecar",), ("app",), ("sidecar", "app")))
@@ -59,7 +59,7 @@ async def killed(fleet: Fleet, random: Random) -> None:
         await fleet.pods[name].heard(fleet.session)
 
 
-async def ended(fleet: Fleet, random: Random) -> None:
+async def ended(fleet: SidecarFleet, random: Random) -> None:
     """Kill a whole pod, give its queues to another one, and start one in its place."""
     name = random.choice(alive(fleet))
     heir = random.choice([it for it in alive(fleet) if it != name])
@@ -76,7 +76,7 @@ async def ended(fleet: Fleet, random: Random) -> None:
     await fleet.hand_over(**{fresh: some_of(fleet, random, heir)})
 
 
-async def terminated(fleet: Fleet, random: Random) -> None:
+async def terminated(fleet: SidecarFleet, random: Random) -> None:
     """Ask a sidecar to end, as a node that shuts down does, and start it again."""
     name = random.choice(alive(fleet))
     code = await fleet.pods[name].terminate()
@@ -86,7 +86,7 @@ async def terminated(fleet: Fleet, random: Random) -> None:
     await fleet.pods[name].heard(fleet.session)
 
 
-async def stood_still(fleet: Fleet, random: Random) -> None:
+async def stood_still(fleet: SidecarFleet, random: Random) -> None:
     """Stop a sidecar for a while of which nobody takes notice."""
     pod = fleet.pods[random.choice(alive(fleet))]
     pod.signal_sidecar(signal.SIGSTOP)
@@ -94,7 +94,7 @@ async def stood_still(fleet: Fleet, random: Random) -> None:
     pod.signal_sidecar(signal.SIGCONT)
 
 
-async def overruled(fleet: Fleet, random: Random) -> None:
+async def overruled(fleet: SidecarFleet, random: Random) -> None:
     """Stop a sidecar for so long that its queues are given away."""
     source, target = random.sample(alive(fleet), 2)
     taken = some_of(fleet, random, source)
@@ -107,22 +107,22 @@ async def overruled(fleet: Fleet, random: Random) -> None:
     await fleet.released(source, taken)
 
 
-async def broker_killed(fleet: Fleet, random: Random) -> None:
+async def broker_killed(fleet: SidecarFleet, random: Random) -> None:
     """Kill the broker, and start it again after a while."""
     fleet.kill_broker()
     await asyncio.sleep(random.uniform(0, 5))
     await asyncio.to_thread(fleet.rocketmq.start_broker, 0)
-    await soon(partial(_sampled, fleet), 60)
+    await soon(partial(_sampled, fleet))
 
 
-async def _sampled(fleet: Fleet) -> bool:
+async def _sampled(fleet: SidecarFleet) -> bool:
     try:
         return bool(await fleet.sample())
     except BrokerError:
         return False
 
 
-async def name_server_gone(fleet: Fleet, random: Random) -> None:
+async def name_server_gone(fleet: SidecarFleet, random: Random) -> None:
     """Stop the name server for a while, in which queues are handed over."""
     fleet.rocketmq.stop_name_server()
     try:
@@ -133,7 +133,7 @@ async def name_server_gone(fleet: Fleet, random: Random) -> None:
         await asyncio.to_thread(fleet.rocketmq.up)
 
 
-async def app_wrong(fleet: Fleet, random: Random) -> None:
+async def app_wrong(fleet: SidecarFleet, random: Random) -> None:
     """Have an app misbehave while its queues are handed over."""
     name = random.choice(alive(fleet))
     fleet.pods[name].rules(random.choice(WRONG))
@@ -143,7 +143,7 @@ async def app_wrong(fleet: Fleet, random: Random) -> None:
     fleet.pods[name].rules({"seconds": 0.01})
 
 
-async def poisoned(fleet: Fleet, random: Random) -> None:
+async def poisoned(fleet: SidecarFleet, random: Random) -> None:
     """Send messages that no app ever takes, among others."""
     pods = [fleet.pods[it] for it in alive(fleet)]
     numbers = await fleet.send(len(fleet.queues))
@@ -152,7 +152,7 @@ async def poisoned(fleet: Fleet, random: Random) -> None:
     await asyncio.sleep(random.uniform(0, 3))
 
 
-async def told_late(fleet: Fleet, random: Random) -> None:
+async def told_late(fleet: SidecarFleet, random: Random) -> None:
     """Have one see a document later than the others."""
     name = random.choice(alive(fleet))
     fleet.show(hide=[name])

@@ -12,7 +12,7 @@ from simulation.clock import Process, Work
 from simulation.server import Conflict, PodObject, Stored, Unreachable
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.world import Simulation
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Known:
 class Operator(Process):
     """One replica. Only the leader works, as far as it knows."""
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "Simulation", name: str) -> None:
         super().__init__(world.clock)
         self.world, self.chance = world, Random(f"{world.seed}/{name}")
         self.known: dict[str, Known] = {}

@@ -14,7 +14,7 @@ from simulation.clock import Clock, Process, Work
 from simulation.server import PodObject
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.world import Simulation
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Sidecar(Process):
 class Kubelet:
     """A pod on its node: it starts the sidecar, shows documents, tells how the pod is, and takes it down."""
 
-    def __init__(self, world: "World", name: str, uid: str) -> None:
+    def __init__(self, world: "Simulation", name: str, uid: str) -> None:
         self.world, self.name, self.uid = world, name, uid
         self.clock: Clock = world.clock
         self.chance = Random(f"{world.seed}/{name}/{uid}")

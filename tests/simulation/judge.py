@@ -11,7 +11,7 @@ from simulation.server import Stored
 
 if TYPE_CHECKING:
     from simulation.fleet import Sidecar
-    from simulation.world import World
+    from simulation.world import Simulation
 
 
 RESTLESS = 15.0  # seconds
@@ -34,7 +34,7 @@ class Worker:
 class Judge:
     """Watches a world."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "Simulation") -> None:
         self.world = world
         self.workers: dict[Queue, list[Worker]] = {}
         self.texts: dict[int, str | bytes] = {}

@@ -43,7 +43,7 @@ from simulation.clock import Process
 from simulation.judge import Broken
 from simulation.run import Failure, failures
 from simulation.server import Conflict, PodObject, Stored, Unreachable
-from simulation.world import World
+from simulation.world import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +126,7 @@ def _broken(task: "asyncio.Task[Any]") -> None:
 class InTheRoom(Operator):
     """One replica: sees and hears as `Operator` does; decides and writes by the kube room."""
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "Simulation", name: str) -> None:
         self._brain: Brain | None = None
         self._named = tuple(world.group.split("/"))
         self._kept: Stored | None = None
@@ -459,5 +459,5 @@ class Requests:
 
 def failures_in_the_room(seeds: range) -> list[Failure]:
     """Run seeds, in a process that runs nothing else, and return what failed."""
-    World.operator = InTheRoom
+    Simulation.operator = InTheRoom
     return failures(seeds)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simulation.faults import FAULTS, Fault
 from simulation.judge import Broken
-from simulation.world import World
+from simulation.world import Simulation
 
 TROUBLE, QUIET, REST = 120.0, 420.0, 60.0  # seconds with faults, to come to rest, in which nothing may be written
 
@@ -46,9 +46,9 @@ def troubles(seed: int) -> list[Trouble]:
     return [Trouble(n, at, chance.choice(FAULTS), Random(f"{seed}/fault/{n}")) for n, at in enumerate(times)]
 
 
-def run(seed: int, only: Collection[int] | None = None) -> World:
+def run(seed: int, only: Collection[int] | None = None) -> Simulation:
     """Go through a whole run; what does not hold is raised."""
-    world = World(seed)
+    world = Simulation(seed)
     for trouble in troubles(seed):
         if only is None or trouble.number in only:
             world.clock.after(trouble.at, partial(trouble.fault, world, trouble.chance))

@@ -62,18 +62,18 @@ def explored(name: str) -> Found:
 
 @pytest.mark.timeout(3600)  # no bound that anybody promises: it must end on the slowest machine
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in EXPLORED])
-def test_what_must_hold_holds_in_every_order(name: str) -> None:
+def test_interleaving_in_every_order_keeps_all_invariants(name: str) -> None:
     assert explored(name).states >= EXPLORED[name].floor
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.slow("every kind of event takes part in the exploration")
-def test_everything_that_can_happen_does() -> None:
+def test_interleaving_exploration_includes_every_kind_of_event() -> None:
     happened = {kind for name in EXPLORED for kind in explored(name).kinds}
     assert {*HEALING, *FAIR, *UNFAIR} - happened == set()
 
 
 @pytest.mark.parametrize(("bug", "name"), FINDERS.items(), ids=lambda it: getattr(it, "__name__", it))
-def test_a_planted_bug_is_found(bug: Plant, name: str) -> None:
+def test_interleaving_exploration_finds_each_planted_bug(bug: Plant, name: str) -> None:
     with planted(bug), pytest.raises(Broken):
         Exploration(CONFIGURATIONS[name]).run()

@@ -33,12 +33,12 @@ SEEDS = {
 }
 
 
-def test_every_bug_has_its_seed() -> None:
+def test_simulation_has_a_seed_for_every_planted_bug() -> None:
     assert set(SEEDS) == {bug.__name__ for bug in BUGS}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_found_and_only_the_bug(bug: Plant) -> None:
+def test_simulation_finds_each_planted_bug_and_passes_without_it(bug: Plant) -> None:
     seed = SEEDS[bug.__name__]
     with planted(bug):
         assert broken(seed), "no longer found: python -m simulation --bugs"

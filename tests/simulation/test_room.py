@@ -8,7 +8,7 @@ import pytest
 
 from builders import a_policy
 from simulation.room import InTheRoom, failures_in_the_room
-from simulation.world import World
+from simulation.world import Simulation
 
 RUNS = range(40)
 MORE_RUNS = range(40, 200)
@@ -27,7 +27,7 @@ CHUNK = 10  # runs of one task
         ),
     ],
 )
-def test_random_fleets_of_the_controller_keep_every_invariant(runs: range) -> None:
+def test_simulation_of_random_fleets_with_the_real_controller_keeps_every_invariant(runs: range) -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         chunks = [range(first, first + CHUNK) for first in runs[::CHUNK]]
         found = [it for chunk in pool.map(failures_in_the_room, chunks) for it in chunk]
@@ -36,13 +36,13 @@ def test_random_fleets_of_the_controller_keep_every_invariant(runs: range) -> No
 
 @pytest.fixture
 def in_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(World, "operator", InTheRoom)
+    monkeypatch.setattr(Simulation, "operator", InTheRoom)
 
 
 @pytest.mark.usefixtures("in_the_room")
 @pytest.mark.parametrize("points", range(1, 25))
-def test_the_room_may_end_before_and_after_every_write_of_a_rebalance(points: int) -> None:
-    world = World(points, routes={"orders": {"a": 8, "b": 8}}, policy=a_policy(), replicas=3)
+def test_crash_of_the_real_controller_around_every_write_of_a_rebalance_is_recovered(points: int) -> None:
+    world = Simulation(points, routes={"orders": {"a": 8, "b": 8}}, policy=a_policy(), replicas=3)
     world.clock.run(20.0)
     world.scale(5)
     world.arm_crash(points)

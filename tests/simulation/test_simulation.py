@@ -13,7 +13,7 @@ from builders import a_policy
 from rota.documents import Assignment
 from simulation.faults import hang
 from simulation.run import QUIET, failures, troubles
-from simulation.world import World
+from simulation.world import Simulation
 
 TESTS = Path(__file__).parents[1]
 RUNS = range(150)
@@ -30,7 +30,7 @@ ORDERS = {"orders": {"a": 8, "b": 8}}
         pytest.param(MORE_RUNS, id="850 more", marks=pytest.mark.slow("850 more simulated fleets with random faults")),
     ],
 )
-def test_random_fleets_keep_every_invariant(runs: range) -> None:
+def test_simulation_of_random_fleets_keeps_every_invariant(runs: range) -> None:
     # A fresh interpreter a worker: what other tests have started in this one is none of theirs.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         chunks = [range(first, first + CHUNK) for first in runs[::CHUNK]]
@@ -38,15 +38,15 @@ def test_random_fleets_keep_every_invariant(runs: range) -> None:
     assert not found, "\n".join(map(str, found))
 
 
-def test_a_run_is_the_same_every_time() -> None:
+def test_simulation_run_is_reproducible_within_a_process() -> None:
     assert [(it.at, it.fault) for it in troubles(5)] == [(it.at, it.fault) for it in troubles(5)]
-    worlds = [_after(World(5), 100.0) for _ in range(2)]
+    worlds = [_after(Simulation(5), 100.0) for _ in range(2)]
     assert worlds[0].judge.texts == worlds[1].judge.texts
     assert worlds[0].judge.plans == worlds[1].judge.plans
 
 
 @pytest.mark.parametrize("seed", [3, 7, 8, 11])
-def test_a_run_is_the_same_in_every_process(seed: int) -> None:
+def test_simulation_run_is_reproducible_across_processes(seed: int) -> None:
     # What a set is gone through in differs from process to process, unless it is sorted first.
     command = [sys.executable, "-m", "simulation", "--seed", str(seed)]
     told = {
@@ -57,14 +57,14 @@ def test_a_run_is_the_same_in_every_process(seed: int) -> None:
     assert "holds" in told.pop()
 
 
-def _after(world: World, seconds: float) -> World:
+def _after(world: Simulation, seconds: float) -> Simulation:
     world.clock.run(world.clock.now + seconds)
     return world
 
 
 @pytest.mark.parametrize("points", range(1, 25))
-def test_the_operator_may_crash_before_and_after_every_write_of_a_rebalance(points: int) -> None:
-    world = _after(World(points, routes=ORDERS, policy=a_policy(), replicas=3), 20.0)
+def test_crash_of_the_operator_around_every_write_of_a_rebalance_is_recovered(points: int) -> None:
+    world = _after(Simulation(points, routes=ORDERS, policy=a_policy(), replicas=3), 20.0)
     world.scale(5)
     world.arm_crash(points)
     _after(world, 120.0)
@@ -72,9 +72,9 @@ def test_the_operator_may_crash_before_and_after_every_write_of_a_rebalance(poin
 
 
 @pytest.mark.parametrize("strategy", ["Sticky", "Averagely"])
-def test_a_rolling_update_moves_each_queue_twice_at_most(strategy: str) -> None:
+def test_rolling_update_needs_at_most_two_moves_per_queue_in_total(strategy: str) -> None:
     routes = {"orders": {"a": 40, "b": 40}}
-    world = _after(World(3, routes=routes, policy=a_policy(strategy=strategy), replicas=20), 60.0)
+    world = _after(Simulation(3, routes=routes, policy=a_policy(strategy=strategy), replicas=20), 60.0)
     before = world.judge.granted
     world.roll()
     _after(world, 400.0)
@@ -85,8 +85,8 @@ def test_a_rolling_update_moves_each_queue_twice_at_most(strategy: str) -> None:
         assert moved <= 1.2 * queues, "the new pod takes over what the old one leaves"
 
 
-def test_a_flapping_member_is_left_in_peace() -> None:
-    world = _after(World(4, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+def test_member_that_flaps_causes_no_assignment_writes() -> None:
+    world = _after(Simulation(4, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
     written = world.judge.written
     for number in range(100):
         world.clock.after(number * 6.0, next(iter(world.kubelets.values())).flap)
@@ -94,8 +94,8 @@ def test_a_flapping_member_is_left_in_peace() -> None:
     assert world.judge.written == written
 
 
-def test_many_members_come_and_go_without_a_spiral() -> None:
-    world = _after(World(6, routes={"orders": {"a": 60, "b": 60}}, policy=a_policy(), replicas=3), 30.0)
+def test_scale_up_and_scale_down_by_many_members_keep_moves_bounded() -> None:
+    world = _after(Simulation(6, routes={"orders": {"a": 60, "b": 60}}, policy=a_policy(), replicas=3), 30.0)
     before = world.judge.granted
     world.scale(60)
     _after(world, 60.0)
@@ -105,8 +105,8 @@ def test_many_members_come_and_go_without_a_spiral() -> None:
     assert world.judge.granted - before <= 2 * 2 * 121
 
 
-def test_a_lost_zone_comes_back_to_a_fleet_that_went_on() -> None:
-    world = _after(World(8, routes=ORDERS, policy=a_policy(), replicas=6), 30.0)
+def test_node_failure_of_two_members_moves_their_queues_and_settles_on_return() -> None:
+    world = _after(Simulation(8, routes=ORDERS, policy=a_policy(), replicas=6), 30.0)
     for kubelet in list(world.kubelets.values())[:2]:
         kubelet.lose(100.0)
     _after(world, 70.0)
@@ -120,22 +120,22 @@ def _owned_by(document: Assignment | None, names: list[str]) -> int:
     return sum(len(document.members[name].queues) for name in names)
 
 
-def test_while_the_operator_is_down_nothing_stops() -> None:
-    world = _after(World(9, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+def test_leader_election_without_a_leader_leaves_every_queue_consumed() -> None:
+    world = _after(Simulation(9, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
     world.leader = None
     _after(world, 600.0)
     world.judge.settled()
 
 
-def test_an_hour_without_troubles_writes_nothing() -> None:
-    world = _after(World(10, routes=ORDERS, policy=a_policy(), replicas=3), 60.0)
+def test_simulation_of_an_hour_without_faults_writes_nothing() -> None:
+    world = _after(Simulation(10, routes=ORDERS, policy=a_policy(), replicas=3), 60.0)
     writes, statuses = len(world.api.writes), world.judge.statuses
     _after(world, 3600.0)
     assert (len(world.api.writes), world.judge.statuses) == (writes, statuses)
 
 
-def test_what_was_forced_from_a_hanging_member_is_counted_and_never_in_an_orderly_group() -> None:
-    world = _after(World(11, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+def test_member_that_hangs_leaves_the_group_settled_in_the_end() -> None:
+    world = _after(Simulation(11, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
     hang(world, world.chance)
     world.clock.run(QUIET)
     world.judge.settled()

@@ -16,7 +16,7 @@ EPOCH = 1_763_712_000.0  # the time of day at which every run begins
 STRATEGIES = ("Sticky", "Sticky", "Averagely", "AveragelyByCircle", "ConsistentHash", "Balanced")
 
 
-class World:
+class Simulation:
     """Everything there is in a run; what it is made of follows from the seed."""
 
     group = "shop/orders"

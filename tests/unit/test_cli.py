@@ -56,15 +56,13 @@ def counts(*arguments: str, feed: str | None = None) -> list[int]:
         (13, [3, 3, 3, 2, 2]),
     ],
 )
-def test_plan_shows_the_figures_people_know_from_the_classic_client(
-    policy: str, queues: int, shares: list[int]
-) -> None:
+def test_plan_shares_match_those_of_the_classic_client(policy: str, queues: int, shares: list[int]) -> None:
     world = ["-f", POLICIES, "--policy", policy, "--queues", f"orders=broker-a:{queues}"]
     assert counts(*world, "--members", str(len(shares))) == shares
 
 
 @pytest.mark.parametrize("policy", ["averagely", "sticky", "balanced"])
-def test_plan_shows_five_queues_as_a_second_member_joins(policy: str, tmp_path: Path) -> None:
+def test_plan_moves_two_of_five_queues_when_a_second_member_joins(policy: str, tmp_path: Path) -> None:
     world = ["plan", "-f", POLICIES, "--policy", policy, "--queues", "orders=broker-a:5", "-o", "json"]
     before = tmp_path / "before.json"
     before.write_text(rota(*world, "--members", "1").output)
@@ -76,7 +74,7 @@ def test_plan_shows_five_queues_as_a_second_member_joins(policy: str, tmp_path: 
 @pytest.mark.parametrize(
     ("strategy", "shares"), [("Averagely", [2, 2, 0, 0]), ("Sticky", [1, 1, 1, 1]), ("Balanced", [1, 1, 1, 1])]
 )
-def test_plan_shows_whom_two_small_topics_leave_idle(strategy: str, shares: list[int]) -> None:
+def test_plan_names_members_that_two_small_topics_leave_idle(strategy: str, shares: list[int]) -> None:
     feed = a_group("one", "two", strategy=strategy)
     world = ["-f", "-", "--members", "4", "--queues", "one=b:2", "--queues", "two=b:2"]
     assert counts(*world, feed=feed) == shares
@@ -91,7 +89,7 @@ NEARBY = {
 THREE_ROOMS = ["--queues", "orders=east-b:4,north-b:4,west-b:4", "--rooms", "m0=east,m1=west"]
 
 
-def test_plan_shows_three_rooms_of_which_one_has_no_members() -> None:
+def test_plan_shares_out_queues_of_a_machine_room_without_members() -> None:
     planned = rota("plan", "-f", "-", "--members", "2", *THREE_ROOMS, "-o", "json", feed=a_group(**NEARBY))
     assert json.loads(planned.output)["members"] == {
         "m0": {"orders": {"east-b": "0-3", "north-b": "0-1"}},
@@ -99,20 +97,20 @@ def test_plan_shows_three_rooms_of_which_one_has_no_members() -> None:
     }
 
 
-def test_plan_compares_the_policies_of_a_file() -> None:
+def test_plan_uses_the_groups_policy_or_the_one_the_option_names() -> None:
     world = ["plan", "-f", POLICIES, "--queues", "orders=east@broker-a:8"]
     assert "Sticky: 2 to 3 queues a member" in rota(*world).output
     assert "ByConfig: 0 to 8 queues a member" in rota(*world, "--policy", "by-config").output
 
 
-def test_plan_shows_who_would_own_what() -> None:
+def test_plan_shows_owners_spread_and_moves() -> None:
     shown = rota("plan", "-f", GROUP, "--members", "2", *EIGHT)
     assert shown.exit_code == 0
     assert "orders/broker-a/0,2,4,6" in shown.output
     assert "Sticky: 4 to 4 queues a member, 0 moves" in shown.output
 
 
-def test_plan_on_top_of_an_earlier_one_shows_what_moves(tmp_path: Path) -> None:
+def test_plan_with_current_owners_shows_moves(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(rota("plan", "-f", GROUP, "--members", "a,b", *EIGHT, "-o", "json").output)
     after = json.loads(
@@ -133,12 +131,12 @@ def test_plan_reads_an_assignment_document(tmp_path: Path) -> None:
     assert len(yaml.safe_load(planned.output)["moves"]) == 4
 
 
-def test_plan_names_the_idle_and_what_is_nobodys() -> None:
+def test_plan_names_idle_members() -> None:
     shown = rota("plan", "-f", GROUP, "--members", "a,b,c", "--queues", "orders=broker-a:2")
     assert "idle: c" in shown.output
 
 
-def test_plan_beside_foreign_consumers_grants_only_our_share_of_what_they_compute() -> None:
+def test_plan_with_unmanaged_consumers_leaves_them_their_share() -> None:
     planned = rota("plan", "-f", GROUP, "--members", "b,d", "--foreign", "a,c", *EIGHT, "-o", "json")
     outlook = json.loads(planned.output)
     assert outlook["strategy"] == "Averagely"
@@ -151,7 +149,7 @@ def test_plan_beside_foreign_consumers_grants_only_our_share_of_what_they_comput
     )
 
 
-def test_a_queue_that_moves_to_a_foreigner_is_not_called_nobodys(tmp_path: Path) -> None:
+def test_plan_diff_shows_an_unmanaged_consumer_as_new_owner(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(rota("plan", "-f", GROUP, "--members", "b", *EIGHT, "-o", "json").output)
     arguments = ["plan", "-f", GROUP, "--members", "b", "--foreign", "a", *EIGHT, "--current", str(before)]
@@ -160,7 +158,7 @@ def test_a_queue_that_moves_to_a_foreigner_is_not_called_nobodys(tmp_path: Path)
     assert "nobody" not in shown
 
 
-def test_beside_foreigners_the_ids_at_the_broker_count_not_the_pods_names() -> None:
+def test_unmanaged_consumer_shares_follow_client_ids_not_pod_names() -> None:
     roster = a_roster(4, 1)
     owners = beside_foreigners(roster, ["10.0.0.9@1"], {"m0": "10.0.0.5@m0#0123abcd"})
     assert list(owners) == [0, 0, -1, -1]
@@ -176,7 +174,7 @@ def test_plan_reads_from_standard_input_and_needs_no_policy() -> None:
 
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml"])
-def test_strategies_are_listed_with_the_names_people_know(output: str) -> None:
+def test_strategy_list_includes_rocketmq_aliases(output: str) -> None:
     shown = rota("strategies", "-o", output)
     assert shown.exit_code == 0
     assert all(name in shown.output for name in ("Averagely", "AVG", "Sticky", "Custom"))
@@ -204,7 +202,7 @@ def test_explain_has_a_line_for_each_queue_that_moves(before: str) -> None:
     ]
 
 
-def test_explain_tells_also_of_queues_whose_member_is_gone(before: str) -> None:
+def test_explain_covers_queues_of_a_missing_member(before: str) -> None:
     shown = rota("explain", "-f", GROUP, "--members", "m0", *EIGHT, "--current", before)
     assert shown.output.count("goes to m0: its owner m1 is not there; m0 had 4") == 4
 
@@ -216,13 +214,13 @@ def test_explain_has_a_line_for_each_member_if_nothing_moves() -> None:
     assert lines[2] == "m2 owns 0 of 2 queues"
 
 
-def test_explain_names_the_room_that_has_no_members() -> None:
+def test_explain_names_the_machine_room_without_members() -> None:
     world = ["-f", "-", "--members", "2", *THREE_ROOMS]
     shown = rota("explain", *world, "orders/north-b/3", feed=a_group(**NEARBY))
     assert "its room north has no member; among all m1 is member 2 of 2" in shown.output
 
 
-def test_explain_beside_foreign_consumers_tells_what_they_compute_too() -> None:
+def test_explain_covers_queues_of_unmanaged_consumers() -> None:
     world = ["-f", GROUP, "--members", "b,d", "--foreign", "a,c", *EIGHT]
     shown = rota("explain", *world, "orders/broker-a/0").output
     assert shown.startswith("orders/broker-a/0 goes to a: a is member 1 of 4")
@@ -230,7 +228,7 @@ def test_explain_beside_foreign_consumers_tells_what_they_compute_too() -> None:
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
-def test_explain_is_readable_by_programs(output: str, before: str) -> None:
+def test_explain_prints_json_and_yaml(output: str, before: str) -> None:
     shown = rota("explain", "-f", GROUP, *EIGHT, "--current", before, "orders/broker-a/6", "-o", output)
     told = yaml.safe_load(shown.output)  # JSON is YAML
     assert told["strategy"] == "Sticky"
@@ -275,7 +273,7 @@ def test_explain_is_readable_by_programs(output: str, before: str) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "explain"])
-def test_a_users_mistake_is_one_sentence_and_exit_code_2(command: str, arguments: list[str], sentence: str) -> None:
+def test_cli_user_mistake_is_one_sentence_and_exit_code_2(command: str, arguments: list[str], sentence: str) -> None:
     refused(sentence, command, *arguments, feed="")
 
 
@@ -296,7 +294,7 @@ def refused(sentence: str, *arguments: str, feed: str | None = None) -> None:
         ("orders/broker-a/x", "The queue 'orders/broker-a/x' cannot be read"),
     ],
 )
-def test_a_queue_that_is_not_there_cannot_be_explained(queue: str, sentence: str) -> None:
+def test_explain_rejects_an_unknown_or_malformed_queue(queue: str, sentence: str) -> None:
     refused(sentence, "explain", "-f", GROUP, *EIGHT, queue)
 
 
@@ -346,7 +344,7 @@ TWICE = [
         ),
     ],
 )
-def test_a_policy_that_cannot_be_meant_is_a_sentence(policy: dict[str, Any], sentence: str) -> None:
+def test_policy_that_is_invalid_is_rejected_with_a_sentence(policy: dict[str, Any], sentence: str) -> None:
     refused(sentence, "plan", "-f", "-", *EIGHT, feed=a_group(**policy))
 
 
@@ -381,7 +379,7 @@ NAMED: dict[str, Any] = {
         ([{"kind": "ConsumerGroup", "spec": None}], "spec: object missing required field broker"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_a_sentence(documents: list[Any], sentence: str) -> None:
+def test_plan_rejects_invalid_manifests_with_a_sentence(documents: list[Any], sentence: str) -> None:
     refused(sentence, "plan", "-f", "-", *EIGHT, feed=yaml.safe_dump_all(documents))
 
 
@@ -410,13 +408,13 @@ def test_a_file_that_cannot_be_meant_is_a_sentence(documents: list[Any], sentenc
         ),
     ],
 )
-def test_present_owners_that_cannot_be_are_a_sentence(text: bytes, sentence: str, tmp_path: Path) -> None:
+def test_plan_rejects_invalid_current_owners_with_a_sentence(text: bytes, sentence: str, tmp_path: Path) -> None:
     current = tmp_path / "current.json"
     current.write_bytes(text)
     refused(sentence, "plan", "-f", GROUP, *EIGHT, "--current", str(current))
 
 
-def test_present_owners_and_queues_that_are_gone_do_not_count(tmp_path: Path) -> None:
+def test_plan_ignores_missing_members_and_queues_in_current_owners(tmp_path: Path) -> None:
     current = tmp_path / "current.json"
     shares = {"gone": {"orders": {"broker-a": "0-3"}}, "m0": {"orders": {"broker-a": "4-9", "gone": "0"}, "old": {}}}
     current.write_text(json.dumps({"members": shares}))
@@ -426,7 +424,7 @@ def test_present_owners_and_queues_that_are_gone_do_not_count(tmp_path: Path) ->
     assert outlook["moves"] == []
 
 
-def test_what_is_under_way_counts_where_it_goes(tmp_path: Path) -> None:
+def test_plan_counts_queues_in_handover_for_their_next_owner(tmp_path: Path) -> None:
     going = {"from": "m0", "uid": "u", "to": "m1", "since": 2, "at": "2026-11-21T08:00:00Z"}
     left = going | {"to": "gone"}
     document = {
@@ -441,7 +439,7 @@ def test_what_is_under_way_counts_where_it_goes(tmp_path: Path) -> None:
     assert [(it["id"], it["from"], it["to"]) for it in outlook["moves"]] == [(6, "m0", "m1")]
 
 
-def test_members_keep_their_names_when_there_are_more(tmp_path: Path) -> None:
+def test_plan_keeps_member_names_when_the_count_grows(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     queues = ["--queues", "orders=broker-a:20"]
     before.write_text(rota("plan", "-f", GROUP, "--members", "9", *queues, "-o", "json").output)
@@ -452,7 +450,7 @@ def test_members_keep_their_names_when_there_are_more(tmp_path: Path) -> None:
     assert after["notes"] == []
 
 
-def test_what_the_plan_could_not_see_is_noted(tmp_path: Path) -> None:
+def test_plan_notes_missing_members_and_topics_without_queues(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(json.dumps({"members": {"old": {"orders": {"broker-a": "0-1"}}}}))
     group = {"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": [{"topic": "orders"}, {"topic": "pay"}]}}
@@ -461,7 +459,7 @@ def test_what_the_plan_could_not_see_is_noted(tmp_path: Path) -> None:
     assert "unseen: there is no queue of pay\n" in shown.output
 
 
-def test_a_topic_may_be_called_uid(tmp_path: Path) -> None:
+def test_plan_reads_current_owners_with_a_topic_named_uid(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     before.write_text(json.dumps({"members": {"m0": {"orders": {"broker-a": "0-1"}, "uid": {"broker-a": "0"}}}}))
     assert rota("plan", "-f", GROUP, *EIGHT, "--current", str(before)).exit_code == 0
@@ -489,19 +487,21 @@ MINE = {"strategy": "Custom", "options": {"custom": {"name": "mine"}}}
         ("return [7] * 8", "Custom strategy mine gives queue orders/broker-a/0 to member number 7"),
     ],
 )
-def test_a_custom_strategy_that_throws_or_answers_nonsense_is_a_sentence(
+def test_custom_strategy_error_or_invalid_result_is_one_sentence(
     body: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, f"def mine(roster):\n    {body}\n")
     refused(sentence, "plan", "-f", "-", *EIGHT, feed=a_group(**MINE))
 
 
-def test_a_custom_strategy_that_cannot_be_loaded_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_strategy_load_failure_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "import nothing_of_the_kind\n")
     refused("Custom strategy mine cannot be loaded", "plan", "-f", "-", *EIGHT, feed=a_group(**MINE))
 
 
-def test_a_custom_strategys_reason_is_that_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_strategy_without_reasons_is_explained_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, monkeypatch, "def mine(roster):\n    return [1] * len(roster.queues)\n")
     assert counts("-f", "-", "--members", "2", *EIGHT, feed=a_group(**MINE)) == [0, 8]
     shown = rota("explain", "-f", "-", *EIGHT, "orders/broker-a/0", feed=a_group(**MINE))
@@ -511,22 +511,22 @@ def test_a_custom_strategys_reason_is_that_it_says_so(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: 2026-99-99", "[" * 20_000, "? [a]\n: b", "!!python/x y"]
 )
-def test_a_file_that_is_no_yaml_is_one_sentence(text: str) -> None:
+def test_plan_rejects_invalid_yaml_with_one_sentence(text: str) -> None:
     refused("Standard input is no YAML", "plan", "-f", "-", *EIGHT, feed=text)
 
 
-def test_a_mistake_in_yaml_has_a_line() -> None:
+def test_plan_yaml_error_names_its_line() -> None:
     refused("Standard input is no YAML, line 2", "plan", "-f", "-", *EIGHT, feed="a: b\nx: [")
 
 
-def test_names_are_stripped_and_are_no_markup() -> None:
+def test_plan_strips_names_and_prints_markup_in_them_literally() -> None:
     world = ["plan", "-f", GROUP, "--members", "a[b], [/foo]", "--queues", "orders=[red]x:2, y:1"]
     shown = rota(*world).output
     assert all(name in shown for name in ("a[b] ", "[/foo] ", "orders/[red]x/0"))
     assert list(json.loads(rota(*world, "-o", "json").output)["members"]) == ["[/foo]", "a[b]"]
 
 
-def test_a_table_cuts_nothing() -> None:
+def test_table_does_not_truncate_long_cells() -> None:
     topics = [f"{'long' * 10}{number}" for number in range(3)]
     queues = [part for topic in topics for part in ("--queues", f"{topic}=broker-a:3000")]
     shown = rota("plan", "-f", "-", "--members", "2", *queues, feed=a_group(*topics, strategy="AveragelyByCircle"))
@@ -545,7 +545,7 @@ def test_a_table_cuts_nothing() -> None:
         ({}, {"paused": True}, "paused: the group is paused, so its members release everything"),
     ],
 )
-def test_plan_says_what_would_hold_it_back(
+def test_plan_notes_a_pause_or_budget_that_delays_moves(
     policy: dict[str, Any], group: dict[str, Any], note: str, tmp_path: Path
 ) -> None:
     spec = NAMED["spec"] | group
@@ -575,12 +575,12 @@ PLAN = f"{ROTA} plan -f {GROUP} {' '.join(EIGHT)}"
         (f"set -o pipefail; {PLAN} -o json | true", 0, ""),
     ],
 )
-def test_a_command_ends_plainly_in_a_shell(command: str, code: int, words: str) -> None:
+def test_cli_handles_broken_pipes_full_disks_and_closed_streams(command: str, code: int, words: str) -> None:
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert (ran.returncode, ran.stderr) == (code, words)
 
 
-def test_who_interrupts_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_interrupt_exits_130_without_output(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

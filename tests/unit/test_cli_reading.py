@@ -36,7 +36,7 @@ from rota.kube.shown import (
     Summary,
 )
 from rota.kube.shown import Topic as OfTopic
-from shop import Fleet
+from shop import ConsumerFleet
 
 ROOT = Path(__file__).parents[2]
 LONG_AGO = (datetime.now(UTC) - timedelta(days=2, hours=4, minutes=1)).isoformat()
@@ -192,18 +192,18 @@ async def refused(sentence: str, *arguments: str, **env: str) -> None:
     assert len(shown.output.splitlines()) == 1
 
 
-async def test_status_shows_the_groups_of_a_namespace_in_a_line_each(operator: Service) -> None:
+async def test_cli_status_shows_one_line_per_group_of_a_namespace(operator: Service) -> None:
     head, line = await told(operator, "status", "-n", "shop")
     assert head == "GROUP READY MEMBERS QUEUES LAG DELAY STRATEGY LAST REBALANCE"
     assert line == "orders yes (Settled) 3 16 120 2m10s Sticky MemberJoined 2d4h ago, 5 queues moved, 1 forced"
 
 
-async def test_status_of_all_namespaces_tells_what_is_not_known(operator: Service) -> None:
+async def test_cli_status_of_all_namespaces_shows_unknown_figures(operator: Service) -> None:
     _, line, _ = await told(operator, "status", "-A")
     assert line == "pay/bills no (NoView) 3 (1 idle) 16 unknown unknown Sticky none"
 
 
-async def test_figures_that_cannot_be_are_unknown(operator: Service) -> None:
+async def test_cli_shows_impossible_figures_as_unknown(operator: Service) -> None:
     odd = a_summary(members=-1, queues=-2, idle=-1, unowned=-1, lag=-5, delay=1e300)
     operator.says["/v1/groups"] = 200, Groups(LEADS, [odd])
     assert (await told(operator, "status", "-A"))[1].startswith(f"shop/orders yes (Settled) {'unknown ' * 4}Sticky")
@@ -212,17 +212,17 @@ async def test_figures_that_cannot_be_are_unknown(operator: Service) -> None:
     assert (await told(operator, "members", "shop/orders"))[1].endswith("Ready unknown unknown unknown")
 
 
-async def test_status_of_all_namespaces_and_of_one_is_a_contradiction() -> None:
+async def test_cli_status_rejects_namespace_with_all_namespaces() -> None:
     await refused("leave one of them out", "status", "-n", "default", "-A")
 
 
-async def test_status_where_no_group_is_says_where_to_look(operator: Service) -> None:
+async def test_cli_status_without_groups_hints_at_all_namespaces(operator: Service) -> None:
     assert await told(operator, "status") == [
         "There is no group in namespace default; -A shows those in all namespaces"
     ]
 
 
-async def test_status_of_one_group_has_conditions_verdicts_and_rebalances(operator: Service) -> None:
+async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(operator: Service) -> None:
     lines = await told(operator, "status", "shop/orders")
     assert "Each of 16 queues has an owner that works it" in lines
     assert "Verdicts: 15 queues KeepingUp, 1 queue Slow" in lines
@@ -233,7 +233,7 @@ async def test_status_of_one_group_has_conditions_verdicts_and_rebalances(operat
     assert "MemberJoined 2d4h ago 7 5 1 3s 1s m-2 joined" in lines
 
 
-async def test_what_a_rebalance_did_is_not_told_before_its_end(operator: Service) -> None:
+async def test_cli_omits_results_of_a_rebalance_under_way(operator: Service) -> None:
     begun = Rebalance("MemberLeft", "m-2 left", LONG_AGO, 8)
     operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun, moving=True)])
     assert "MemberLeft 2d4h ago, under way" in (await told(operator, "status", "-A"))[1]
@@ -248,7 +248,7 @@ async def test_what_a_rebalance_did_is_not_told_before_its_end(operator: Service
     ]
 
 
-async def test_members_are_shown_with_what_keeps_them_from_working(operator: Service) -> None:
+async def test_cli_members_lists_members_with_their_problems(operator: Service) -> None:
     lines = await told(operator, "members", "orders", "-n", "shop")
     assert lines == [
         "NAME CLIENT ID ADDRESS VERSION ORIGIN STATE QUEUES GENERATION RATE",
@@ -260,7 +260,7 @@ async def test_members_are_shown_with_what_keeps_them_from_working(operator: Ser
     ]
 
 
-async def test_lag_is_shown_in_the_order_of_queues_and_retries_apart(operator: Service) -> None:
+async def test_cli_lag_orders_by_queue_and_lists_retries_separately(operator: Service) -> None:
     lines = await told(operator, "lag", "shop/orders")
     assert NOW_AND_THEN.sub("now", lines.pop()) == "Brokers were last asked now"
     assert lines == [
@@ -278,7 +278,7 @@ async def test_lag_is_shown_in_the_order_of_queues_and_retries_apart(operator: S
     ]
 
 
-async def test_lag_by_lag_shows_the_most_behind_first_and_unknown_ones_last(operator: Service) -> None:
+async def test_cli_lag_by_lag_shows_largest_first_and_unknown_last(operator: Service) -> None:
     shown = await rota("lag", "shop/orders", "--by", "lag", "--operator", operator.url, "-o", "json")
     assert [it["id"] for it in json.loads(shown.output)["queues"]] == [2, 0, 3, 1, 0]
     lines = await told(operator, "lag", "shop/orders", "--by", "lag", "--top", "1")
@@ -288,7 +288,7 @@ async def test_lag_by_lag_shows_the_most_behind_first_and_unknown_ones_last(oper
     ]
 
 
-async def test_a_queue_under_way_tells_who_has_it_and_who_gets_it(operator: Service) -> None:
+async def test_cli_lag_shows_current_and_next_owner_of_a_queue_in_handover(operator: Service) -> None:
     going = a_queue(0, state="Releasing", owner="m-0", to="m-1")
     taken = a_queue(1, owner="m-1", forced=True)
     gone = a_queue(2, state="Releasing", owner="m-2")
@@ -301,19 +301,19 @@ async def test_a_queue_under_way_tells_who_has_it_and_who_gets_it(operator: Serv
     ]
 
 
-async def test_a_queue_of_a_broadcasting_group_is_everyones(operator: Service) -> None:
+async def test_cli_lag_shows_everyone_as_owner_in_a_broadcasting_group(operator: Service) -> None:
     shared = a_queue(0, None, state="Everyone", owner=None, verdict=None)
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[shared])
     assert (await told(operator, "lag", "shop/orders"))[1].split()[-1] == "everyone"
 
 
-async def test_a_queue_that_a_foreigner_works_is_not_nobodys(operator: Service) -> None:
+async def test_cli_lag_shows_an_unmanaged_consumer_as_owner(operator: Service) -> None:
     theirs = a_queue(0, 3, state="Foreign", owner=None)
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[theirs])
     assert (await told(operator, "lag", "shop/orders"))[1].endswith(" a foreigner")
 
 
-async def test_a_rebalance_of_which_little_is_known_is_told_by_what_is(operator: Service) -> None:
+async def test_cli_explain_shows_known_parts_of_an_incomplete_rebalance(operator: Service) -> None:
     before = Rebalance("MemberLeft", "", LONG_AGO, 0, 3, seconds=4.0)
     operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], before)
     lines = await told(operator, "explain", "shop/orders")
@@ -322,7 +322,7 @@ async def test_a_rebalance_of_which_little_is_known_is_told_by_what_is(operator:
     assert (await told(operator, "explain", "shop/orders"))[1:] == ["The operator remembers no rebalance"]
 
 
-async def test_a_group_of_which_nothing_is_known_yet_is_told_so(operator: Service) -> None:
+async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: Service) -> None:
     blank = Summary("shop", "orders", False, "", "", False, 0, 0, 0, 0, 0, "")  # noqa: FBT003 - in its order
     operator.says["/v1/groups/shop/orders"] = 200, Detail(LEADS, blank, "shop-orders", [], [], [], [], [])
     assert (await told(operator, "status", "shop/orders"))[1:] == [
@@ -338,13 +338,13 @@ async def test_a_group_of_which_nothing_is_known_yet_is_told_so(operator: Servic
     ]
 
 
-async def test_who_stands_by_says_that_it_knows_no_lag(operator: Service) -> None:
+async def test_cli_lag_of_a_standby_operator_says_it_asks_no_broker(operator: Service) -> None:
     standby = msgspec.structs.replace(DETAIL, operator=Operator("rota-1", "0.1.0", leads=False), looked_at=None)
     operator.says["/v1/groups/shop/orders"] = 200, standby
     assert (await told(operator, "lag", "shop/orders"))[-1].startswith("Operator rota-1 stands by and asks no broker")
 
 
-async def test_explain_says_why_and_what_the_last_rebalance_did(operator: Service) -> None:
+async def test_cli_explain_gives_reasons_and_the_last_rebalance(operator: Service) -> None:
     assert await told(operator, "explain", "shop/orders", "%RETRY%orders/b/3") == [
         "orders/broker-a/3 stays with m-0: m-0 keeps 6 of its 8 queues (an even share is 5 or 6)",
         "Last rebalance: MemberJoined 2d4h ago, generation 7: m-2 joined",
@@ -357,7 +357,7 @@ async def test_explain_says_why_and_what_the_last_rebalance_did(operator: Servic
     ("command", "answer"), [("status", DETAIL), ("members", DETAIL), ("lag", DETAIL), ("explain", REASONS)]
 )
 @pytest.mark.parametrize("output", ["json", "yaml"])
-async def test_programs_get_what_the_operator_answers(
+async def test_cli_json_and_yaml_are_the_operators_response(
     command: str, answer: msgspec.Struct, output: str, operator: Service
 ) -> None:
     shown = await rota(command, "shop/orders", "--operator", operator.url, "-o", output)
@@ -365,12 +365,12 @@ async def test_programs_get_what_the_operator_answers(
     assert output == "yaml" or json.loads(shown.output)
 
 
-async def test_programs_get_the_groups_that_were_asked_for(operator: Service) -> None:
+async def test_cli_status_json_has_only_groups_of_the_namespace(operator: Service) -> None:
     shown = await rota("status", "-n", "shop", "--operator", operator.url, "-o", "json")
     assert [it["lastRebalance"]["reason"] for it in json.loads(shown.output)["groups"]] == ["MemberJoined"]
 
 
-async def test_names_of_strangers_are_text_in_every_output(operator: Service) -> None:
+async def test_cli_members_prints_hostile_names_as_plain_text(operator: Service) -> None:
     name = "[red]: #\x1b[2J'\"{\n%é"
     stranger = Member(name, name, "Foreign", "Foreign", troubles=[f"{name} sleeps"])
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[stranger])
@@ -382,11 +382,11 @@ async def test_names_of_strangers_are_text_in_every_output(operator: Service) ->
 
 
 @pytest.mark.parametrize("command", ["status", "members", "lag", "explain"])
-async def test_an_unknown_group_is_the_operators_own_sentence(command: str, operator: Service) -> None:
+async def test_cli_relays_the_operators_error_for_an_unknown_group(command: str, operator: Service) -> None:
     await refused("There is no such group", command, "shop/none", "--operator", operator.url)
 
 
-async def test_a_queue_that_the_operator_does_not_know_is_its_sentence(operator: Service) -> None:
+async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(operator: Service) -> None:
     operator.says["/v1/groups/shop/orders/why"] = 400, {"error": "There is no queue orders/a/9"}
     await refused(
         "rota: There is no queue orders/a/9", "explain", "shop/orders", "orders/a/9", "--operator", operator.url
@@ -417,11 +417,11 @@ async def test_a_queue_that_the_operator_does_not_know_is_its_sentence(operator:
         (["status", "--lease", "a/b"], "--lease 'a/b' is no name"),
     ],
 )
-async def test_a_users_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
+async def test_cli_user_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
     await refused(sentence, *arguments)
 
 
-async def test_on_files_queues_are_still_asked_for() -> None:
+async def test_cli_explain_on_files_requires_queues() -> None:
     shown = await rota("explain", "-f", str(ROOT / "docs/examples/group.yaml"))
     assert (shown.exit_code, "Give either --queues" in shown.output) == (2, True)
 
@@ -439,18 +439,18 @@ async def test_on_files_queues_are_still_asked_for() -> None:
         (500, b'{"error": 5}'),
     ],
 )
-async def test_whoever_is_no_operator_of_this_version_is_told_of(status: int, body: bytes, operator: Service) -> None:
+async def test_cli_rejects_a_response_unlike_the_operators(status: int, body: bytes, operator: Service) -> None:
     operator.says["/v1/groups"] = status, body
     await refused("is it Rota's operator of this version?", "status", "--operator", operator.url)
 
 
-async def test_where_nobody_listens_is_a_sentence(unused_tcp_port: int) -> None:
+async def test_cli_connection_refused_is_one_sentence(unused_tcp_port: int) -> None:
     where = f"http://127.0.0.1:{unused_tcp_port}"
     sentence = f"The operator does not answer at {where}: Connection refused; start the operator, or give another"
     await refused(sentence, "status", ROTA_OPERATOR=where)
 
 
-async def test_who_never_answers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cli_gives_up_on_an_operator_that_never_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "SECONDS", 0.1)
     over = asyncio.Event()
 
@@ -499,25 +499,25 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         yield service
 
 
-async def test_by_the_kubeconfig_whoever_leads_is_asked_through_the_api_server(api: Service) -> None:
+async def test_cli_with_kubeconfig_asks_the_leader_through_the_api_server(api: Service) -> None:
     shown = await rota("explain", "orders", "%RETRY%orders/b/3", "-o", "json")
     assert json.loads(shown.output)["queues"][0]["owner"] == "m-0"
     assert api.asked == [(LEASE, {}), (f"{PROXY}/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
 
 
-async def test_the_namespace_is_that_of_the_context(api: Service, operator: Service) -> None:
+async def test_cli_namespace_defaults_to_that_of_the_kubeconfig_context(api: Service, operator: Service) -> None:
     assert [line.split()[0] for line in (await rota("status")).output.splitlines()[2:3]] == ["orders"]
     assert (await told(operator, "status"))[1].startswith("orders ")
     assert len(api.asked) == 2
 
 
-async def test_an_operator_elsewhere_is_found_by_its_lease(api: Service) -> None:
+async def test_cli_finds_the_operator_by_lease_name_and_namespace(api: Service) -> None:
     api.says["/apis/coordination.k8s.io/v1/namespaces/ops/leases/mine"] = 200, held_by("rota-7")
     api.says["/api/v1/namespaces/ops/pods/rota-7:8080/proxy/v1/groups"] = 200, GROUPS
     assert (await rota("status", "--lease", "mine", ROTA_OPERATOR_NAMESPACE="ops")).exit_code == 0
 
 
-async def test_what_the_operator_refuses_is_its_sentence_through_the_api_server_too(api: Service) -> None:
+async def test_cli_relays_the_operators_error_through_the_api_server(api: Service) -> None:
     await refused("rota: There is no group shop/none\n", "members", "none")
     api.says[f"{PROXY}/v1/groups"] = 404, b"404: Not Found"
     await refused("is it Rota's operator of this version?", "status")
@@ -543,7 +543,7 @@ async def test_what_the_operator_refuses_is_its_sentence_through_the_api_server_
         ((200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")), no(503), "Nobody leads: rota-0 should have renewed"),
     ],
 )
-async def test_what_stands_in_the_way_to_the_operator_is_one_sentence(
+async def test_cli_lease_or_proxy_failure_is_one_sentence(
     lease: tuple[int, Any] | None, proxied: tuple[int, Any] | None, sentence: str, api: Service
 ) -> None:
     api.says[LEASE] = lease or api.says[LEASE]
@@ -551,7 +551,7 @@ async def test_what_stands_in_the_way_to_the_operator_is_one_sentence(
     await refused(sentence, "status")
 
 
-async def test_a_late_lease_does_not_matter_while_its_holder_answers(api: Service) -> None:
+async def test_cli_ignores_an_expired_lease_while_its_holder_responds(api: Service) -> None:
     api.says[LEASE] = 200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")  # clocks differ
     assert (await rota("status")).exit_code == 0
 
@@ -566,17 +566,17 @@ async def test_a_late_lease_does_not_matter_while_its_holder_answers(api: Servic
         ("[]", "The kubeconfig cannot be used: "),
     ],
 )
-async def test_a_kubeconfig_that_leads_nowhere_is_a_sentence(text: str | None, sentence: str, tmp_path: Path) -> None:
+async def test_cli_kubeconfig_that_is_unusable_is_one_sentence(text: str | None, sentence: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config").write_text(text)
     await refused(sentence, "status", KUBECONFIG=str(tmp_path / "config"))
 
 
-async def test_without_a_kubeconfig_the_other_way_is_named() -> None:
+async def test_cli_without_kubeconfig_says_how_to_set_one() -> None:
     await refused("There is no kubeconfig and no service account; set KUBECONFIG", "status")
 
 
-async def test_an_api_server_that_is_away_is_a_sentence(api: Service, tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_cli_unreachable_api_server_is_one_sentence(api: Service, tmp_path: Path, unused_tcp_port: int) -> None:
     text = (tmp_path / "config").read_text().replace(api.url, f"http://127.0.0.1:{unused_tcp_port}")
     (tmp_path / "config").write_text(text)
     await refused("The API server did not answer GET", "status")
@@ -621,7 +621,7 @@ class Running:
         return self.process.returncode, said
 
 
-async def test_who_watches_at_a_pipe_reads_what_changes_until_the_end(operator: Service) -> None:
+async def test_cli_watch_to_a_pipe_prints_changes_until_interrupted(operator: Service) -> None:
     running = Running(operator, "status", "-n", "shop", "--watch", "-o", "json")
     assert json.loads(await running.prints("\n}\n"))["groups"][0]["members"] == 3
     await operator.looks(2)
@@ -632,7 +632,7 @@ async def test_who_watches_at_a_pipe_reads_what_changes_until_the_end(operator: 
     assert await running.interrupted() == (130, "rota: It has just begun\n")
 
 
-async def test_that_brokers_were_asked_again_is_no_change(operator: Service) -> None:
+async def test_cli_watch_prints_nothing_for_a_new_poll_time_alone(operator: Service) -> None:
     running = Running(operator, "lag", "shop/orders", "--watch", "-o", "yaml")
     await running.prints("lookedAt")
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, looked_at=LONG_AGO)
@@ -643,7 +643,7 @@ async def test_that_brokers_were_asked_again_is_no_change(operator: Service) -> 
     assert (await running.interrupted())[0] == 130
 
 
-async def test_a_terminal_is_kept_up_to_date_in_place(operator: Service) -> None:
+async def test_cli_watch_on_a_terminal_updates_in_place(operator: Service) -> None:
     running = Running(operator, "status", "-n", "shop", "--watch", columns=120)
     assert "yes (Settled)" in await running.prints("moved")
     operator.says["/v1/groups"] = 503, {"error": "It has just begun"}
@@ -654,11 +654,11 @@ async def test_a_terminal_is_kept_up_to_date_in_place(operator: Service) -> None
     assert (code, said) == (130, "")
 
 
-async def test_a_watch_that_cannot_begin_ends_with_a_sentence(operator: Service) -> None:
+async def test_cli_watch_that_cannot_start_ends_with_a_sentence(operator: Service) -> None:
     await refused("There is no such group", "lag", "shop/none", "--watch", "--operator", operator.url)
 
 
-async def test_on_a_narrow_terminal_a_row_is_written_line_by_line(operator: Service) -> None:
+async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Service) -> None:
     running = Running(operator, "lag", "shop/orders", columns=40)
     lines = (await running.prints("last asked")).splitlines()
     assert lines[1:11] == [
@@ -695,7 +695,7 @@ async def test_on_a_narrow_terminal_a_row_is_written_line_by_line(operator: Serv
         (float("nan"), "unknown"),
     ],
 )
-def test_how_long_something_takes_is_said_by_two_units(seconds: float | None, said: str) -> None:
+def test_cli_duration_has_at_most_two_units(seconds: float | None, said: str) -> None:
     assert words.duration(seconds) == said
 
 
@@ -709,11 +709,11 @@ def test_how_long_something_takes_is_said_by_two_units(seconds: float | None, sa
         ("soon", "soon"),
     ],
 )
-def test_a_time_is_said_by_how_long_ago_it_was(at: str, said: str) -> None:
+def test_cli_time_is_shown_as_age(at: str, said: str) -> None:
     assert words.ago(at, datetime(2026, 11, 21, 8, 1, 5, tzinfo=UTC)) == said
 
 
-def test_who_asks_straight_loads_neither_kubernetes_nor_numpy() -> None:
+def test_cli_live_commands_import_no_kopf_numpy_or_planner() -> None:
     program = (
         "import sys; from rota.cli import asking, live, reading\n"
         "print([it for it in ('kopf', 'numpy', 'rich.console', 'rota.planner') if it in sys.modules])"
@@ -722,7 +722,7 @@ def test_who_asks_straight_loads_neither_kubernetes_nor_numpy() -> None:
     assert ran.stdout == "[]\n"
 
 
-def test_kubectl_finds_the_same_commands() -> None:
+def test_cli_kubectl_plugin_is_the_same_program() -> None:
     (plugin,) = entry_points(group="console_scripts", name="kubectl-rota")
     assert plugin.load() is main
 
@@ -730,7 +730,7 @@ def test_kubectl_finds_the_same_commands() -> None:
 PAGE = (ROOT / "docs" / "command-line.md").read_text()
 
 
-def test_the_page_has_every_command_and_every_option() -> None:
+def test_docs_list_every_command_and_every_option_of_live_commands() -> None:
     headings = set(re.findall(r"^## rota (\w+)$", PAGE, re.MULTILINE))
     assert headings == set(main.commands)
     reading = [main.commands[name] for name in ("status", "members", "lag", "explain")]
@@ -741,7 +741,7 @@ def test_the_page_has_every_command_and_every_option() -> None:
 def the_shop() -> Mapping[str, tuple[int, Any]]:
     """Return what an operator answers of groups that our own code has planned: what the page shows can happen."""
     began = datetime.fromisoformat(LONG_AGO).timestamp()
-    orders, payments = Fleet("orders", 16, began), Fleet("payments", 8, began, expression="paid")
+    orders, payments = ConsumerFleet("orders", 16, began), ConsumerFleet("payments", 8, began, expression="paid")
     orders.join(0, 1)
     orders.join(2)
     orders.looked_at({0: (3, 40), 2: (117, 40)})
@@ -762,7 +762,7 @@ SAMPLES = re.findall(r"^```text\n\$ rota (.*?)\n(.*?)^```", PAGE, re.DOTALL | re
 
 
 @pytest.mark.parametrize(("command", "shown"), SAMPLES, ids=[command for command, _ in SAMPLES])
-async def test_what_the_page_shows_is_what_is_printed(command: str, shown: str, operator: Service) -> None:
+async def test_docs_command_line_samples_match_the_output(command: str, shown: str, operator: Service) -> None:
     operator.says = {**the_shop()}
     printed = (await rota(*command.split(), "--operator", operator.url)).output
     given, got = ([line.rstrip() for line in text.splitlines() if line.strip()] for text in (shown, printed))

@@ -73,17 +73,17 @@ async def refused(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("queue", ["\x1b[31mx/b/one", "\u202e/b/x", "\u009b31m"])
-async def test_what_was_typed_is_quoted_without_what_a_terminal_obeys(queue: str) -> None:
+async def test_cli_error_quotes_arguments_without_control_characters(queue: str) -> None:
     assert "cannot be read" in await refused("explain", "orders", queue, "--operator", "http://127.0.0.1:9")
 
 
-async def test_a_strangers_refusal_is_told_without_what_a_terminal_obeys() -> None:
+async def test_cli_error_relays_a_response_without_control_characters() -> None:
     async with saying({"error": f"no{ESCAPES}"}, 400) as url:
         assert (await refused("status", "--operator", url)).startswith("no\N{REPLACEMENT CHARACTER}]0;owned")
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
-async def test_programs_read_every_letter_and_a_terminal_obeys_none(output: str) -> None:
+async def test_cli_json_and_yaml_escape_control_characters_without_loss(output: str) -> None:
     name = f"o\x7f\u00fc\u00a0\U000e0001{ESCAPES}"
     async with saying(groups(name=name)) as url:
         shown = (await rota("status", "-A", "-o", output, "--operator", url)).stdout
@@ -92,20 +92,20 @@ async def test_programs_read_every_letter_and_a_terminal_obeys_none(output: str)
     assert read["groups"][0]["name"] == name
 
 
-async def test_what_harms_nobody_stands_in_json_as_it_is() -> None:
+async def test_cli_json_and_yaml_keep_printable_unicode() -> None:
     async with saying(groups(message="für Größe")) as url:
         assert "für Größe" in (await rota("status", "-A", "-o", "json", "--operator", url)).stdout
         assert "für Größe" in (await rota("status", "-A", "-o", "yaml", "--operator", url)).stdout
 
 
-async def test_a_table_has_no_blanks_at_its_ends() -> None:
+async def test_cli_table_has_no_trailing_spaces_or_blank_lines() -> None:
     async with saying(groups()) as url:
         lines = (await rota("status", "-A", "--operator", url)).stdout.splitlines()
     assert len(lines) == 3
     assert [line for line in lines if not line or line != line.rstrip()] == []
 
 
-async def test_what_is_long_is_not_quoted_whole() -> None:
+async def test_cli_error_truncates_long_arguments() -> None:
     long = "x" * 100_000
     for command in (
         ["explain", "orders", long],
@@ -137,11 +137,11 @@ async def test_what_is_long_is_not_quoted_whole() -> None:
         (["operator", "--port", "0"], "Invalid value for '--port': 0 is not in the range"),
     ],
 )
-async def test_a_mistake_in_usage_is_one_sentence(command: list[str], sentence: str) -> None:
+async def test_cli_usage_error_is_one_sentence(command: list[str], sentence: str) -> None:
     assert (await refused(*command)).startswith(sentence)
 
 
-async def test_help_is_still_help() -> None:
+async def test_cli_help_and_version_go_to_standard_output() -> None:
     for command in (["--help"], ["lag", "-h"], ["pipeline", "--help"], ["--version"]):
         shown = await rota(*command)
         assert (shown.exit_code, shown.stderr) == (0, "")
@@ -153,7 +153,7 @@ async def test_help_is_still_help() -> None:
 # Who is asked.
 
 
-async def test_an_answer_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cli_rejects_a_compressed_response_over_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "MOST", 1 << 20)
     packed = gzip.compress(b" " * (16 << 20))
     async with saying(packed, headers={"content-encoding": "gzip"}) as url:
@@ -161,20 +161,20 @@ async def test_an_answer_without_end_is_not_read_to_it(monkeypatch: pytest.Monke
     assert told == f"The answer at {url} is larger than 1 MiB; is it Rota's operator?"
 
 
-async def test_an_answer_that_says_go_elsewhere_is_not_followed() -> None:
+async def test_cli_does_not_follow_redirects() -> None:
     async with saying(groups()) as other, saying(b"", 302, {"location": f"{other}/v1/groups"}) as url:
         told = await refused("status", "--operator", url)
         assert told.startswith(f"Who answers at {url} sends on to {other}/v1/groups, which is not followed")
 
 
 @pytest.mark.parametrize("given", ["http://u:secret@127.0.0.1:9", "http://u:secret@h:x", "u:secret@h"])
-async def test_a_password_is_not_repeated(given: str) -> None:
+async def test_cli_rejects_a_password_in_the_url_without_repeating_it(given: str) -> None:
     told = await refused("status", "--operator", given)
     assert told.startswith("--operator has a name or a password in it")
     assert "secret" not in told
 
 
-async def test_https_where_http_is_spoken_is_said_so() -> None:
+async def test_cli_https_to_an_http_server_is_reported_as_such() -> None:
     async with saying(groups()) as url:
         told = await refused("status", "--operator", url.replace("http:", "https:"))
     assert "it does not speak https, or its certificate is not trusted" in told
@@ -200,7 +200,7 @@ CONTEXT = b"current-context: a\ncontexts: [{name: a, context: {cluster: c, user:
         (b"", "The kubeconfig cannot be used: Current context is not set in kubeconfigs; mend it, or give --operator"),
     ],
 )
-async def test_a_kubeconfig_that_is_none_is_told_of_in_plain_words(
+async def test_cli_kubeconfig_that_is_malformed_is_one_sentence(
     text: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config").write_bytes(text)

@@ -42,40 +42,40 @@ def behind(its: Iterable[Came], until: float) -> list[Came]:
     return [it._replace(at=max(it.at, until + it.at / 1e6)) for it in its]
 
 
-def test_a_fleet_to_which_nothing_happens_is_right_at_once() -> None:
+def test_compare_of_an_undisturbed_run_finds_no_fault() -> None:
     found = after(stint("a", 0, OVER))
     assert (found.twice, found.lost, found.disorder, found.overlap, found.right) == (0, 0, 0, 0, 0)
     assert not found.touched
     assert max(found.others) < PACE
 
 
-def test_a_queue_that_moves_pauses_until_its_next_member_goes_on() -> None:
+def test_compare_pause_of_a_moved_queue_lasts_until_the_next_owner_consumes() -> None:
     found = after([*stint("a", 0, 11), *behind(stint("b", 11, OVER), 11.6)])
     assert found.touched == pytest.approx([0.6], abs=PACE)
     assert found.right == pytest.approx(1.6, abs=PACE)
     assert (found.twice, found.overlap) == (0, 0)
 
 
-def test_a_queue_in_which_nothing_lay_did_not_pause() -> None:
+def test_compare_counts_no_pause_for_an_empty_queue() -> None:
     found = after([*stint("a", 0, 15), *stint("a", 18, OVER)])
     assert max(found.others) < PACE
     assert found.right == 0
 
 
-def test_a_queue_that_stays_may_pause_too() -> None:
+def test_compare_counts_pauses_of_queues_that_stay() -> None:
     found = after([*stint("a", 0, 12), *behind(stint("a", 12, OVER), 12.5)])
     assert found.touched == []
     assert found.others == pytest.approx([0.5], abs=PACE)
     assert found.right == 0
 
 
-def test_a_queue_that_stands_still_is_touched_though_nobody_else_takes_it() -> None:
+def test_compare_counts_a_stalled_queue_as_affected_without_a_new_owner() -> None:
     found = after([*stint("a", 0, 12), *behind(stint("a", 12, OVER), 14)])
     assert found.touched == pytest.approx([2], abs=PACE)
     assert found.right == pytest.approx(4, abs=PACE)
 
 
-def test_what_was_wrong_before_anything_was_done_does_not_count() -> None:
+def test_compare_ignores_faults_before_the_event() -> None:
     found = after([*stint("a", 0, 2), *behind(stint("a", 2, OVER), 9)])
     assert max(found.others) < PACE
     found = after([*stint("a", 0, 2), *behind(stint("a", 2, OVER), ACT + 2)])
@@ -84,20 +84,20 @@ def test_what_was_wrong_before_anything_was_done_does_not_count() -> None:
     assert gone.touched == pytest.approx([OVER - ACT])
 
 
-def test_queues_of_a_member_that_was_struck_count_as_moved_though_it_comes_back_itself() -> None:
+def test_compare_counts_queues_of_a_failed_member_as_affected_even_if_it_returns() -> None:
     came = [*stint("a", 0, 10), *behind(stint("a", 10, OVER), 13), *stint("b", 0, OVER, queue=1)]
     found = after(came, queues=2, struck="a")
     assert found.touched == pytest.approx([3], abs=2 * PACE)
     assert len(found.others) == 1
 
 
-def test_what_comes_again_is_counted_each_time() -> None:
+def test_compare_counts_each_duplicate_delivery() -> None:
     came = stint("a", 0, OVER)
     again = [it._replace(at=it.at + 0.5, member="b") for it in came[1500:1503]]
     assert after([*came, *again, again[0]]).twice == 4
 
 
-def test_what_comes_again_out_of_the_retry_topic_is_twice_but_moves_no_queue() -> None:
+def test_compare_counts_a_redelivery_from_the_retry_topic_as_duplicate_only() -> None:
     came = stint("a", 0, OVER)
     found = after([*came, came[1500]._replace(at=30.0, member="b", queue=ASIDE)])
     assert found.twice == 1
@@ -105,67 +105,67 @@ def test_what_comes_again_out_of_the_retry_topic_is_twice_but_moves_no_queue() -
     assert (found.overlap, found.right) == (0, 0)
 
 
-def test_what_never_comes_is_lost() -> None:
+def test_compare_counts_undelivered_messages_as_lost() -> None:
     came = stint("a", 0, OVER)
     assert outcome(Run(came[:-7], len(came), 1, (ACT,), OVER)).lost == 7
 
 
-def test_a_queue_that_nobody_works_any_more_is_never_right() -> None:
+def test_compare_run_with_an_abandoned_queue_never_recovers() -> None:
     found = after([*stint("a", 0, 12), *stint("b", 0, OVER, queue=1)], queues=2)
     assert found.touched == pytest.approx([28], abs=PACE)
     assert found.right is None
 
 
-def test_a_new_queue_pauses_from_its_first_message_until_somebody_reads_it() -> None:
+def test_compare_pause_of_a_new_queue_lasts_from_first_message_to_first_delivery() -> None:
     came = [*stint("a", 0, OVER), *behind(stint("b", 12, OVER, queue=1), 17)]
     found = after(came, queues=2)
     assert found.touched == pytest.approx([5], abs=2 * PACE)
     assert found.right == pytest.approx(7, abs=2 * PACE)
 
 
-def test_a_new_queue_that_nobody_reads_is_seen() -> None:
+def test_compare_detects_a_new_queue_without_consumer() -> None:
     found = after(stint("a", 0, OVER), queues=2)
     assert found.touched == pytest.approx([OVER - ACT])
     assert found.right is None
 
 
-def test_two_members_that_work_one_queue_overlap_for_as_long_as_they_do() -> None:
+def test_compare_overlap_lasts_while_two_members_consume_one_queue() -> None:
     turns = [it._replace(member="b") if place % 2 else it for place, it in enumerate(stint("a", 15, 18))]
     found = after([*stint("a", 0, 15), *turns, *stint("b", 18, OVER)])
     assert found.overlap == pytest.approx(3, abs=3 * PACE)
     assert found.right == pytest.approx(8, abs=3 * PACE)
 
 
-def test_two_members_that_go_on_to_work_one_queue_are_never_right() -> None:
+def test_compare_run_with_a_lasting_overlap_never_recovers() -> None:
     turns = [it._replace(member="b") if place % 2 else it for place, it in enumerate(stint("a", 15, OVER))]
     found = after([*stint("a", 0, 15), *turns])
     assert found.overlap == pytest.approx(25, abs=3 * PACE)
     assert found.right is None
 
 
-def test_seconds_in_which_several_queues_are_worked_by_two_count_once() -> None:
+def test_compare_counts_simultaneous_overlaps_of_several_queues_once() -> None:
     turns = [it._replace(member="b") if place % 2 else it for place, it in enumerate(stint("a", 0, OVER))]
     found = after([*turns, *(it._replace(queue=1, number=it.number + 1) for it in turns)], queues=2)
     assert found.overlap == pytest.approx(OVER - ACT, abs=3 * PACE)
 
 
-def test_a_queue_that_comes_back_after_a_while_was_not_shared() -> None:
+def test_compare_counts_no_overlap_for_a_queue_that_returns_later() -> None:
     found = after([*stint("a", 0, 15), *stint("b", 15, 20), *stint("a", 20, OVER)])
     assert found.overlap == 0
     assert found.right == pytest.approx(10, abs=PACE)
 
 
-def test_of_two_acts_what_was_wrong_after_each_is_added_up() -> None:
+def test_compare_sums_recovery_times_of_two_events() -> None:
     came = [*stint("a", 0, 12), *behind(stint("b", 12, 32), 16), *stint("a", 32, OVER)]
     assert after(came, acts=(10.0, 30.0)).right == pytest.approx(6 + 2, abs=2 * PACE)
 
 
-def test_a_queue_that_stands_still_until_the_next_act_is_wrong_for_as_long() -> None:
+def test_compare_counts_a_stall_across_two_events_in_full() -> None:
     came = [*stint("a", 0, 10), *behind(stint("a", 10, OVER), 31)]
     assert after(came, acts=(10.0, 30.0), struck="a").right == pytest.approx(20 + 1, abs=3 * PACE)
 
 
-def test_what_comes_for_the_first_time_after_a_later_one_is_out_of_order() -> None:
+def test_compare_counts_a_first_delivery_after_a_later_message_as_out_of_order() -> None:
     came = stint("a", 0, OVER)
     swapped = came[1500]._replace(number=came[1501].number), came[1501]._replace(number=came[1500].number)
     found = after([*came[:1500], *swapped, *came[1502:]])
@@ -173,7 +173,7 @@ def test_what_comes_for_the_first_time_after_a_later_one_is_out_of_order() -> No
     assert after([*came, came[1500]._replace(at=30.0)]).disorder == 0
 
 
-def test_spans_that_touch_are_one() -> None:
+def test_compare_merges_touching_spans() -> None:
     assert united([Span(5, 6), Span(1, 4), Span(4, 4.5), Span(2, 3)]) == [Span(1, 4.5), Span(5, 6)]
 
 
@@ -181,7 +181,7 @@ GOOD = Outcome(touched=[0.1, 0.2, 0.3], others=[0.4], twice=0, lost=0, disorder=
 BAD = Outcome([0.1, 41.04], [], twice=1605, lost=7, disorder=3, overlap=12.3, right=None, watched=30.2)
 
 
-def test_a_line_of_the_table_shows_both_systems() -> None:
+def test_compare_table_line_shows_both_systems() -> None:
     head, rule, line = table([Line("it burns", GOOD, BAD)]).splitlines()
     assert head.count("|") == rule.count("|") == line.count("|")
     ours = "0.20 / 0.30 / 0.40 | 0 | 0 | 0.00 | 1.50 s"
@@ -189,11 +189,11 @@ def test_a_line_of_the_table_shows_both_systems() -> None:
     assert line == f"| it burns | {ours} | {theirs} |"
 
 
-def test_what_was_to_come_in_order_and_did_not_is_shown() -> None:
+def test_compare_table_shows_out_of_order_deliveries_of_orderly_events() -> None:
     assert "| 7, 3 out of order |" in table([Line("it burns", GOOD, BAD, ordered=True)])
 
 
-def test_the_table_goes_between_its_two_lines_and_nothing_else_changes() -> None:
+def test_compare_table_replaces_only_text_between_its_markers() -> None:
     text = f"above\n\n{BEGIN}\nold\nolder\n{END}\n\nbelow\n"
     assert replaced(text, "| new |") == f"above\n\n{BEGIN}\n| new |\n{END}\n\nbelow\n"
     assert replaced(replaced(text, "x"), "| new |") == replaced(text, "| new |")
@@ -202,12 +202,14 @@ def test_the_table_goes_between_its_two_lines_and_nothing_else_changes() -> None
 @pytest.mark.parametrize(
     "text", ["", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}\n{BEGIN}\n{END}", f"said in `{BEGIN}` `{END}`"]
 )
-def test_a_text_without_the_two_lines_is_refused(text: str) -> None:
+def test_compare_rejects_a_page_without_its_two_markers(text: str) -> None:
     with pytest.raises(Unmarked):
         replaced(text, "| new |")
 
 
-def test_mistakes_are_told_before_anything_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_reports_usage_errors_and_leaves_the_page_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.md"
     page.write_text("no place for it\n")
     assert compare.main(["jion"]) == 2
@@ -234,7 +236,7 @@ BROKEN = Outcome([], [], twice=2, lost=1, disorder=4, overlap=3.0, right=None)
         ("orderly", ["Rota lost 1 ", "Two of Rota's members", "Rota delivered 4 messages out of order"]),
     ],
 )
-def test_what_rota_may_never_do_fails_the_command_and_what_java_does_never(name: str, told: list[str]) -> None:
+def test_compare_fails_for_violations_of_rota_but_not_of_java(name: str, told: list[str]) -> None:
     ordered = compare.EVENTS[name].orderly
     assert [*compare.promises_broken([(name, Line("it", WELL, BROKEN, ordered))])] == []
     found = [*compare.promises_broken([(name, Line("it", BROKEN, WELL, ordered))])]

@@ -59,7 +59,7 @@ def commands(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_paths_lead_somewhere(page: Path) -> None:
+def test_docs_links_and_paths_exist(page: Path) -> None:
     text = page.read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -68,7 +68,7 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_make_targets_in_the_pages_exist(page: Path) -> None:
+def test_docs_make_targets_exist(page: Path) -> None:
     offered = subprocess.run(["make", "-qp"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     named = set(re.findall(r"(?:`|\$ |^    )make ([a-z-]+)", page.read_text(), re.MULTILINE))
     assert [target for target in named if f"\n{target}:" not in offered] == []
@@ -84,12 +84,12 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("page", "command"), SHOWN, ids=[f"{page}: {command}" for page, command in SHOWN])
-def test_rota_commands_in_the_pages_run(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_rota_commands_run(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0, f"{page}: {command}"
 
 
-def test_every_command_that_pages_tell_to_type_is_typed_by_a_test() -> None:
+def test_docs_commands_are_each_run_by_a_test() -> None:
     tests = {*TYPED.values(), *ELSEWHERE.values()}
     assert [test for test in tests if not (ROOT / test).exists()] == []
     assert [page for page, test in TYPED.items() if page not in (ROOT / test).read_text()] == []
@@ -100,7 +100,7 @@ def test_every_command_that_pages_tell_to_type_is_typed_by_a_test() -> None:
     ] == []
 
 
-def test_what_is_said_to_be_run_elsewhere_is_in_the_pages() -> None:
+def test_docs_contain_every_command_listed_as_run_elsewhere() -> None:
     shown = [*ON_THE_GROUND, *(command for _, command in OTHERS), *(it for page in PAGES for it in in_bash(page))]
     assert [start for start in ELSEWHERE if not any(command.startswith(start) for command in shown)] == []
 
@@ -116,7 +116,7 @@ IN_BASH = [
 
 
 @pytest.mark.parametrize(("page", "command"), IN_BASH, ids=[f"{page}: {command}" for page, command in IN_BASH])
-def test_rota_commands_in_the_pages_have_options_that_there_are(page: str, command: str) -> None:
+def test_docs_rota_commands_use_existing_options(page: str, command: str) -> None:
     """What needs a cluster, or goes on for ever, is not run here; but it is understood."""
     found: click.Command = main
     name, *words = shlex.split(re.sub(r" 2$", "", command))
@@ -154,7 +154,7 @@ def in_bash(page: Path) -> list[str]:
     ]
 
 
-def test_no_command_is_new_in_a_block_that_is_not_typed() -> None:
+def test_docs_bash_blocks_have_no_new_untested_command() -> None:
     found = [(page.name, command) for page in PAGES for command in in_bash(page)]
     assert [
         (page, command)
@@ -166,7 +166,7 @@ def test_no_command_is_new_in_a_block_that_is_not_typed() -> None:
     assert over == [], "it is typed now, or gone"
 
 
-def test_the_strategy_of_the_contributors_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_strategy_of_the_contributing_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = blocks(ROOT / "docs/contributing.md", "python")
     made: dict[str, Any] = {}
     exec(source, made)  # noqa: S102 - our own page
@@ -187,12 +187,12 @@ def test_the_strategy_of_the_contributors_page_works(monkeypatch: pytest.MonkeyP
     assert said == "b/broker-a/0 stays with m1: b is topic 2 of 3, and m1 gets it as a whole"
 
 
-def test_every_reason_stands_once_in_the_page_of_conditions_and_nothing_else_does() -> None:
+def test_docs_conditions_page_lists_every_reason_once_and_no_other() -> None:
     page = (ROOT / "docs" / "conditions.md").read_text()
     assert sorted(re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)) == sorted(Reason)
 
 
-def test_the_document_on_its_page_is_one() -> None:
+def test_docs_handover_page_shows_a_valid_assignment_document() -> None:
     shown = re.findall(r"^```json\n(.*?)^```", (ROOT / "docs/handover.md").read_text(), re.MULTILINE | re.DOTALL)
     (found,) = (it for it in shown if '"releasing"' in it)
     document = read_assignment(found)

@@ -48,24 +48,24 @@ EXAMPLE = Assignment(
 )
 
 
-def test_neighbouring_ids_become_a_range() -> None:
+def test_document_queue_ids_that_are_adjacent_become_a_range() -> None:
     queues = [Queue("orders", "a", number) for number in (7, 0, 1, 2, 3)] + [Queue("orders", "b", 0)]
     assert to_ranges(queues) == {"orders": {"a": "0-3,7", "b": "0"}}
     assert to_ranges([]) == {}
 
 
 @given(st.sets(st.tuples(st.sampled_from("xy"), st.sampled_from("ab"), st.integers(0, 40))))
-def test_what_is_written_is_read_back(queues: set[tuple[str, str, int]]) -> None:
+def test_document_queue_ranges_round_trip(queues: set[tuple[str, str, int]]) -> None:
     assert from_ranges(to_ranges(Queue(*queue) for queue in queues)) == sorted(queues)
 
 
 @pytest.mark.parametrize("ranges", ["", "x", "3-1", "1,,2", "-1", "0-", "1-2-3", "0-99999999", "9999999999"])
-def test_what_cannot_be_read_is_a_sentence(ranges: str) -> None:
+def test_document_queue_ranges_that_are_invalid_are_rejected_with_a_sentence(ranges: str) -> None:
     with pytest.raises(ValueError, match="cannot be read: write them as 0-3,7"):
         ids_of(ranges)
 
 
-def test_an_id_named_twice_is_a_sentence() -> None:
+def test_document_queue_ranges_that_repeat_an_id_are_rejected_with_a_sentence() -> None:
     with pytest.raises(ValueError, match="name one id twice"):
         ids_of("0-3,2")
 
@@ -76,7 +76,7 @@ def plain(assignment: Assignment) -> str:
     return text
 
 
-def test_the_document_has_the_shape_that_sidecars_rely_on() -> None:
+def test_assignment_document_has_the_fields_and_checksum_that_sidecars_rely_on() -> None:
     body = json.loads(plain(EXAMPLE))
     told = body.pop("sum")
     assert body == {
@@ -105,7 +105,7 @@ def test_the_document_has_the_shape_that_sidecars_rely_on() -> None:
     assert told == hashlib.sha256(rest.encode()).hexdigest()
 
 
-def test_an_assignment_is_read_back_as_it_was_written() -> None:
+def test_assignment_document_round_trips() -> None:
     assert read_assignment(plain(EXAMPLE)) == EXAMPLE
     assert EXAMPLE.begun_at == {"orders": 1_795_248_000.0}
     young = replace(EXAMPLE, begun={})
@@ -117,14 +117,14 @@ def test_an_assignment_is_read_back_as_it_was_written() -> None:
     assert read_assignment(plain(leaving)) == leaving
 
 
-def test_fields_of_later_versions_are_copied_through() -> None:
+def test_assignment_fields_of_later_versions_are_kept() -> None:
     body = json.loads(plain(EXAMPLE)) | {"weather": {"sun": 1}}
     del body["sum"]
     body["sum"] = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     assert json.loads(plain(read_assignment(json.dumps(body)))) == body
 
 
-def test_equal_assignments_have_one_text_whatever_order_they_were_made_in() -> None:
+def test_assignment_text_does_not_depend_on_the_order_of_members() -> None:
     turned = replace(EXAMPLE, members=dict(reversed(list(EXAMPLE.members.items()))))
     assert write_assignment(turned) == write_assignment(EXAMPLE)
 
@@ -137,7 +137,7 @@ def long(members: int) -> Assignment:
     return replace(EXAMPLE, members=shares, releasing={}, forced={})
 
 
-def test_a_long_assignment_is_packed_and_one_too_long_is_refused_with_a_sentence() -> None:
+def test_assignment_that_is_long_is_compressed_and_one_too_long_is_rejected() -> None:
     ((name, packed),) = write_assignment(long(3000)).items()
     assert name == PACKED
     assert isinstance(packed, bytes)
@@ -149,7 +149,7 @@ def test_a_long_assignment_is_packed_and_one_too_long_is_refused_with_a_sentence
         write_assignment(long(3000), room=100_000)
 
 
-def test_a_torn_assignment_is_refused_at_every_byte() -> None:
+def test_assignment_that_is_truncated_or_corrupted_is_rejected() -> None:
     text = plain(EXAMPLE)
     for cut in range(len(text)):
         with pytest.raises(ValueError, match=r"^The assignment "):
@@ -164,13 +164,13 @@ def test_a_torn_assignment_is_refused_at_every_byte() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", '"x"', "{}", b"\x1f\x8b", b"\xff\xfe"])
-def test_what_is_no_document_at_all_is_refused(text: str | bytes) -> None:
+def test_assignment_text_that_is_no_document_is_rejected(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"^The assignment "):
         read_assignment(text)
 
 
 @given(st.data())
-def test_an_assignment_changed_by_hand_is_refused(data: st.DataObject) -> None:
+def test_assignment_with_an_edited_character_is_rejected_or_reads_the_same(data: st.DataObject) -> None:
     text = plain(EXAMPLE)
     place = data.draw(st.integers(0, len(text) - 1))
     other = data.draw(st.characters(codec="ascii"))
@@ -230,7 +230,7 @@ def signed(change: dict[str, object]) -> str:
         {"extra": nested(900)},
     ],
 )
-def test_what_this_version_cannot_read_is_refused_whole(change: dict[str, object]) -> None:
+def test_assignment_that_this_version_cannot_read_is_rejected_as_a_whole(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"^The assignment "):
         read_assignment(signed(change))
 
@@ -242,19 +242,19 @@ def test_what_this_version_cannot_read_is_refused_whole(change: dict[str, object
         {"members": {"m1": ORDERS}, "releasing": {"orders": {"broker-a": {"3": RELEASE}}}},
     ],
 )
-def test_two_owners_cannot_be_read(change: dict[str, object]) -> None:
+def test_assignment_with_two_owners_of_a_queue_is_rejected(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"^The assignment cannot be read: queue orders/broker-a/\d is given to m"):
         read_assignment(signed(change))
 
 
-def test_a_generation_that_is_too_high_to_go_on_from_is_not_heard() -> None:
+def test_report_with_a_generation_above_the_maximum_is_rejected() -> None:
     told = '{"member": "m1", "uid": "u", "generation": %d}'
     assert read_report(told % LATEST).generation == LATEST
     with pytest.raises(ValueError, match=r"^The report cannot be read: "):
         read_report(told % (LATEST + 1))
 
 
-def test_a_document_that_unpacks_without_end_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assignment_that_decompresses_beyond_the_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(b" " * 1000 + plain(Assignment(group="g", generation=1, issued_at=NOW)).encode())
     assert read_assignment(packed).group == "g"
     monkeypatch.setattr(sys.modules[read_assignment.__module__], "LARGEST", 1000)
@@ -262,7 +262,7 @@ def test_a_document_that_unpacks_without_end_is_not_unpacked(monkeypatch: pytest
         read_assignment(packed)
 
 
-def test_what_unpacks_to_more_than_anybody_reads_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assignment_that_decompresses_beyond_the_limit_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[read_assignment.__module__], "LARGEST", PLAIN_BYTES)
     with pytest.raises(
         TooLarge, match=r"^The assignment of shop/orders takes \d+ bytes unpacked, but .*; split the group"
@@ -270,7 +270,7 @@ def test_what_unpacks_to_more_than_anybody_reads_is_not_written(monkeypatch: pyt
         write_assignment(long(3000))
 
 
-def test_more_queues_than_anybody_reads_are_not_written_however_short_the_text() -> None:
+def test_assignment_with_too_many_queues_is_not_written_however_short_its_text() -> None:
     queues = tuple(Queue("t", "b", number) for number in range(2**17 + 1))
     many = Assignment(group="shop/orders", generation=1, issued_at=NOW, members={"m1": Share("u", queues)})
     with pytest.raises(
@@ -283,7 +283,7 @@ def test_more_queues_than_anybody_reads_are_not_written_however_short_the_text()
     assert read_assignment(plain(most)) == most
 
 
-def test_a_long_document_is_held_against_its_sum_as_it_is_spelled() -> None:
+def test_assignment_checksum_of_a_long_document_is_verified_over_its_exact_text() -> None:
     packed = write_assignment(long(2500))[PACKED]
     assert isinstance(packed, bytes)
     text = gzip.decompress(packed)
@@ -301,7 +301,7 @@ def test_a_long_document_is_held_against_its_sum_as_it_is_spelled() -> None:
 
 
 @pytest.mark.parametrize("where", ["members", "x"])
-def test_a_short_text_that_unpacks_to_much_is_not_taken_apart(where: str) -> None:
+def test_assignment_that_decompresses_to_millions_of_lists_is_rejected_in_bounded_memory(where: str) -> None:
     """Each empty list would take 56 bytes and more."""
     body = json.loads(plain(replace(EXAMPLE, begun={}))) | {where: [[]]}
     text = json.dumps(body).replace("[[]]", f"[{','.join(['[]'] * 3_000_000)}]")
@@ -313,7 +313,7 @@ def test_a_short_text_that_unpacks_to_much_is_not_taken_apart(where: str) -> Non
     assert most < 4 * len(text)
 
 
-def test_as_many_queues_as_there_can_be_are_read_back_while_all_are_under_way_between_the_longest_names() -> None:
+def test_assignment_with_the_maximum_of_queues_in_handover_and_longest_names_round_trips() -> None:
     holder = Holder("m" * 63, "01234567-89ab-cdef-0123-456789abcdef")
     release = Release(holder, "n" * 63, LATEST, NOW)
     queues = [Queue(f"t{number // 1000}", "b", number % 1000) for number in range(MOST_IDS)]
@@ -321,20 +321,20 @@ def test_as_many_queues_as_there_can_be_are_read_back_while_all_are_under_way_be
     assert read_assignment(write_assignment(many)[PACKED]) == many
 
 
-def test_a_short_text_that_unpacks_to_more_parts_than_a_document_has_is_not_taken_apart() -> None:
+def test_assignment_that_decompresses_to_too_many_elements_is_rejected() -> None:
     brokers = ",".join(f'"{number}":{{}}' for number in range(1_100_000))
     text = plain(EXAMPLE).replace('"releasing":{', f'"releasing":{{"t":{{{brokers}}},', 1)
     with pytest.raises(ValueError, match=r"^The assignment is torn"):
         read_assignment(gzip.compress(text.encode()))
 
 
-def test_fields_of_later_versions_are_carried_along_as_long_as_they_are_short() -> None:
+def test_assignment_fields_of_later_versions_are_kept_up_to_a_size() -> None:
     assert read_assignment(signed({"later": "x" * 60_000})).extra == {"later": "x" * 60_000}
     with pytest.raises(TooNew, match=r"^The assignment has 70002 bytes of fields that this version does not know$"):
         read_assignment(signed({"later": "x" * 70_000}))
 
 
-def test_a_short_report_that_names_more_queues_than_there_can_be_is_not_spelled_out() -> None:
+def test_report_that_names_too_many_queues_is_rejected() -> None:
     told = '{"member":"m1","uid":"u","generation":1,"held":{"t":{"b":"0-%d"}},"releasing":{"t":{"c":"0-%d"}}}'
     assert len(read_report(told % (99_999, 9)).working) == 100_010
     with pytest.raises(ValueError, match=r"^The report cannot be read: it names more than 131072 queues$"):
@@ -344,13 +344,13 @@ def test_a_short_report_that_names_more_queues_than_there_can_be_is_not_spelled_
 
 
 @pytest.mark.parametrize("ranges", ["", "x", "3-1", "0-3,2", "3,0-5"])
-def test_a_reports_ranges_can_be_read(ranges: str) -> None:
+def test_report_with_invalid_queue_ranges_is_rejected(ranges: str) -> None:
     with pytest.raises(ValueError, match=r"^The report cannot be read: Queue ids "):
         read_report(json.dumps({"member": "m1", "uid": "u", "generation": 1, "held": {"t": {"b": ranges}}}))
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, '{"group": 1e999, "sum": ""}'])
-def test_nonsense_without_end_is_refused(text: str) -> None:
+def test_document_with_endless_nesting_or_an_infinite_number_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"^The assignment "):
         read_assignment(text)
     with pytest.raises(ValueError, match=r"^The report cannot be read: "):
@@ -370,7 +370,7 @@ A_PLACE = {
 }
 
 
-def test_where_a_member_is_with_its_queues_is_read_from_its_report() -> None:
+def test_offset_of_each_queue_is_read_from_the_members_report() -> None:
     places = [A_PLACE, A_PLACE | {"id": 6, "committed": None}]
     assert read_offsets(json.dumps({"member": "m1", "queues": places})) == {Q5: 7, Q5._replace(id=6): None}
     assert read_offsets("{}") == {}
@@ -387,5 +387,5 @@ def test_where_a_member_is_with_its_queues_is_read_from_its_report() -> None:
         *(json.dumps({"queues": [A_PLACE | {"committed": it}]}) for it in (-1, 2**63, "7", 1.5)),
     ],
 )
-def test_what_cannot_be_an_offset_is_not_known(text: str) -> None:
+def test_offset_that_is_invalid_is_not_read_from_a_report(text: str) -> None:
     assert read_offsets(text) == {}

@@ -40,7 +40,7 @@ from rota.model import Reason
         ),
     ],
 )
-def test_each_gate_says_why_and_when_to_ask_again(
+def test_gate_returns_reason_message_and_requeue_time(
     facts: dict[str, Any], reason: Reason, told: str, seconds: float | None
 ) -> None:
     found = held(Facts(**{"wanted": 2} | facts))
@@ -64,11 +64,11 @@ def test_each_gate_says_why_and_when_to_ask_again(
     ],
     ids=str,
 )
-def test_what_has_passed_or_is_not_so_holds_nothing_back(facts: dict[str, Any]) -> None:
+def test_gate_whose_condition_is_past_or_absent_holds_no_move(facts: dict[str, Any]) -> None:
     assert held(Facts(wanted=1, **facts)) is None
 
 
-def test_people_hear_first_of_what_they_did_themselves_and_then_of_what_passes() -> None:
+def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
     everything: dict[str, Any] = {
         "debounce": 0.5,
         "written": 0.0,
@@ -106,13 +106,13 @@ def test_people_hear_first_of_what_they_did_themselves_and_then_of_what_passes()
     assert held(Facts(**everything)) is None
 
 
-def test_a_budget_of_nothing_never_comes_back() -> None:
+def test_budget_of_zero_moves_has_no_requeue_time() -> None:
     assert held(Facts(wanted=2, budget=0, budget_back=None)) == Held(
         Reason.BUDGET_SPENT, "budget.maxMoves is 0; 2 queues will move once it is more"
     )
 
 
-def test_a_spent_budget_is_asked_about_again_when_it_comes_back_if_only_at_once() -> None:
+def test_budget_spent_is_requeued_when_it_refills_even_at_once() -> None:
     assert held(Facts(wanted=1, budget=0)) == Held(
         Reason.BUDGET_SPENT, "The budget is spent; 1 queue will move as it comes back", 0.0
     )
@@ -125,13 +125,13 @@ def test_a_spent_budget_is_asked_about_again_when_it_comes_back_if_only_at_once(
         (("a", "b", "c", "d", "e"), "There is no view of a, b, c and 2 more; "),
     ],
 )
-def test_long_lists_of_names_are_cut(names: tuple[str, ...], told: str) -> None:
+def test_gate_message_truncates_long_name_lists(names: tuple[str, ...], told: str) -> None:
     found = held(Facts(wanted=1, unseen=names))
     assert found
     assert found.message.startswith(told)
 
 
-def test_one_queue_is_one_queue() -> None:
+def test_gate_message_uses_singular_for_one_queue() -> None:
     found = held(Facts(wanted=1, releasing=1, release_time=9.0))
     assert found
     assert found.message == "1 queue is still being released; 1 queue will move then"

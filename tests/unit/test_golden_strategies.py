@@ -99,20 +99,20 @@ for candidate in ROWS:
 
 
 @pytest.mark.parametrize("row", CLEAN, ids=lambda row: f"{row['id']}-{row['strategy']}")
-def test_the_reference_client_answers_the_same(row: Row) -> None:
+def test_strategy_results_match_the_reference_client(row: Row) -> None:
     expected = row["results"] if "results" in row else {row["currentCid"]: row["result"]}
     ours = answer(row)
     assert {member: ours[member] for member in expected} == {member: share or [] for member, share in expected.items()}
 
 
 @pytest.mark.parametrize("row", BAD, ids=lambda row: f"{row['id']}-{row['strategy']}")
-def test_what_the_reference_refuses_or_answers_twice_is_a_sentence(row: Row) -> None:
+def test_strategy_rejects_input_that_the_reference_rejects_or_assigns_twice(row: Row) -> None:
     with pytest.raises(ValueError, match=r"^[A-Z].* .*"):
         answer(row)
 
 
 @pytest.mark.parametrize("row", of_kind("sort"), ids=lambda row: row["id"])
-def test_names_and_queues_sort_as_in_java(row: Row) -> None:
+def test_roster_sorts_names_and_queues_as_java_does(row: Row) -> None:
     queues, members = row["mqAll"], row["cidAll"]
     if queues:
         assert [list(queue) for queue in Roster.of(map(tuple, queues), ["m"]).queues] == row["mqSorted"]
@@ -121,11 +121,11 @@ def test_names_and_queues_sort_as_in_java(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", of_kind("hash"), ids=lambda row: row["id"])
-def test_ring_positions_are_those_of_the_reference(row: Row) -> None:
+def test_consistent_hash_ring_positions_match_the_reference(row: Row) -> None:
     assert ring_position(row["key"]) == row["md5Ring"]
     assert java_string_hash(row["key"]) == row["javaStringHashCode"]
 
 
-def test_no_row_is_left_out_unnoticed() -> None:
+def test_strategy_golden_file_has_the_expected_row_counts() -> None:
     counted = (len(ROWS), len(CLEAN), len(BAD), len(of_kind("sort")), len(of_kind("hash")))
     assert counted == (208, 106, 36, 6, 10)  # the rest is unsorted, or about one caller's view

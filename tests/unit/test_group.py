@@ -24,7 +24,7 @@ RECORD = ConfigMap(
 )
 
 
-def test_a_record_that_comes_before_its_group_is_not_taken_for_somebody_elses() -> None:
+def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() -> None:
     group = Group("shop", "orders")
     group.keep(RECORD)
     assert group.record.version == "", "whose it is cannot be told"
@@ -35,7 +35,7 @@ def test_a_record_that_comes_before_its_group_is_not_taken_for_somebody_elses() 
     assert group.record.document.generation == 7
 
 
-def test_a_record_of_the_group_that_had_the_name_before_is_not_this_ones() -> None:
+def test_assignment_of_a_previous_group_of_the_same_name_is_not_owned() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
     group.keep(RECORD)
@@ -44,7 +44,7 @@ def test_a_record_of_the_group_that_had_the_name_before_is_not_this_ones() -> No
     assert not group.record.ours
 
 
-def test_a_record_that_comes_before_its_group_and_goes_again_is_forgotten() -> None:
+def test_assignment_deleted_before_its_group_appears_is_forgotten() -> None:
     group = Group("shop", "orders")
     group.keep(RECORD)
     group.keep(None)
@@ -52,14 +52,14 @@ def test_a_record_that_comes_before_its_group_and_goes_again_is_forgotten() -> N
     assert group.record.version == ""
 
 
-def test_a_record_that_comes_before_the_group_of_another_uid_is_not_its_own() -> None:
+def test_assignment_seen_before_a_group_of_another_uid_is_not_owned() -> None:
     group = Group("shop", "orders")
     group.keep(RECORD)
     group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
     assert not group.record.ours
 
 
-def test_a_group_is_at_rest_while_the_record_names_just_the_pods_that_are_there() -> None:
+def test_reconcile_sees_a_group_at_rest_if_the_assignment_names_exactly_its_pods() -> None:
     """A new leader looks first at those that are not."""
     group = Group("shop", "orders")
     group.wants(BODY, None)
@@ -70,7 +70,7 @@ def test_a_group_is_at_rest_while_the_record_names_just_the_pods_that_are_there(
     assert not group.at_rest
 
 
-def test_a_pod_whose_label_is_taken_away_counts_no_more_and_works_until_it_has_ended() -> None:
+def test_member_that_loses_its_label_is_unready_and_tracked_until_its_pod_ends() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
     group.see(a_pod(), now=0.0)
@@ -86,7 +86,7 @@ def test_a_pod_whose_label_is_taken_away_counts_no_more_and_works_until_it_has_e
     assert (group.gone, group.pods) == ({"a"}, {})
 
 
-def test_a_pod_with_another_groups_sidecar_is_a_stranger() -> None:
+def test_sidecar_of_another_group_excludes_the_pod_from_the_members() -> None:
     group = Group("shop", "orders")
     group.see(a_pod(works_for="billing"), now=0.0)
     assert (group.strangers, group.pods) == ({"orders-a"}, {})
@@ -94,7 +94,7 @@ def test_a_pod_with_another_groups_sidecar_is_a_stranger() -> None:
     assert not group.strangers
 
 
-def test_a_member_is_cut_off_since_another_one_reaches_the_broker() -> None:
+def test_member_is_cut_off_since_another_member_reaches_the_broker() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
     for name in ("a", "b"):
@@ -114,7 +114,7 @@ def test_a_member_is_cut_off_since_another_one_reaches_the_broker() -> None:
     assert heard("b", 410.0, reaches=True) == {"a": {"x": 10.0}, "b": {}}
 
 
-def test_a_spec_is_read_when_it_or_its_policy_is_another_one() -> None:
+def test_spec_is_parsed_again_only_when_it_or_its_policy_changes() -> None:
     group, policy = Group("shop", "orders"), Custom(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
     group.wants(BODY, None)
     assert group.wish.problems, "it has no spec"
@@ -132,7 +132,7 @@ def test_a_spec_is_read_when_it_or_its_policy_is_another_one() -> None:
     assert [it.reason for it in group.wish.problems] == ["MissingPolicy"]
 
 
-def test_who_has_ended_works_nothing_though_the_record_has_his_queues() -> None:
+def test_member_has_ended_once_its_pod_failed_and_after_its_deletion() -> None:
     group, holder = Group("shop", "orders"), Holder("orders-a", "a")
     group.wants(BODY, None)
     group.see(a_pod(), now=0.0)
@@ -144,7 +144,7 @@ def test_who_has_ended_works_nothing_though_the_record_has_his_queues() -> None:
     assert group.has_ended(holder)
 
 
-def test_who_was_replaced_under_its_name_is_asked_for_until_it_is_known_to_have_ended() -> None:
+def test_stateful_set_replacement_keeps_tracking_the_old_pod_until_it_ended() -> None:
     """A StatefulSet makes the next one at once, also where the one before was deleted by force."""
     group, old = Group("shop", "orders"), Holder("orders-a", "a")
     group.wants(BODY, None)
@@ -161,7 +161,7 @@ def test_who_was_replaced_under_its_name_is_asked_for_until_it_is_known_to_have_
     assert group.pods["orders-a"].pod.metadata.uid == "new"
 
 
-def test_who_was_seen_to_have_ended_is_simply_replaced() -> None:
+def test_stateful_set_replacement_of_an_ended_pod_tracks_no_old_pod() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
     group.see(a_pod(started=True, phase="Failed"), now=0.0)
@@ -169,7 +169,7 @@ def test_who_was_seen_to_have_ended_is_simply_replaced() -> None:
     assert (group.unseen, group.gone) == (set(), {"a"})
 
 
-def test_of_a_group_that_is_gone_nobody_is_asked_for_any_more() -> None:
+def test_membership_of_a_recreated_group_drops_unseen_and_replaced_pods() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
     group.see(a_pod(started=True), now=0.0)

@@ -29,7 +29,7 @@ def known(since: int | None = SINCE, report: Report | None = None, ago: float = 
     return proof(Q, M1, taken, Seen(report=report, working=working, **seen), RULES)
 
 
-def test_an_owner_that_obeys_and_works_the_queue_no_more_has_released_it() -> None:
+def test_queue_release_is_proven_by_a_current_report_without_the_queue() -> None:
     assert known(report=a_report()) is Proof.RELEASED
     assert known(report=a_report(generation=SINCE + 1, held={"orders": {"broker-a": "0-2"}})) is Proof.RELEASED
 
@@ -47,65 +47,65 @@ def test_an_owner_that_obeys_and_works_the_queue_no_more_has_released_it() -> No
     ],
     ids=["none", "behind", "held", "draining", "namesake", "stranger", "drained, not for good"],
 )
-def test_nothing_less_is_a_release(report: Report | None) -> None:
+def test_queue_release_is_not_proven_by_any_lesser_report(report: Report | None) -> None:
     assert known(report=report) is Proof.NONE
 
 
-def test_an_owner_that_has_not_taken_up_its_queue_yet_has_not_released_it() -> None:
+def test_queue_release_is_not_proven_without_a_revocation_unless_the_pod_ended() -> None:
     assert known(since=None, report=a_report(generation=SINCE)) is Proof.NONE
     assert known(since=None, ended=True) is Proof.ENDED
 
 
-def test_a_terminating_member_has_released_everything_once_its_final_drain_is_done() -> None:
+def test_drain_completed_by_a_terminating_member_proves_release() -> None:
     drained = a_report(generation=7, state="drained", final=True)
     assert known(terminating=True, report=drained) is Proof.RELEASED
     assert known(terminating=False, report=drained) is Proof.NONE
     assert known(terminating=True, report=a_report(generation=7, state="draining", final=True)) is Proof.NONE
 
 
-def test_a_pod_that_ended_needs_no_report() -> None:
+def test_handover_from_an_ended_pod_needs_no_report() -> None:
     assert known(ended=True) is Proof.ENDED
 
 
-def test_a_member_is_lost_when_unheard_and_unready_or_unheard_for_very_long() -> None:
+def test_member_is_lost_when_unreachable_and_unready_or_unreachable_for_long() -> None:
     assert known(ready=False, unheard=10) is Proof.LOST
     assert known(ready=False, unheard=9.9) is Proof.NONE
     assert known(ready=True, unheard=10) is Proof.NONE
     assert known(ready=True, unheard=GIVEN_UP, ago=GIVEN_UP) is Proof.LOST
 
 
-def test_a_ready_member_is_never_given_up_before_it_had_time_to_see_that_it_must_release() -> None:
+def test_member_that_is_ready_is_not_lost_before_it_had_time_to_see_its_revocation() -> None:
     assert known(ready=True, unheard=10 * GIVEN_UP, ago=GIVEN_UP - 1) is Proof.NONE
     assert known(since=None, ready=True, unheard=10 * GIVEN_UP) is Proof.NONE
     assert known(since=None, ready=False, unheard=10) is Proof.LOST
 
 
-def test_a_ready_member_gets_two_minutes() -> None:
+def test_member_that_is_ready_is_lost_after_two_minutes_unreachable() -> None:
     assert known(ready=True, unheard=120.0, ago=120.0) is Proof.LOST
     assert known(ready=True, unheard=119.9, ago=120.0) is Proof.NONE
     assert known(ready=True, unheard=120.0, ago=119.9) is Proof.NONE
 
 
-def test_who_may_drain_for_longer_gets_longer() -> None:
+def test_drain_timeout_extends_the_time_until_a_member_is_lost() -> None:
     patient = Handover(drain_timeout=Seconds(600))
     assert not Seen(unheard=689.0).lost(patient, 689.0)
     assert Seen(unheard=690.0).lost(patient, 690.0)
 
 
-def test_nothing_known_of_a_holder_speaks_for_it() -> None:
+def test_handover_with_missing_evidence_about_the_holder_proves_nothing() -> None:
     assert proof(Q, M1, Taken(SINCE, 0.0), Seen(), HASTY) is Proof.NONE
     assert proof(Q, M1, None, Seen(ready=False), HASTY) is Proof.NONE
     assert proof(Q, M1, None, Seen(unheard=60.0), HASTY) is Proof.NONE
 
 
-def test_a_final_drain_is_a_release_whatever_the_member_ever_obeyed_if_it_is_its_own() -> None:
+def test_drain_final_report_proves_release_at_any_generation_from_its_own_uid() -> None:
     fields = {"generation": 0, "state": "drained", "final": True}
     assert known(terminating=True, report=a_report(**fields)) is Proof.RELEASED
     assert known(terminating=True, report=a_report(**fields | {"uid": "uid-2"})) is Proof.NONE
     assert known(terminating=True, report=None) is Proof.NONE
 
 
-def test_a_queue_goes_to_another_member_only_with_proof() -> None:
+def test_handover_grants_to_another_member_only_with_proof() -> None:
     granted = [
         (state, word) for (state, word, want), chosen in TABLE.items() if want is Want.MOVE and chosen is Act.GRANT
     ]
@@ -114,38 +114,38 @@ def test_a_queue_goes_to_another_member_only_with_proof() -> None:
     assert set(forced) == {Proof.LOST}
 
 
-def test_gates_hold_back_revokes_and_nothing_else() -> None:
+def test_gate_holds_back_revocations_and_nothing_else() -> None:
     for state, word, want in TABLE:
         free, held = act(state, word, want), act(state, word, want, held_back=True)
         assert held is (Act.KEEP if free is Act.REVOKE else free)
 
 
-def test_immediate_takes_both_steps_in_one() -> None:
+def test_handover_immediate_mode_grants_or_drops_without_revoking() -> None:
     for state, word, want in TABLE:
         assert act(state, word, want, immediate=True) is not Act.REVOKE
     assert act(State.OWNED, Proof.NONE, Want.MOVE, immediate=True) is Act.GRANT
     assert act(State.OWNED, Proof.NONE, Want.LEAVE, immediate=True) is Act.DROP
 
 
-def test_immediate_changes_nothing_but_revokes() -> None:
+def test_handover_immediate_mode_changes_only_revocations() -> None:
     for state, word, want in TABLE:
         two_steps = act(state, word, want)
         assert two_steps is Act.REVOKE or act(state, word, want, immediate=True) is two_steps
 
 
-def test_from_every_state_a_proof_leads_on() -> None:
+def test_handover_progresses_from_every_state_once_there_is_proof() -> None:
     for state, want in product((State.OWNED, State.RELEASING), (Want.MOVE, Want.LEAVE)):
         for word in (Proof.RELEASED, Proof.ENDED):
             assert NEXT[TABLE[state, word, want]] in {State.OWNED, State.FREE}
     assert {TABLE[state, Proof.LOST, Want.MOVE] for state in (State.OWNED, State.RELEASING)} == {Act.FORCE}
 
 
-def test_a_holder_that_is_only_lost_is_never_forgotten() -> None:
+def test_handover_never_forgets_a_holder_that_is_only_lost() -> None:
     kept = {NEXT[TABLE[state, Proof.LOST, Want.LEAVE]] or state for state in (State.OWNED, State.RELEASING)}
     assert kept == {State.RELEASING}
 
 
-def test_what_cannot_come_about_has_no_row() -> None:
+def test_handover_table_has_no_row_for_impossible_cases() -> None:
     gone = (Proof.RELEASED, Proof.ENDED, Proof.LOST)
     assert set(product(State, Proof, Want)) - set(TABLE) == {
         *product([State.FREE], Proof, [Want.STAY, Want.LEAVE]),  # nobody holds it, nothing is wanted of it
@@ -155,13 +155,13 @@ def test_what_cannot_come_about_has_no_row() -> None:
     }
 
 
-def test_the_page_in_the_docs_has_the_theory_and_the_picture_of_the_table() -> None:
+def test_docs_handover_page_has_the_theory_and_diagram_of_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "handover.md").read_text()
     assert str(handover.__doc__).partition("\n\n")[2] in page
     assert f"```mermaid\n{picture()}```" in page
 
 
-def test_a_report_is_read_and_later_fields_are_passed_over() -> None:
+def test_report_is_parsed_and_unknown_fields_are_ignored() -> None:
     text = '{"member": "m1", "uid": "u", "generation": 3, "held": {"t": {"b": "0-1"}}, "inflight": 4, "mood": "good"}'
     assert read_report(text).working == {Queue("t", "b", 0), Queue("t", "b", 1)}
 
@@ -170,7 +170,7 @@ def test_a_report_is_read_and_later_fields_are_passed_over() -> None:
     "text",
     ["", "{", "[]", '{"member": "m1"}', '{"member": "m", "uid": "u", "generation": 1, "held": {"t": {"b": "x"}}}'],
 )
-def test_what_is_no_report_is_a_sentence(text: str) -> None:
+def test_report_that_is_invalid_is_rejected_with_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=r"^The report cannot be read: "):
         read_report(text)
 
@@ -180,7 +180,7 @@ def test_what_is_no_report_is_a_sentence(text: str) -> None:
     [(0.0, 0.0, 500.0, False), (120.0, 0.0, 119.0, False), (120.0, 0.0, 120.0, True), (5.0, 120.0, 120.0, True)],
     ids=["nobody asked it", "heard meanwhile", "two minutes of both", "asked for all when it was told to leave"],
 )
-def test_who_is_ready_is_lost_two_minutes_after_it_was_asked_and_heard(
+def test_member_ready_but_silent_is_lost_two_minutes_after_revocation_or_termination(
     asked: float, leaving: float, unheard: float, *, lost: bool
 ) -> None:
     seen = Seen(ready=True, unheard=unheard, leaving=leaving, terminating=leaving > 0)

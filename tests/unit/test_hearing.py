@@ -91,11 +91,11 @@ NAMES = [f"m{number}" for number in range(200)]
 
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 5), (3, 5), (50, 5), (51, 6), (200, 20), (600, 60), (10_000, 60)])
-def test_a_small_fleet_is_heard_every_few_seconds_and_a_large_one_once_a_minute(members: int, seconds: int) -> None:
+def test_report_poll_interval_grows_with_the_fleet_from_5_to_60_seconds(members: int, seconds: int) -> None:
     assert a_round(members) * hearing.STEP_SECONDS == seconds
 
 
-async def test_everybody_is_asked_once_a_round(members: Members) -> None:
+async def test_report_is_polled_once_per_interval_from_each_member(members: Members) -> None:
     group, other = a_group(*NAMES), a_group("b1", "b2", name="bills")
     await hear(members, group, other)
     assert members.asked == dict.fromkeys([*(f"uid-{name}" for name in NAMES), "uid-b1", "uid-b2"], 1)
@@ -104,7 +104,7 @@ async def test_everybody_is_asked_once_a_round(members: Members) -> None:
     assert members.addresses == {"10.0.0.1"}
 
 
-async def test_whoever_is_awaited_has_not_begun_or_has_ended_is_not_asked(members: Members) -> None:
+async def test_report_poll_skips_members_that_are_awaited_not_started_or_ended(members: Members) -> None:
     group = a_group("m1", "m2")
     group.awaited = frozenset({"m2"})
     group.see(a_pod("m3", started=False), now=0.0)
@@ -116,7 +116,7 @@ async def test_whoever_is_awaited_has_not_begun_or_has_ended_is_not_asked(member
     assert members.asked == {"uid-m1": 2, "uid-m2": 1}
 
 
-async def test_only_what_has_changed_is_news(members: Members) -> None:
+async def test_report_poll_notifies_only_about_changed_reports(members: Members) -> None:
     group = a_group("m1")
     members.say["uid-m1"] = a_report("m1")
     assert await hear(members, group, rounds=3) == [KEY]
@@ -128,7 +128,7 @@ async def test_only_what_has_changed_is_news(members: Members) -> None:
     assert heard.report.generation == 2
 
 
-async def test_that_a_member_falls_silent_and_that_it_speaks_again_is_news_once(members: Members) -> None:
+async def test_report_poll_notifies_once_when_a_member_falls_silent_and_when_it_returns(members: Members) -> None:
     group = a_group("m1")
     members.say["uid-m1"] = a_report("m1")
     await hear(members, group)
@@ -141,7 +141,7 @@ async def test_that_a_member_falls_silent_and_that_it_speaks_again_is_news_once(
     assert group.pods["m1"].unheard_since is None
 
 
-async def test_news_is_told_of_the_group_that_it_is_about(members: Members) -> None:
+async def test_report_poll_notifies_only_the_group_of_the_member(members: Members) -> None:
     group, other = a_group("m1"), a_group("b1", name="bills")
     members.say |= {"uid-m1": a_report("m1"), "uid-b1": a_report("b1")}
     assert sorted(await hear(members, group, other)) == [OTHER, KEY]
@@ -149,7 +149,7 @@ async def test_news_is_told_of_the_group_that_it_is_about(members: Members) -> N
     assert await hear(members, group, other) == [OTHER]
 
 
-async def test_a_pod_that_vanishes_while_it_is_asked_is_no_error_and_no_news(members: Members) -> None:
+async def test_report_poll_ignores_a_pod_deleted_during_the_request(members: Members) -> None:
     group = a_group("m1")
     members.say["uid-m1"] = a_report("m1")
     members.meanwhile = group.pods.clear
@@ -157,7 +157,7 @@ async def test_a_pod_that_vanishes_while_it_is_asked_is_no_error_and_no_news(mem
     assert members.asked == {"uid-m1": 1}
 
 
-async def test_what_a_pod_said_is_not_taken_for_the_words_of_its_successor(members: Members) -> None:
+async def test_report_of_a_pod_is_not_attributed_to_its_successor(members: Members) -> None:
     group = a_group("m1")
     members.say["uid-m1"] = a_report("m1")
     new = a_pod("m1", started=False)  # so that it is not asked itself
@@ -167,7 +167,7 @@ async def test_what_a_pod_said_is_not_taken_for_the_words_of_its_successor(membe
     assert group.pods["m1"].heard is None
 
 
-async def test_a_pod_that_vanishes_before_its_turn_is_passed_over(members: Members) -> None:
+async def test_report_poll_skips_a_pod_deleted_before_its_turn(members: Members) -> None:
     group = a_group(*NAMES)
     members.say = {f"uid-{name}": a_report(name) for name in NAMES}
     members.meanwhile = group.pods.clear
@@ -185,7 +185,7 @@ def everyones(*names: str) -> Group:
     return group
 
 
-async def test_members_of_a_broadcasting_group_tell_where_they_are_also_those_that_are_awaited(
+async def test_broadcasting_polls_offsets_of_all_members_including_those_awaited(
     members: Members,
 ) -> None:
     group = everyones("m1", "m2")
@@ -200,7 +200,7 @@ async def test_members_of_a_broadcasting_group_tell_where_they_are_also_those_th
     assert group.reported == {FIRST: 3, SECOND: 4}
 
 
-async def test_where_one_member_cannot_be_heard_nobody_knows_who_is_the_slowest(members: Members) -> None:
+async def test_broadcasting_slowest_offset_is_unknown_while_a_member_is_unreachable(members: Members) -> None:
     group = everyones("m1", "m2")
     members.say = {f"uid-{name}": a_report(name) for name in ("m1", "m2")}
     members.offsets = {"uid-m1": {FIRST: 5}, "uid-m2": {FIRST: 7}}
@@ -217,7 +217,7 @@ async def test_where_one_member_cannot_be_heard_nobody_knows_who_is_the_slowest(
     assert group.reported == {}, "who begins to lead hears everybody anew"
 
 
-async def test_in_a_group_with_owners_nobody_is_asked_where_he_is(members: Members) -> None:
+async def test_offset_is_not_polled_from_members_of_a_clustering_group(members: Members) -> None:
     group = a_group("m1")
     members.say["uid-m1"], members.offsets["uid-m1"] = a_report("m1"), {FIRST: 5}
     await hear(members, group)

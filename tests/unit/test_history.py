@@ -30,36 +30,36 @@ def seen(*looks: One) -> History:
     return history
 
 
-def test_nothing_was_seen() -> None:
+def test_lag_history_without_samples_is_empty() -> None:
     assert seen().judged(LATEST) == {}
     assert seen(One(0, {})).judged(LATEST) == {}
 
 
-def test_one_look_tells_the_lag_and_nothing_else() -> None:
+def test_lag_history_of_one_sample_has_lag_but_no_verdict_or_rate() -> None:
     assert seen(One(0, {3: Seen(0, 10, 4)})).judged(LATEST) == {3: Judged(0, 10, 4, 6)}
 
 
-def test_a_queue_at_its_end_keeps_up() -> None:
+def test_lag_history_of_a_queue_at_its_end_is_keeping_up() -> None:
     found = seen(One(0, {0: Seen(0, 10, 10)}), One(10, {0: Seen(0, 30, 30)})).judged(LATEST)
     assert found == {0: Judged(0, 30, 30, 0, 0.0, Judgement.KEEPING_UP, 2.0, 2.0)}
 
 
-def test_a_queue_that_could_not_be_asked_is_not_known_but_where_it_ends() -> None:
+def test_lag_history_of_an_unanswered_queue_has_no_lag() -> None:
     found = seen(One(0, {0: Seen(0, 10, 4)}), One(15, {0: Seen(0, 10, None, asked=False)})).judged(LATEST)
     assert found == {0: Judged(0, 10, rate=0.0)}
 
 
-def test_an_offset_above_the_end_is_no_lag() -> None:
+def test_lag_history_with_an_offset_above_the_end_has_no_lag() -> None:
     found = seen(One(0, {0: Seen(0, 10, 10)}), One(15, {0: Seen(0, 3, 10)})).judged(LATEST)
     assert (found[0].committed, found[0].lag, found[0].delay) == (10, None, None)
 
 
-def test_an_offset_that_was_above_the_end_is_no_look_at_a_queue_at_its_end() -> None:
+def test_lag_history_gives_no_verdict_from_an_offset_above_the_end() -> None:
     found = seen(One(0, {0: Seen(0, 0, 1)}), One(15, {0: Seen(0, 1, 1)})).judged(LATEST)
     assert (found[0].lag, found[0].verdict) == (0, None)
 
 
-def test_queues_come_and_go_and_what_is_known_of_the_others_stays() -> None:
+def test_lag_history_is_kept_while_other_queues_appear_and_disappear() -> None:
     behind = Seen(0, 10, 4)
     history = seen(One(0, {0: behind, 1: behind}), One(15, {0: behind, 1: behind}), One(30, {1: behind, 2: behind}))
     found = history.judged(LATEST)
@@ -68,18 +68,18 @@ def test_queues_come_and_go_and_what_is_known_of_the_others_stays() -> None:
     assert (found[1].rate, found[2].rate) == (0.0, None)
 
 
-def test_a_queue_that_went_and_came_again_is_a_new_one() -> None:
+def test_lag_history_of_a_returning_queue_starts_over() -> None:
     history = seen(One(0, {0: Seen(0, 90, 90)}), One(15, {}), One(30, {0: Seen(0, 9, 9)}))
     assert history.judged(LATEST)[0].verdict is None
 
 
-def test_a_message_that_came_long_ago_is_still_known_to_have_come_then() -> None:
+def test_lag_history_keeps_the_delay_of_an_old_message() -> None:
     looks = [One(15.0 * place, {0: Seen(0, 10 if place < 4 else 20, 10)}) for place in range(200)]
     waited = seen(*looks).judged(LATEST)[0].delay
     assert waited == pytest.approx(15 * (199 - 4), abs=OLDER_SECONDS)
 
 
-def test_only_so_much_is_kept() -> None:
+def test_lag_history_is_bounded() -> None:
     history = seen(*(One(15.0 * place, {0: Seen(0, 1, 0)}) for place in range(2000)))
     oldest = 15.0 * (LOOKS + 1) + OLDER_SECONDS * (OLDER + 1)
     waited = history.judged(LATEST)[0].delay
@@ -93,7 +93,7 @@ histories = st.lists(st.tuples(st.dictionaries(st.integers(0, 2), rows), st.froz
 
 
 @given(histories, st.sampled_from([LATEST, EARLIEST, AT_A_TIME]), st.sampled_from([0, FEW]))
-def test_it_says_what_the_looks_say(
+def test_lag_history_agrees_with_the_samples(
     told: Sequence[tuple[Mapping[int, Seen], frozenset[int]]], begins: StartFrom, few: int
 ) -> None:
     history = History(few)
@@ -116,7 +116,7 @@ def test_it_says_what_the_looks_say(
             assert judged[number][2:6] == (None, None, None, None)
 
 
-def test_rates_are_those_since_the_offset_was_set_back_or_the_topic_made_anew() -> None:
+def test_lag_history_rates_restart_at_an_offset_reset_or_topic_recreation() -> None:
     history = seen(
         One(0, {0: Seen(0, 1000, 900)}),
         One(10, {0: Seen(0, 1010, 910)}),
@@ -135,12 +135,12 @@ def test_rates_are_those_since_the_offset_was_set_back_or_the_topic_made_anew() 
     assert history.judged(LATEST)[0].worked == pytest.approx(7 / 3), "30 s ago it was at 5"
 
 
-def test_a_queue_at_its_end_that_ends_before_it_begins_is_not_known() -> None:
+def test_lag_history_of_a_queue_that_ends_before_its_start_is_unknown() -> None:
     history = seen(One(0, {0: Seen(0, 5, 5)}), One(15, {0: Seen(0, 5, 5)}), One(30, {0: Seen(9, 5, 5)}))
     assert history.judged(LATEST)[0][3:6] == (None, None, None)
 
 
-def test_what_flows_is_what_came_in_up_to_an_hour() -> None:
+def test_lag_history_flow_is_the_inflow_of_up_to_an_hour() -> None:
     history = seen(*(One(15.0 * place, {0: Seen(0, 30 * place, 0), 1: Seen(0, 7, 0)}) for place in range(8)))
     assert history.flows() == {0: None, 1: None}, "not two minutes yet"
     history.see(120, {0: Seen(0, 240, 0), 1: Seen(0, 7, 0)}, ALL)
@@ -152,7 +152,7 @@ def test_what_flows_is_what_came_in_up_to_an_hour() -> None:
     assert burst == 0.0, "the last looks alone say something else"
 
 
-def test_what_flowed_before_a_topic_was_made_anew_does_not_count_nor_does_a_queue_that_is_new() -> None:
+def test_lag_history_flow_starts_over_for_recreated_topics_and_new_queues() -> None:
     history = seen(*(One(15.0 * place, {0: Seen(0, 90000 + place, 0)}) for place in range(100)))
     for place in range(100, 109):
         history.see(15.0 * place, {0: Seen(0, 15 * (place - 100), 0), 1: Seen(0, place, 0)}, ALL)

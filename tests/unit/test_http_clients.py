@@ -74,7 +74,7 @@ def redirect_to(port: int, status: int, path: str) -> Handler:
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_a_member_cannot_send_the_operator_to_another_member(
+async def test_http_client_for_reports_follows_no_redirect_to_another_member(
     client: Reports, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     async with recording() as victim, recording(redirect_to(victim.port, status, "/v1/drain")) as attacker:
@@ -88,7 +88,7 @@ async def test_a_member_cannot_send_the_operator_to_another_member(
         assert victim.requests == []
 
 
-async def test_a_compressed_report_is_not_asked_for_and_not_unpacked(
+async def test_http_client_neither_requests_nor_decompresses_a_compressed_report(
     client: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = gzip.compress(msgspec.json.encode(a_report("m1", 7)))
@@ -102,7 +102,9 @@ async def test_a_compressed_report_is_not_asked_for_and_not_unpacked(
         assert [headers["Accept-Encoding"] for headers in member.headers] == ["identity"]
 
 
-async def test_a_report_that_is_too_long_is_read_no_further(client: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_client_stops_reading_a_report_that_is_too_long(
+    client: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = 0
 
     async def answer_without_end(request: web.Request) -> web.StreamResponse:
@@ -122,7 +124,7 @@ async def test_a_report_that_is_too_long_is_read_no_further(client: Reports, mon
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_the_api_server_cannot_send_credentials_elsewhere(status: int) -> None:
+async def test_http_client_for_the_api_server_follows_no_redirect(status: int) -> None:
     async with recording() as victim, recording(redirect_to(victim.port, status, "/api/v1/pods")) as server:
         access = kopf.ConnectionInfo(server=f"http://{HOST}:{server.port}", token="anything")  # noqa: S106 - of nobody
         async with Api(lambda: access) as api:
@@ -141,7 +143,7 @@ async def test_the_api_server_cannot_send_credentials_elsewhere(status: int) -> 
         assert victim.requests == []
 
 
-async def test_a_proxied_answer_is_bounded_also_unpacked() -> None:
+async def test_http_client_limits_the_decompressed_size_of_a_proxied_response() -> None:
     async def answer_with_a_bomb(_: web.Request) -> web.Response:
         return web.Response(body=gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"})
 
@@ -152,7 +154,7 @@ async def test_a_proxied_answer_is_bounded_also_unpacked() -> None:
                 await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 2**20)
 
 
-def test_each_module_that_opens_http_connections_has_a_row_in_the_architecture_page() -> None:
+def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
     root = Path(rota.__file__).parent
     openers = {
         f"{path.relative_to(root)}"

@@ -48,32 +48,32 @@ def sidecars(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet"])
-def test_the_sidecar_is_put_into_what_makes_pods(kind: str) -> None:
+def test_injection_adds_the_sidecar_to_workloads(kind: str) -> None:
     ran = inject(DEPLOYMENT.replace("Deployment", kind), "--image", "sidecar:1")
     assert (ran.exit_code, ran.stderr) == (0, "")
     assert sidecars(ran.stdout) == ["sidecar:1"]
     assert yaml.safe_load(ran.stdout)["spec"]["template"]["metadata"]["labels"]["rota.dev/group"] == "orders"
 
 
-def test_it_is_put_into_a_pod() -> None:
+def test_injection_adds_the_sidecar_to_a_pod() -> None:
     ran = inject(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: shop}}\n{POD}", "--image", "sidecar:1")
     assert sidecars(ran.stdout) == ["sidecar:1"]
     assert yaml.safe_load(ran.stdout)["metadata"]["annotations"][NOTE] == "sidecar:1"
 
 
-def test_other_documents_come_out_as_they_are_written_and_are_named() -> None:
+def test_injection_keeps_other_documents_verbatim_and_names_them() -> None:
     ran = inject(f"{SERVICE}---\n# The app.\n{DEPLOYMENT}---\n{SERVICE}")
     assert ran.stdout.startswith(f"{SERVICE}---\n# The app.\napiVersion: apps/v1\n")
     assert ran.stdout.endswith(f"---\n{SERVICE}")
     assert ran.stderr == "rota: left as they are: Service shop, Service shop\n"
 
 
-def test_many_that_are_left_are_counted() -> None:
+def test_injection_counts_skipped_documents_when_there_are_many() -> None:
     ran = inject("---\n".join([DEPLOYMENT, *[SERVICE] * 7]))
     assert ran.stderr.endswith("Service shop and 2 more\n")
 
 
-def test_a_list_is_looked_into() -> None:
+def test_injection_handles_items_of_a_list() -> None:
     items = [yaml.safe_load(DEPLOYMENT), yaml.safe_load(SERVICE)]
     ran = inject(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}), "--image", "sidecar:1")
     assert sidecars(ran.stdout) == ["sidecar:1", None]
@@ -81,35 +81,35 @@ def test_a_list_is_looked_into() -> None:
 
 
 @pytest.mark.parametrize("job", ["Job", "CronJob", "ReplicaSet", "ConfigMap"])
-def test_what_ends_by_itself_or_belongs_to_something_else_is_left_alone(job: str) -> None:
+def test_injection_skips_jobs_replica_sets_and_config_maps(job: str) -> None:
     ran = inject(DEPLOYMENT + "---\n" + DEPLOYMENT.replace("Deployment", job))
     assert sidecars(ran.stdout)[1] is None
     assert f"left as they are: {job} shop" in ran.stderr
 
 
-def test_twice_is_once_to_the_byte() -> None:
+def test_injection_is_idempotent_to_the_byte() -> None:
     once = inject(f"{SERVICE}---\n{DEPLOYMENT}").stdout
     assert inject(once).stdout == once
 
 
-def test_an_injected_manifest_is_brought_up_to_date() -> None:
+def test_injection_updates_an_injected_manifest() -> None:
     once = inject(DEPLOYMENT, "--image", "sidecar:1", "--drain-timeout", "2m").stdout
     assert inject(once, "--image", "sidecar:2").stdout == inject(DEPLOYMENT, "--image", "sidecar:2").stdout
 
 
-def test_uninject_gives_back_what_was_there() -> None:
+def test_injection_uninject_restores_the_manifest() -> None:
     ran = inject(inject(DEPLOYMENT, "--ca-secret", "ca").stdout, "--uninject")
     assert yaml.safe_load(ran.stdout) == yaml.safe_load(DEPLOYMENT)
 
 
-def test_uninject_leaves_what_is_not_injected_or_another_groups() -> None:
+def test_injection_uninject_skips_plain_manifests_and_other_groups() -> None:
     others = inject(DEPLOYMENT, group="payments").stdout
     ran = inject(f"{DEPLOYMENT}---\n{others}", "--uninject")
     assert ran.stdout == f"{DEPLOYMENT}---\n{others}"
     assert ran.stderr == "rota: left as they are: Deployment shop, Deployment shop\n"
 
 
-def test_options_say_what_no_file_can() -> None:
+def test_injection_options_set_drain_timeout_and_secrets() -> None:
     ran = inject(DEPLOYMENT, "--drain-timeout", "1m", "--credentials-secret", "acl", "--ca-secret", "ca")
     spec = yaml.safe_load(ran.stdout)["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 75
@@ -118,7 +118,7 @@ def test_options_say_what_no_file_can() -> None:
     assert sidecar["image"].startswith("ghcr.io/rota-dev/rota-sidecar:")
 
 
-def test_a_file_of_the_documentation_can_be_injected() -> None:
+def test_injection_accepts_the_docs_example() -> None:
     ran = CliRunner().invoke(main, ["inject", "--group", "orders", "-f", str(EXAMPLES / "local-app.yaml")])
     assert ran.exit_code == 0
     assert ran.stdout.startswith("# Three pods that answer HTTP")
@@ -141,7 +141,7 @@ TRICKY = {
 }
 
 
-def test_texts_stay_texts_for_kubectl_too() -> None:
+def test_injection_keeps_yaml_strings_quoted_for_kubectl() -> None:
     annotations = "".join(f"    {key}: {text}\n" for key, text in TRICKY.items())
     written = inject(
         DEPLOYMENT.replace("metadata: {name: shop}\n", f"metadata:\n  name: shop\n  annotations:\n{annotations}")
@@ -154,7 +154,7 @@ def test_texts_stay_texts_for_kubectl_too() -> None:
     assert yaml.safe_load(written.stdout)["metadata"]["annotations"]["e"] == "12:30"
 
 
-def test_numbers_and_references_mean_what_they_meant() -> None:
+def test_injection_keeps_values_of_yaml_numbers_and_anchors() -> None:
     feed = DEPLOYMENT.replace(
         "spec:\n  selector", "x: {a: &a [0x10, 017, 1.5, .5, -3, yes, ~], b: *a}\nspec:\n  selector"
     )
@@ -183,7 +183,7 @@ def test_numbers_and_references_mean_what_they_meant() -> None:
         (DEPLOYMENT, ("--group", ""), "--group '' is no name of a ConsumerGroup"),
     ],
 )
-def test_a_mistake_is_one_sentence(feed: str, options: tuple[str, ...], told: str) -> None:
+def test_injection_error_is_one_sentence(feed: str, options: tuple[str, ...], told: str) -> None:
     ran = inject(feed, *options)
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert told in ran.stderr

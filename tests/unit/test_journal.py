@@ -79,7 +79,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "RETRY_SECONDS", 0.0)
 
 
-def test_facts_go_to_the_file_of_their_hour_and_their_writer(tmp_path: Path) -> None:
+def test_journal_records_go_to_the_file_of_their_hour_and_writer(tmp_path: Path) -> None:
     for _ in range(2):
         written(str(tmp_path), "operator-a", EARLY, LATE)
     files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("*/*")}
@@ -89,36 +89,36 @@ def test_facts_go_to_the_file_of_their_hour_and_their_writer(tmp_path: Path) -> 
     }
 
 
-def test_a_clock_that_jumps_back_puts_facts_into_the_hours_that_it_tells(tmp_path: Path) -> None:
+def test_journal_clock_jump_back_puts_records_into_their_own_hour(tmp_path: Path) -> None:
     later = a_fact(3)
     written(str(tmp_path), "a", LATE, EARLY, later)
     assert (tmp_path / HOUR).read_bytes().splitlines() == [line(LATE), line(later)]
     assert (tmp_path / "date=2026-11-21/08-a.jsonl").read_bytes().splitlines() == [line(EARLY)]
 
 
-def test_hours_are_those_of_utc(tmp_path: Path) -> None:
+def test_journal_hours_are_utc(tmp_path: Path) -> None:
     written(str(tmp_path), "a", a_fact(at="2026-11-21T23:30:00-04:00"))
     assert (tmp_path / "date=2026-11-22/03-a.jsonl").exists()
 
 
-def test_facts_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_journal_writes_records_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     written(STDOUT, "a", EARLY, LATE)
     assert capfdbinary.readouterr().out.splitlines() == [line(EARLY), line(LATE)]
 
 
-def test_who_wants_no_journal_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_without_a_location_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written("", "a", EARLY)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_where_nothing_can_be_written_is_a_mistake(tmp_path: Path) -> None:
+def test_journal_rejects_a_location_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^--journal .*file/a: nothing can be written there: Not a directory; give "):
         Journal(str(tmp_path / "file" / "a"), "a")
 
 
-def test_a_disk_that_is_full_from_the_start_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_accepts_a_disk_that_is_full_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -131,28 +131,28 @@ def test_a_disk_that_is_full_from_the_start_is_no_mistake(tmp_path: Path, monkey
     ("text", "told"),
     [("8Gi", 8 * 2**30), ("500Mi", 500 * 2**20), ("1.5G", 1_500_000_000), ("2000k", 2_000_000), ("1048576", 2**20)],
 )
-def test_a_limit_is_written_as_sizes_are_in_kubernetes(text: str, told: int) -> None:
+def test_journal_limit_is_a_kubernetes_quantity(text: str, told: int) -> None:
     assert size(text) == told
 
 
 @pytest.mark.parametrize("text", ["", "much", "8 Gi", "-1Gi", "8i", "8GB", "1e9", "\u0968Gi"])
-def test_a_limit_that_is_no_size_is_a_mistake(text: str) -> None:
+def test_journal_limit_that_is_no_size_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"^--journal-limit .* is no size; give one such as 8Gi or 500Mi$"):
         Journal("", "a", text)
 
 
-def test_a_limit_in_which_nothing_has_room_is_a_mistake() -> None:
+def test_journal_limit_that_is_too_small_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^--journal-limit '8' is too little to keep a journal in; give 1Mi or more$"):
         Journal("", "a", "8")
 
 
 @pytest.mark.parametrize("text", ["999999999999999Pi", "1025Pi", "999999999999999P"])
-def test_a_limit_beyond_any_disk_is_a_mistake(text: str) -> None:
+def test_journal_limit_beyond_any_disk_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=f"--journal-limit '{text}' is more than any disk holds"):
         size(text)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_journal_does_not_write_to_a_pipe_in_place_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipe = tmp_path / "date=2026-11-21" / "09-rota-0.jsonl"
     pipe.parent.mkdir()
     os.mkfifo(pipe)
@@ -163,7 +163,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_written_to(tmp_path: Path, caplog:
     assert f"The journal in {tmp_path} cannot be written: {pipe} is no file" in caplog.text
 
 
-def test_a_line_that_was_cut_off_anywhere_never_becomes_a_part_of_the_next(tmp_path: Path) -> None:
+def test_journal_truncated_line_never_joins_the_next(tmp_path: Path) -> None:
     path = tmp_path / HOUR
     path.parent.mkdir()
     whole, before = line(a_fact(1)), line(a_fact(0)) + b"\n"
@@ -173,7 +173,7 @@ def test_a_line_that_was_cut_off_anywhere_never_becomes_a_part_of_the_next(tmp_p
         assert path.read_bytes() == before + whole[:cut] + b"\n" * (cut > 0) + line(LATE) + b"\n"
 
 
-def test_a_line_that_the_system_cut_off_is_ended_and_written_anew(tmp_path: Path) -> None:
+def test_journal_line_cut_off_by_the_system_is_ended_and_rewritten(tmp_path: Path) -> None:
     first, second = line(a_fact(1)) + b"\n", line(a_fact(2)) + b"\n"
     for cut in range(len(second)):
         hours = Hours(tmp_path, f"a{cut}", 2**20)
@@ -185,7 +185,7 @@ def test_a_line_that_the_system_cut_off_is_ended_and_written_anew(tmp_path: Path
         assert told == first + second[:cut] + b"\n" * (cut > 0) + second
 
 
-def test_a_stream_that_was_cut_off_goes_on_with_a_line_of_its_own(tmp_path: Path) -> None:
+def test_journal_stream_continues_on_a_new_line_after_a_cut_off(tmp_path: Path) -> None:
     first, second = line(a_fact(1)) + b"\n", line(a_fact(2)) + b"\n"
     for cut in range(len(second)):
         path = tmp_path / str(cut)
@@ -216,7 +216,7 @@ for start in itertools.count(0, 50):
 """
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_beginning_and_its_next_run_mixes_nothing(tmp_path: Path) -> None:
+def test_journal_of_a_killed_writer_loses_only_its_end_and_mixes_no_lines(tmp_path: Path) -> None:
     runs, torn = 4, 0
     path = tmp_path / HOUR
     for run in range(runs):
@@ -238,7 +238,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_beginning_and_its_next_run_mixes
     assert all(seen.values())
 
 
-def test_a_folder_is_kept_within_its_bound_by_all_its_writers_and_across_their_ends(tmp_path: Path) -> None:
+def test_journal_folder_stays_within_its_limit_across_writers_and_restarts(tmp_path: Path) -> None:
     limit, lines = 2**20, 9_999 * b"x" + b"\n"
     strangers = [tmp_path / "notes.jsonl", tmp_path / "date=2026-11-01/notes", tmp_path / "date=2026-11-01/x-1.jsonl"]
     strangers[1].parent.mkdir()
@@ -257,7 +257,7 @@ def test_a_folder_is_kept_within_its_bound_by_all_its_writers_and_across_their_e
     assert {path.name for path in tmp_path.glob("date=*")} == {"date=2026-11-01", "date=2026-11-03", "date=2026-11-04"}
 
 
-def test_two_who_write_at_once_stay_within_the_bound_between_looks(tmp_path: Path) -> None:
+def test_journal_folder_of_two_concurrent_writers_stays_within_its_limit(tmp_path: Path) -> None:
     limit, writers = 2**20, [Hours(tmp_path, writer, 2**20) for writer in "ab"]
     for number in range(400):
         for writer in writers:
@@ -265,7 +265,7 @@ def test_two_who_write_at_once_stay_within_the_bound_between_looks(tmp_path: Pat
         assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= limit
 
 
-def test_an_hour_that_takes_all_that_there_is_stops_the_journal_until_the_next(tmp_path: Path) -> None:
+def test_journal_hour_that_fills_the_limit_stops_writing_until_the_next(tmp_path: Path) -> None:
     hours, lines = Hours(tmp_path, "a", 2**20), 9_999 * b"x" + b"\n"
     for _ in range(100):
         hours.append("2026-11-21T09", lines)
@@ -281,7 +281,7 @@ def test_an_hour_that_takes_all_that_there_is_stops_the_journal_until_the_next(t
     assert not (tmp_path / HOUR).exists()
 
 
-def test_hours_of_a_clock_that_was_ahead_go_where_there_is_nothing_older(tmp_path: Path) -> None:
+def test_journal_deletes_hours_of_a_fast_clock_only_when_nothing_is_older(tmp_path: Path) -> None:
     lines = 99_999 * b"x" + b"\n"
     for hour in range(12):
         Hours(tmp_path, "a", 2**20).append(f"2031-01-01T{hour:02}", lines)
@@ -292,7 +292,7 @@ def test_hours_of_a_clock_that_was_ahead_go_where_there_is_nothing_older(tmp_pat
     assert kept[-1] == "2031-01-01T11"
 
 
-def test_a_file_or_a_folder_that_somebody_removed_is_made_anew(tmp_path: Path) -> None:
+def test_journal_recreates_a_deleted_file_or_folder(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path / "journal"), "a")
     now(journal, a_fact(1))
     (tmp_path / "journal" / HOUR).unlink()
@@ -305,7 +305,7 @@ def test_a_file_or_a_folder_that_somebody_removed_is_made_anew(tmp_path: Path) -
     assert not journal.lost
 
 
-def test_a_disk_that_cannot_be_written_is_said_once_and_stops_nobody(
+def test_journal_write_failure_is_logged_once_and_blocks_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     where = tmp_path / "journal"
@@ -320,7 +320,9 @@ def test_a_disk_that_cannot_be_written_is_said_once_and_stops_nobody(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_gap_tells_what_is_missing_once_it_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_journal_gap_record_counts_missing_records_after_recovery(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     where = tmp_path / "journal"
     journal = Journal(str(where), "a")
     where.rmdir()
@@ -341,7 +343,7 @@ def test_a_gap_tells_what_is_missing_once_it_can_be_written(tmp_path: Path, capl
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_full_disk_stops_the_journal_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_journal_resumes_after_a_full_disk(tmp_path: Path) -> None:
     with a_small_disk(tmp_path):
         journal = Journal(str(tmp_path), "a")
         now(journal, a_fact(0))
@@ -359,7 +361,7 @@ def test_a_full_disk_stops_the_journal_and_it_goes_on_when_there_is_room(tmp_pat
     assert [it.generation for it in told if isinstance(it, records.Plan)] == [*range(31 - lost), 31]
 
 
-def test_a_disk_that_hangs_holds_nobody_up(
+def test_journal_on_a_hanging_disk_blocks_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(room, "CLOSE_SECONDS", 0.01)
@@ -379,9 +381,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
     journal._thread.join()
 
 
-def test_a_fact_that_cannot_be_written_costs_none_of_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_journal_drops_only_records_that_cannot_be_encoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     odd = [a_fact(message="\ud800"), a_fact() | {"held": object()}, a_fact(at="yesterday")]
     journal = Journal(str(tmp_path), "a")
     now(journal, a_fact(1), *odd, a_fact(2))

@@ -32,7 +32,9 @@ def looks(*seen: tuple[int | None, int], worked: bool = True) -> list[Look]:
         pytest.param(Look(0, 0, 0, 0), LATEST, 0, id="an empty queue"),
     ],
 )
-def test_how_far_behind_it_is(look: Look, begins: StartFrom, behind: int | None) -> None:
+def test_lag_of_one_sample_follows_from_offsets_and_start_from(
+    look: Look, begins: StartFrom, behind: int | None
+) -> None:
     assert look.behind(begins) == behind
 
 
@@ -62,11 +64,11 @@ def test_how_far_behind_it_is(look: Look, begins: StartFrom, behind: int | None)
         pytest.param([], None, id="no look"),
     ],
 )
-def test_what_a_history_says(seen: Sequence[Look], judgement: Judgement | None) -> None:
+def test_verdict_follows_from_the_samples(seen: Sequence[Look], judgement: Judgement | None) -> None:
     assert judge(seen, LATEST) == judgement
 
 
-def test_where_nobody_has_begun_there_is_nothing_behind_at_the_end_and_all_of_it_from_the_oldest() -> None:
+def test_verdict_without_committed_offset_depends_on_start_from() -> None:
     seen = looks((None, 20), (None, 40))
     assert judge(seen, LATEST) is Judgement.KEEPING_UP
     assert judge(seen, EARLIEST) is Judgement.STALLED
@@ -94,16 +96,16 @@ def test_where_nobody_has_begun_there_is_nothing_behind_at_the_end_and_all_of_it
         pytest.param([], None, id="no look"),
     ],
 )
-def test_how_long_the_oldest_has_waited(seen: Sequence[Look], seconds: float | None) -> None:
+def test_delay_is_the_age_of_the_oldest_unconsumed_message(seen: Sequence[Look], seconds: float | None) -> None:
     assert delay(seen, LATEST) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_how_long_the_oldest_has_waited_of_what_nobody_has_begun_is_not_known() -> None:
+def test_delay_without_committed_offset_is_unknown_unless_the_queue_is_empty() -> None:
     assert delay(looks((None, 0), (None, 10)), EARLIEST) is None
     assert delay(looks((None, 0), (None, 0)), EARLIEST) == 0.0
 
 
-def test_verdicts_are_called_as_metrics_and_pages_have_them() -> None:
+def test_verdict_names_are_those_of_metrics_and_pages() -> None:
     assert [*map(str, Judgement)] == ["KeepingUp", "Slow", "Stalled", "Stopped", "Rewound"]
 
 
@@ -117,13 +119,13 @@ histories = st.lists(st.tuples(st.none() | offsets, offsets, offsets, st.boolean
 
 
 @given(histories, st.sampled_from([LATEST, EARLIEST, TIMED]))
-def test_nothing_is_ever_negative(seen: list[Look], begins: StartFrom) -> None:
+def test_lag_and_delay_are_never_negative(seen: list[Look], begins: StartFrom) -> None:
     assert all((look.behind(begins) or 0) >= 0 for look in seen)
     assert (delay(seen, begins) or 0) >= 0
 
 
 @given(histories, st.integers(1, 1000))
-def test_only_movements_count_not_where_the_queue_is(seen: list[Look], by: int) -> None:
+def test_verdict_is_independent_of_absolute_offsets(seen: list[Look], by: int) -> None:
     moved = [
         it._replace(
             first=it.first + by, last=it.last + by, committed=None if it.committed is None else it.committed + by
@@ -134,7 +136,7 @@ def test_only_movements_count_not_where_the_queue_is(seen: list[Look], by: int) 
 
 
 @given(histories)
-def test_who_was_at_the_end_and_did_not_go_back_keeps_up(seen: list[Look]) -> None:
+def test_verdict_after_reaching_the_end_is_keeping_up_or_rewound(seen: list[Look]) -> None:
     judgement = judge(seen, LATEST)
     if judgement and 0 in [look.behind(LATEST) for look in seen]:
         assert judgement in {Judgement.KEEPING_UP, Judgement.REWOUND}
@@ -158,7 +160,7 @@ ONE, OTHER = Queue("orders", "a", 0), Queue("orders", "a", 1)
         ([{ONE: 5}, {}], {}),
     ],
 )
-def test_a_broadcasting_group_is_where_its_slowest_member_is_if_all_of_them_tell(
+def test_broadcasting_offset_is_that_of_the_slowest_member_if_all_report(
     members: list[dict[Queue, int | None] | None], told: dict[Queue, int]
 ) -> None:
     assert slowest(members) == told
@@ -166,18 +168,18 @@ def test_a_broadcasting_group_is_where_its_slowest_member_is_if_all_of_them_tell
 
 @pytest.mark.parametrize("begins", [LATEST, EARLIEST, TIMED])
 @pytest.mark.parametrize("committed", [None, 2, 5, 7])
-def test_of_a_queue_that_ends_before_it_begins_nothing_is_known(begins: StartFrom, committed: int | None) -> None:
+def test_lag_of_a_queue_that_ends_before_its_start_is_unknown(begins: StartFrom, committed: int | None) -> None:
     look = Look(0, 9, 5, committed)
     assert look.behind(begins) is None
     assert judge([look, look], begins) is None
     assert delay([look, look], begins) is None
 
 
-def test_where_nothing_lies_nobody_is_behind_wherever_he_is_to_begin() -> None:
+def test_lag_of_an_empty_queue_is_0_for_start_from_timestamp() -> None:
     assert Look(0, 5, 5, None).behind(TIMED) == 0
 
 
-def test_what_was_seen_of_a_topic_before_it_was_made_anew_tells_no_delay() -> None:
+def test_delay_ignores_samples_before_the_topic_was_recreated() -> None:
     old = [Look(15.0 * place, 0, 1000, 1000) for place in range(80)]
     new = [Look(1200.0 + 15 * place, 0, 3, 1) for place in range(9)]
     assert delay([*old, *new[:1]], LATEST) is None
@@ -186,13 +188,13 @@ def test_what_was_seen_of_a_topic_before_it_was_made_anew_tells_no_delay() -> No
     assert delay([*old, *grown], LATEST) == 15.0, "what came since then is known"
 
 
-def test_where_it_is_not_known_how_far_behind_a_group_is_it_is_not_judged_by_what_was_before() -> None:
+def test_verdict_is_unknown_while_the_lag_is_unknown() -> None:
     seen = looks((10, 20), (20, 20), (30, 20))
     assert judge(seen[:2], LATEST) is Judgement.KEEPING_UP
     assert judge(seen, LATEST) is None
 
 
-def test_who_never_was_there_and_whom_nobody_works_for_does_not_keep_up() -> None:
+def test_verdict_of_an_uncommitted_queue_without_owner_is_unknown() -> None:
     never = looks((None, 20), (None, 20), worked=False)
     assert judge(never, LATEST) is None
     assert judge([*never, *looks((None, 20))], LATEST) is Judgement.KEEPING_UP

@@ -38,14 +38,14 @@ async def heard(asker: Reports, monkeypatch: pytest.MonkeyPatch, text: bytes, st
     return found
 
 
-async def test_its_word_is_heard(asker: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_of_a_deleted_pod_is_read(asker: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
     report = a_report("m1", 7)
     found = await heard(asker, monkeypatch, msgspec.json.encode(report))
     assert found
     assert found.report == report
 
 
-async def test_whoever_else_answers_at_its_address_shows_that_it_is_gone(
+async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none_listens(
     asker: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = msgspec.json.encode(a_report("m2", 7))
@@ -54,7 +54,9 @@ async def test_whoever_else_answers_at_its_address_shows_that_it_is_gone(
     assert await asker.last_words(WHERE, "uid-m1") is None, "nothing listens there any more"
 
 
-async def test_silence_shows_nothing(asker: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated(
+    asker: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
     over = asyncio.Event()
 
     async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

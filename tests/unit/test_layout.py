@@ -13,17 +13,17 @@ ROOT = Path(__file__).parents[2]
 ROTA = ROOT / "operator" / "rota"
 
 
-def test_the_source_root_does_not_shadow_the_standard_library() -> None:
+def test_layout_source_root_does_not_shadow_the_standard_library() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
     assert operator.add(1, 2) == 3
 
 
-def test_no_file_is_longer_than_people_read() -> None:
+def test_layout_source_files_have_at_most_400_lines() -> None:
     files = [*ROTA.rglob("*.py"), *(ROOT / "tests" / "ground").rglob("*.py")]
     assert [str(path) for path in files if len(path.read_text().splitlines()) > 400] == []
 
 
-def test_make_offers_at_most_sixteen_targets_and_help_is_the_default() -> None:
+def test_build_make_offers_at_most_sixteen_targets_and_help_by_default() -> None:
     offered = subprocess.run(
         ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -32,7 +32,7 @@ def test_make_offers_at_most_sixteen_targets_and_help_is_the_default() -> None:
     assert len(targets) <= 16
 
 
-def test_every_dependency_says_why_it_is_there() -> None:
+def test_build_dependencies_each_have_a_reason_comment() -> None:
     for name in ("pyproject.toml", "tests/pyproject.toml"):
         text = (ROOT / name).read_text()
         project = tomllib.loads(text)
@@ -59,7 +59,7 @@ def _grouped(project: dict[str, dict[str, dict[str, list[object]]]]) -> list[str
         ("documents.py", "import numpy", "The sidecar stays small: no kopf, Kubernetes, numpy or Spark"),
     ],
 )
-def test_import_contracts_notice(tmp_path: Path, module: str, line: str, broken: str) -> None:
+def test_layout_import_contracts_detect_violations(tmp_path: Path, module: str, line: str, broken: str) -> None:
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     for path in ROTA.rglob("*.py"):
         copy = tmp_path / "rota" / path.relative_to(ROTA)
@@ -80,7 +80,7 @@ def test_import_contracts_notice(tmp_path: Path, module: str, line: str, broken:
     assert f"{broken}" in " ".join(ran.stdout.partition("Broken contracts")[2].split())
 
 
-def test_the_image_is_built_with_the_same_uv_as_the_environment() -> None:
+def test_image_is_built_with_the_uv_version_of_the_environment() -> None:
     pinned = re.search(r'"uv==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert pinned
     assert f"astral-sh/uv:{pinned[1]}\n" in (ROOT / "Dockerfile").read_text()

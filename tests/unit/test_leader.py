@@ -26,7 +26,7 @@ class NoSuchNamespace:
         raise ApiError(404, "NotFound", 'namespaces "nosuch" not found')
 
 
-async def test_a_lease_that_cannot_be_had_is_told_of_once(
+async def test_leader_election_logs_an_unobtainable_lease_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leader, "RENEW", 0.001)
@@ -58,13 +58,13 @@ async def test_a_lease_that_cannot_be_had_is_told_of_once(
         (run.Options(identity="x" * 256), "--identity 'xxx"),
     ],
 )
-def test_a_name_that_nothing_can_have_is_refused_at_the_start(options: run.Options, sentence: str) -> None:
+def test_leader_election_rejects_invalid_names_at_start(options: run.Options, sentence: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - what it says is looked at below
         run.process(options)
     assert str(refused.value).startswith(sentence)
     assert len(str(refused.value)) < 300
 
 
-def test_names_as_pods_and_machines_have_them_are_taken() -> None:
+def test_leader_election_accepts_names_of_pods_and_machines() -> None:
     for identity in ("", "rota-0", "My_Laptop.local-4711", "x" * 240):
         run.check(run.Options(identity=identity, own_namespace="rota-system", lease="rota.dev"))

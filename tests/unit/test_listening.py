@@ -63,7 +63,7 @@ async def serving() -> AsyncIterator[Served]:
     await runner.cleanup()
 
 
-async def test_whoever_holds_connections_and_asks_nothing_makes_room_for_who_asks(
+async def test_http_server_at_its_connection_limit_closes_idle_ones_to_serve_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listening, "MOST", 4)
@@ -84,7 +84,9 @@ async def test_whoever_holds_connections_and_asks_nothing_makes_room_for_who_ask
     ]
 
 
-async def test_where_all_wait_for_an_answer_nobody_more_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_server_closes_new_connections_while_all_open_ones_await_a_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(listening, "MOST", 1)
     async with serving() as it:
         waits, writer = await it.connected(ASKS.replace(b"/ ", b"/later ", 1))
@@ -98,9 +100,7 @@ async def test_where_all_wait_for_an_answer_nobody_more_is_let_in(monkeypatch: p
 
 
 @pytest.mark.parametrize("sends", [b"", b"GET / HT", ASKS])
-async def test_a_connection_on_which_nothing_more_comes_is_closed(
-    sends: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_http_server_closes_a_connection_that_stays_idle(sends: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "KEPT", 0.02)
     async with serving() as it:
         reader, writer = await it.connected(sends)
@@ -108,7 +108,7 @@ async def test_a_connection_on_which_nothing_more_comes_is_closed(
         writer.close()
 
 
-async def test_an_answer_that_takes_longer_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_server_does_not_cut_off_a_slow_response(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "KEPT", 0.02)
     async with serving() as it:
         waits, writer = await it.connected(ASKS.replace(b"/ ", b"/later ", 1))
@@ -121,7 +121,7 @@ async def test_an_answer_that_takes_longer_is_not_cut_off(monkeypatch: pytest.Mo
         other.close()
 
 
-async def test_a_body_of_which_the_rest_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_server_answers_408_to_a_body_that_stays_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "KEPT", 0.02)
     async with serving() as it:
         reader, writer = await it.connected(b"POST / HTTP/1.1\r\nhost: it\r\ncontent-length: 9\r\n\r\nx")
@@ -129,7 +129,7 @@ async def test_a_body_of_which_the_rest_never_comes_is_not_waited_for(monkeypatc
         writer.close()
 
 
-async def test_there_are_fewer_connections_than_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_server_limits_connections_by_the_file_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
     async with serving() as it:
         silent = [await it.connected() for _ in range(5)]
@@ -170,7 +170,7 @@ EMPTY_HANDED = """
 """
 
 
-async def test_without_descriptors_it_says_so_once_and_goes_on_when_there_are_some() -> None:
+async def test_http_server_without_file_descriptors_logs_once_and_recovers() -> None:
     port = a_port()
     command = [sys.executable, "-c", textwrap.dedent(EMPTY_HANDED), str(port)]
     pipe = subprocess.PIPE
@@ -190,13 +190,13 @@ async def test_without_descriptors_it_says_so_once_and_goes_on_when_there_are_so
     assert rest == b""
 
 
-async def test_an_address_that_cannot_be_resolved_is_said_so() -> None:
+async def test_http_server_rejects_an_unresolvable_address_with_a_sentence() -> None:
     told = re.escape("Nothing can be answered at foo.invalid, port 80: that address cannot be resolved; give another")
     with pytest.raises(ValueError, match=told):
         await listening.listen(web.Application(), "foo.invalid", 80, "; give another")
 
 
-async def test_an_address_that_is_taken_is_said_so() -> None:
+async def test_http_server_rejects_an_address_in_use_with_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         with pytest.raises(ValueError, match=f"at 127.0.0.1, port {port}: Address already in use"):
@@ -204,7 +204,7 @@ async def test_an_address_that_is_taken_is_said_so() -> None:
 
 
 @pytest.mark.parametrize("turns", range(7))
-async def test_who_knocks_while_it_ends_is_let_go(turns: int) -> None:
+async def test_http_server_closes_a_connection_that_arrives_during_shutdown(turns: int) -> None:
     """At whichever turn of the loop it ends: what nobody closes is told of by the interpreter, and fails this."""
     port = a_port()
     runner = await listening.listen(web.Application(), "127.0.0.1", port)

@@ -48,20 +48,20 @@ def volumes(template: Object) -> Object:
 # What is put in.
 
 
-def test_the_label_makes_members_of_the_pods_and_the_note_says_which_sidecar_they_have() -> None:
+def test_injection_labels_pods_with_the_group_and_annotates_the_sidecar_image() -> None:
     metadata = injected(a_template(), "orders", SIDECAR)["metadata"]
     assert metadata["labels"] == {"app": "shop", "rota.dev/group": "orders"}
     assert metadata["annotations"][NOTE] == "rota-sidecar:1"
 
 
-def test_it_is_a_native_sidecar_after_the_apps_own_init_containers() -> None:
+def test_injection_adds_a_native_sidecar_after_the_apps_init_containers() -> None:
     made = injected(a_template(an_app(), initContainers=[{"name": "migrate"}]), "orders", SIDECAR)
     assert [it["name"] for it in made["spec"]["initContainers"]] == ["migrate", "rota-sidecar"]
     assert the_sidecar(made)["restartPolicy"] == "Always"
     assert the_sidecar(made)["command"] == ["python", "-m", "rota.sidecar"]
 
 
-def test_it_knows_its_pod_and_where_its_folders_are_and_is_not_told_where_the_app_listens() -> None:
+def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
     env = {it["name"]: it for it in the_sidecar(injected(a_template(), "orders", SIDECAR))["env"]}
     fields = {name: it["valueFrom"]["fieldRef"]["fieldPath"] for name, it in env.items() if "valueFrom" in it}
     assert fields == {
@@ -74,20 +74,20 @@ def test_it_knows_its_pod_and_where_its_folders_are_and_is_not_told_where_the_ap
     assert told == {"ROTA_DOCUMENTS": "/etc/rota", "ROTA_STATE": "/var/lib/rota"}
 
 
-def test_the_documents_are_mounted_whole_and_need_not_be_there_yet() -> None:
+def test_injection_mounts_the_config_map_whole_and_as_optional() -> None:
     made = injected(a_template(), "orders", SIDECAR)
     assert volumes(made)[mounts(made)["/etc/rota"]] == {"configMap": {"name": "orders-rota", "optional": True}}
     assert not any("subPath" in it for it in the_sidecar(made)["volumeMounts"])
 
 
-def test_the_sidecar_alone_is_left_without_a_token() -> None:
+def test_injection_hides_the_service_account_token_from_the_sidecar_only() -> None:
     made = injected(a_template(an_app()), "orders", SIDECAR)
     assert volumes(made)[mounts(made)[TOKEN]] == {"emptyDir": {}}
     assert "volumeMounts" not in made["spec"]["containers"][0]
     assert "automountServiceAccountToken" not in made["spec"]
 
 
-def test_secrets_are_mounted_where_the_group_names_them() -> None:
+def test_injection_mounts_secrets_that_the_group_names() -> None:
     tls = {"enabled": True, "caSecret": {"name": "authorities"}}
     rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
     asked = SidecarSpec.of(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
@@ -97,7 +97,7 @@ def test_secrets_are_mounted_where_the_group_names_them() -> None:
     assert mounts(injected(a_template(), "orders", SIDECAR)).keys() == {"/etc/rota", TOKEN, "/var/lib/rota"}
 
 
-def test_the_state_lies_in_an_empty_folder_unless_the_app_mounts_a_volume_there() -> None:
+def test_injection_keeps_state_in_an_empty_dir_unless_the_app_mounts_a_volume() -> None:
     made = injected(a_template(), "orders", SIDECAR)
     assert volumes(made)[mounts(made)["/var/lib/rota"]] == {"emptyDir": {}}
     mount = {"name": "data", "mountPath": "/var/lib/rota/", "subPath": "offsets"}
@@ -107,7 +107,7 @@ def test_the_state_lies_in_an_empty_folder_unless_the_app_mounts_a_volume_there(
     assert "rota-state" not in volumes(made)
 
 
-def test_probes_ask_the_pod_and_who_hangs_is_found_unready_sooner_than_dead() -> None:
+def test_injection_probes_find_a_hanging_sidecar_unready_before_dead() -> None:
     made = the_sidecar(injected(a_template(), "orders", SIDECAR))
     probes = [made[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
     assert [it["httpGet"] for it in probes] == [{"path": p, "port": PORT} for p in ("/healthz", "/readyz", "/healthz")]
@@ -117,7 +117,7 @@ def test_probes_ask_the_pod_and_who_hangs_is_found_unready_sooner_than_dead() ->
     assert made["ports"] == [{"name": "rota-report", "containerPort": PORT}]
 
 
-def test_resources_are_the_groups_or_else_small() -> None:
+def test_injection_sets_resources_of_the_group_or_small_defaults() -> None:
     assert the_sidecar(injected(a_template(), "orders", SIDECAR))["resources"] == {
         "requests": {"cpu": "20m", "memory": "64Mi"},
         "limits": {"memory": "256Mi"},
@@ -126,7 +126,7 @@ def test_resources_are_the_groups_or_else_small() -> None:
     assert the_sidecar(injected(a_template(), "orders", asked))["resources"] == {"limits": {"cpu": 1}}
 
 
-def test_app_containers_drain_before_they_end_unless_they_have_something_else_to_do() -> None:
+def test_injection_adds_a_drain_hook_unless_the_app_has_a_pre_stop_hook() -> None:
     sleeps = {"preStop": {"sleep": {"seconds": 5}}}
     starts = {"postStart": {"exec": {"command": ["warm-up"]}}}
     apps = [an_app(), {"name": "busy", "lifecycle": sleeps}, {"name": "slow", "lifecycle": starts}]
@@ -138,7 +138,7 @@ def test_app_containers_drain_before_they_end_unless_they_have_something_else_to
     ("given_", "drain", "made"),
     [(None, 30.0, 45), (None, 10.0, None), (5, 10.0, 25), (300, 30.0, 300), (45, 30.0, 45), (None, 30.5, 46)],
 )
-def test_the_grace_period_is_raised_to_the_drain_and_fifteen_seconds_and_never_lowered(
+def test_injection_raises_the_grace_period_to_drain_plus_15_seconds_and_never_lowers_it(
     given_: int | None, drain: float, made: int | None
 ) -> None:
     template = a_template(**({} if given_ is None else {"terminationGracePeriodSeconds": given_}))
@@ -146,7 +146,7 @@ def test_the_grace_period_is_raised_to_the_drain_and_fifteen_seconds_and_never_l
     assert found["spec"].get("terminationGracePeriodSeconds") == made
 
 
-def test_the_operator_knows_its_own_sidecar_again() -> None:
+def test_injection_is_recognized_by_the_operator() -> None:
     made = injected(a_template(), "orders", SIDECAR)
     assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).works_for == "orders"
 
@@ -203,22 +203,20 @@ SIDECARS = st.builds(
 
 
 @given(TEMPLATES, SIDECARS)
-def test_what_was_put_in_comes_out_again_without_a_trace(template: Object, sidecar: SidecarSpec) -> None:
+def test_injection_is_fully_reverted(template: Object, sidecar: SidecarSpec) -> None:
     assert uninjected(template) == template
     assert uninjected(injected(template, "orders", sidecar)) == template
 
 
 @given(TEMPLATES, SIDECARS, SIDECARS)
-def test_putting_in_twice_is_putting_in_what_was_asked_for_last(
-    template: Object, first: SidecarSpec, then: SidecarSpec
-) -> None:
+def test_injection_twice_equals_the_last_one(template: Object, first: SidecarSpec, then: SidecarSpec) -> None:
     once = injected(template, "orders", then)
     assert injected(once, "orders", then) == once
     assert injected(injected(template, "payments", first), "orders", then) == once
 
 
 @given(TEMPLATES, SIDECARS)
-def test_what_is_given_is_never_written_into(template: Object, sidecar: SidecarSpec) -> None:
+def test_injection_does_not_modify_its_input(template: Object, sidecar: SidecarSpec) -> None:
     before = json.dumps(template)
     made = injected(template, "orders", sidecar)
     kept = json.dumps(made)
@@ -227,7 +225,7 @@ def test_what_is_given_is_never_written_into(template: Object, sidecar: SidecarS
     assert (json.dumps(template), json.dumps(made)) == (before, kept)
 
 
-def test_a_volume_of_the_app_is_never_taken_for_ours() -> None:
+def test_injection_revert_keeps_a_volume_of_the_app_with_the_sidecars_name() -> None:
     mount = {"name": "rota-state", "mountPath": "/var/lib/rota"}
     template = a_template(an_app(volumeMounts=[mount]), volumes=[{"name": "rota-state", "emptyDir": {}}])
     made = injected(template, "orders", SIDECAR)
@@ -235,12 +233,12 @@ def test_a_volume_of_the_app_is_never_taken_for_ours() -> None:
     assert uninjected(made) == template
 
 
-def test_nothing_is_noted_where_the_names_say_enough() -> None:
+def test_injection_writes_no_revert_note_if_names_suffice() -> None:
     template = a_template(terminationGracePeriodSeconds=60)
     assert BEFORE not in injected(template, "orders", SIDECAR)["metadata"]["annotations"]
 
 
-def test_what_somebody_changed_since_stays_changed() -> None:
+def test_injection_revert_keeps_later_changes() -> None:
     made = injected(a_template(), "orders", SIDECAR)
     made["spec"]["terminationGracePeriodSeconds"] = 300
     made["spec"]["containers"].insert(0, {"name": "another"})
@@ -249,7 +247,7 @@ def test_what_somebody_changed_since_stays_changed() -> None:
     }
 
 
-def test_what_the_api_server_fills_in_does_not_hide_what_is_ours() -> None:
+def test_injection_revert_ignores_defaults_of_the_api_server() -> None:
     made = injected(a_template(), "orders", SIDECAR)
     hook = made["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"]
     hook["scheme"] = "HTTP"
@@ -259,8 +257,13 @@ def test_what_the_api_server_fills_in_does_not_hide_what_is_ours() -> None:
     assert uninjected(made) == a_template()
 
 
-@pytest.mark.parametrize("note", ["", "?", "[]", "{}", "[1]", "[[[],[],[]]]", '[[["spec","containers",9,"x"],[],[1]]]'])
-def test_a_spoilt_note_brings_nothing_back_and_harms_nothing(note: str) -> None:
+DEEP_NOTE = '[[["spec"],' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "note", ["", "?", "[]", "{}", "[1]", "[[[],[],[]]]", '[[["spec","containers",9,"x"],[],[1]]]', DEEP_NOTE]
+)
+def test_injection_revert_with_a_corrupt_note_restores_nothing(note: str) -> None:
     made = injected(a_template(), "orders", SIDECAR)
     made["metadata"]["annotations"][BEFORE] = note
     assert uninjected(made) == a_template(terminationGracePeriodSeconds=45)
@@ -274,7 +277,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from("abc"), VALUES), st.dictionaries(st.sampled_from("abc"), VALUES))
-def test_a_note_leads_from_any_value_back_to_the_other(found: Object, was: Object) -> None:
+def test_injection_revert_note_restores_any_value(found: Object, was: Object) -> None:
     assert undone(found, noted(found, was)) == was
     assert noted(was, was) == ""
 
@@ -295,7 +298,7 @@ def test_a_note_leads_from_any_value_back_to_the_other(found: Object, was: Objec
         (a_template(volumes=[{"name": "rota-documents"}]), "spec.template.spec.volumes has a rota-documents"),
     ],
 )
-def test_what_is_no_pod_template_is_a_sentence_with_the_field(template: Object, told: str) -> None:
+def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(template: Object, told: str) -> None:
     with pytest.raises(Mistake) as caught:
         injected(template, "orders", SIDECAR)
     assert told in str(caught.value)
@@ -316,7 +319,7 @@ def image_of(body: Object) -> str:
     return str(the_sidecar(body["spec"]["template"])["image"])
 
 
-def test_the_deployment_is_the_groups_own() -> None:
+def test_deployment_is_owned_by_its_group() -> None:
     body = a_deployment(rollout={"maxSurge": "25%", "maxUnavailable": 1})
     metadata, spec = body["metadata"], body["spec"]
     assert (metadata["name"], metadata["namespace"]) == ("orders", "shop")
@@ -333,7 +336,7 @@ def test_the_deployment_is_the_groups_own() -> None:
     assert spec["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": 1}
 
 
-def test_the_users_labels_and_annotations_stay_but_the_label_that_selects_is_the_groups() -> None:
+def test_deployment_keeps_user_labels_and_annotations_except_the_selector_label() -> None:
     labels = {"app": "shop", "rota.dev/group": "another"}
     template = a_template() | {"metadata": {"labels": labels, "annotations": {"team": "a"}}}
     metadata = a_deployment(template=template)["spec"]["template"]["metadata"]
@@ -341,7 +344,7 @@ def test_the_users_labels_and_annotations_stay_but_the_label_that_selects_is_the
     assert metadata["annotations"]["team"] == "a"
 
 
-def test_a_new_operator_leaves_the_sidecar_as_it_was_made() -> None:
+def test_deployment_keeps_its_sidecar_under_a_new_operator() -> None:
     standing = a_deployment("rota-sidecar:1")
     old = the_sidecar(standing["spec"]["template"])
     del old["livenessProbe"]  # an earlier version made it in another way
@@ -358,29 +361,29 @@ def test_a_new_operator_leaves_the_sidecar_as_it_was_made() -> None:
         {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}}}},
     ],
 )
-def test_the_new_sidecar_comes_with_the_next_change_or_where_it_is_asked_for(changed: Object) -> None:
+def test_deployment_gets_the_new_sidecar_with_a_pod_change_or_auto_upgrade(changed: Object) -> None:
     assert image_of(a_deployment("rota-sidecar:2", a_deployment("rota-sidecar:1"), **changed)) == "rota-sidecar:2"
 
 
-def test_what_does_not_change_the_pods_brings_no_new_sidecar() -> None:
+def test_deployment_keeps_its_sidecar_when_only_replicas_or_rollout_change() -> None:
     standing = a_deployment("rota-sidecar:1")
     made = a_deployment("rota-sidecar:2", standing, replicas=7, rollout={"maxSurge": 2})
     assert (image_of(made), made["spec"]["replicas"]) == ("rota-sidecar:1", 7)
 
 
-def test_what_somebody_did_to_the_pods_by_hand_is_not_kept() -> None:
+def test_deployment_reverts_manual_changes_of_its_template() -> None:
     standing = a_deployment("rota-sidecar:1")
     wanted = json.dumps(standing)
     standing["spec"]["template"]["spec"]["containers"][0]["image"] = "by-hand"
     assert a_deployment("rota-sidecar:2", standing) == json.loads(wanted)
 
 
-def test_a_deployment_that_was_no_fleet_gets_the_sidecar_of_today() -> None:
+def test_deployment_without_sidecar_gets_the_current_one() -> None:
     standing = {"metadata": {"annotations": None}, "spec": {"template": a_template()}}
     assert image_of(a_deployment("rota-sidecar:2", standing)) == "rota-sidecar:2"
 
 
-def test_the_command_line_can_have_manifests_without_the_operator() -> None:
+def test_manifest_module_imports_neither_kopf_nor_aiohttp() -> None:
     loaded = "import sys, rota.kube.manifests; print({'kopf', 'aiohttp'} & sys.modules.keys())"
     ran = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"

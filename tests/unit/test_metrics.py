@@ -41,7 +41,7 @@ def read(text: str) -> list[Sample]:
     return found
 
 
-def test_a_counter_has_a_head_and_a_line_for_each_of_its_labels() -> None:
+def test_metrics_counter_has_a_header_and_a_line_per_label_set() -> None:
     counter = Counter("rota_things_total", "Things.", ("kind", "how"))
     counter.add("b", "well")
     counter.add("a", "well", by=2)
@@ -54,18 +54,18 @@ def test_a_counter_has_a_head_and_a_line_for_each_of_its_labels() -> None:
     ]
 
 
-def test_a_counter_without_labels_shows_0_from_the_start_so_that_its_first_growth_is_seen() -> None:
+def test_metrics_counter_without_labels_starts_at_0() -> None:
     counter = Counter("rota_things_total", "Things.")
     assert read(render([counter])) == [("rota_things_total", {}, 0.0)]
     counter.add()
     assert read(render([counter])) == [("rota_things_total", {}, 1.0)]
 
 
-def test_a_counter_with_labels_shows_nothing_before_they_are_known() -> None:
+def test_metrics_counter_with_labels_has_no_sample_before_its_first_use() -> None:
     assert read(render([Counter("rota_things_total", "Things.", ("kind",))])) == []
 
 
-def test_a_gauge_is_looked_up_when_it_is_asked_for() -> None:
+def test_metrics_gauge_is_read_at_scrape_time() -> None:
     values: dict[Labels, float] = {("a",): 1.0}
     gauge = Gauge("rota_things", "Things.", ("kind",), look=lambda: values)
     assert read(render([gauge])) == [("rota_things", {"kind": "a"}, 1.0)]
@@ -74,7 +74,7 @@ def test_a_gauge_is_looked_up_when_it_is_asked_for() -> None:
     assert read(render([Gauge("rota_things", "Things.")])) == []
 
 
-def test_the_buckets_of_a_histogram_cumulate() -> None:
+def test_metrics_histogram_buckets_are_cumulative() -> None:
     histogram = Histogram("rota_seconds", "Seconds.", bounds=(0.1, 1, 2.5))
     for value in (0.05, 0.1, 0.2, 1.0, 2.0, 99.0):
         histogram.observe(value)
@@ -88,7 +88,7 @@ def test_the_buckets_of_a_histogram_cumulate() -> None:
     ]
 
 
-def test_a_histogram_has_its_buckets_for_each_of_its_labels() -> None:
+def test_metrics_histogram_has_buckets_per_label_set() -> None:
     histogram = Histogram("rota_seconds", "Seconds.", ("how",), bounds=(1,))
     histogram.observe(0.5, "well")
     histogram.observe(3, "badly", times=4)
@@ -104,14 +104,14 @@ def test_a_histogram_has_its_buckets_for_each_of_its_labels() -> None:
     ]
 
 
-def test_two_of_one_kind_share_nothing() -> None:
+def test_metrics_histograms_share_no_state() -> None:
     one, other = Histogram("rota_a", "A."), Histogram("rota_b", "B.")
     one.observe(1)
     assert read(render([other])) == []
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
-def test_every_observation_is_in_each_bucket_that_is_not_below_it(values: list[float]) -> None:
+def test_metrics_histogram_counts_a_value_in_every_bucket_not_below_it(values: list[float]) -> None:
     histogram = Histogram("rota_seconds", "Seconds.")
     for value in values:
         histogram.observe(value)
@@ -123,35 +123,35 @@ def test_every_observation_is_in_each_bucket_that_is_not_below_it(values: list[f
 
 
 @pytest.mark.parametrize("text", ["", "plain", 'a"b', "a\\b", "a\nb", '\\"', "\\n", "ü, {le=}", "\\\n\\\\"])
-def test_any_label_is_read_as_it_was(text: str) -> None:
+def test_metrics_label_values_round_trip(text: str) -> None:
     counter = Counter("rota_things_total", "Things.", ("kind", "other"))
     counter.add(text, "x")
     assert read(render([counter])) == [("rota_things_total", {"kind": text, "other": "x"}, 1.0)]
 
 
-def test_a_line_end_in_a_label_adds_no_line() -> None:
+def test_metrics_line_break_in_a_label_adds_no_line() -> None:
     counter = Counter("rota_things_total", "Things.", ("kind",))
     counter.add('x"} 1\nrota_forged 7')
     assert len(render([counter]).splitlines()) == 3
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-9, 0.1 + 0.2, 2**60, 1e300, float("inf"), -3.5])
-def test_numbers_lose_nothing(value: float) -> None:
+def test_metrics_numbers_keep_full_precision(value: float) -> None:
     assert read(render([Gauge("rota_things", "Things.", look=lambda: {(): value})])) == [("rota_things", {}, value)]
 
 
-def test_labels_that_a_metric_does_not_have_are_a_mistake() -> None:
+def test_metrics_reject_labels_beyond_those_declared() -> None:
     counter = Counter("rota_things_total", "Things.", ("kind",))
     counter.add("a", "b")
     with pytest.raises(ValueError, match="longer"):
         render([counter])
 
 
-def test_metrics_come_one_after_another() -> None:
+def test_metrics_are_rendered_in_order() -> None:
     text = render([Counter("rota_a_total", "A."), Gauge("rota_b", "B.", look=lambda: {(): 2})])
     assert [(it.name, it.value) for it in read(text)] == [("rota_a_total", 0), ("rota_b", 2)]
     assert render([]) == ""
 
 
-def test_the_format_has_a_version() -> None:
+def test_metrics_content_type_has_the_format_version() -> None:
     assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"

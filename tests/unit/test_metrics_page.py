@@ -56,12 +56,12 @@ def page() -> str:
     return text
 
 
-def test_the_tables_are_those_of_the_metrics() -> None:
+def test_docs_metrics_tables_match_the_metrics() -> None:
     assert PAGE.read_text() == page(), f"make them anew: python {Path(__file__).relative_to(ROOT)}"
 
 
 @pytest.mark.parametrize("metric", [*OfOperator().metrics, *OfSidecar().metrics], ids=lambda it: it.name)
-def test_a_metric_is_named_and_told_as_prometheus_wants_it(metric: Counter | Gauge | Histogram) -> None:
+def test_metrics_names_and_help_follow_prometheus_conventions(metric: Counter | Gauge | Histogram) -> None:
     assert re.fullmatch(r"rota_[a-z_]+", metric.name)
     assert metric.name.endswith("_total") == (kind(metric) == "counter")
     assert metric.help.endswith(".")
@@ -69,19 +69,19 @@ def test_a_metric_is_named_and_told_as_prometheus_wants_it(metric: Counter | Gau
     assert len(set(metric.labels)) == len(metric.labels)
 
 
-def test_no_metric_has_the_name_of_another() -> None:
+def test_metrics_names_are_unique() -> None:
     names = [it.name for it in (*OfOperator().metrics, *OfSidecar().metrics)]
     assert sorted(names) == sorted(set(names))
 
 
-def test_the_metrics_that_the_page_speaks_of_are_there() -> None:
+def test_docs_metrics_page_names_only_existing_metrics() -> None:
     known = {it.name for it in (*OfOperator().metrics, *OfSidecar().metrics)}
     named = set(re.findall(r"\brota_[a-z_]+", PAGE.read_text()))
     spoken = {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} - {"rota_dev_group"}
     assert spoken - known == set()
 
 
-def test_what_is_to_be_written_for_prometheus_is_yaml() -> None:
+def test_docs_metrics_page_prometheus_samples_are_valid_yaml() -> None:
     shown = [
         yaml.safe_load(it) for it in re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     ]

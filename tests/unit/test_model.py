@@ -14,19 +14,19 @@ from rota.model import Queue, queue_of
         ("orders/a/007", Queue("orders", "a", 7)),
     ],
 )
-def test_a_queue_is_read_as_it_is_written(text: str, queue: Queue) -> None:
+def test_queue_name_is_parsed_as_topic_broker_and_id(text: str, queue: Queue) -> None:
     assert queue_of(text) == queue
 
 
 @pytest.mark.parametrize(
     "text", ["", "orders", "orders/3", "/a/3", "orders//3", "orders/a/", "orders/a/-1", "orders/a/x", "orders/a/\u0663"]
 )
-def test_what_is_no_queue_is_a_sentence(text: str) -> None:
+def test_queue_name_that_is_invalid_is_rejected_with_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match="cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3") as caught:
         queue_of(text)
     assert str(caught.value).startswith(f"The queue {text!r} ")
 
 
-def test_an_id_that_no_queue_can_have_is_not_read() -> None:
+def test_queue_id_that_is_too_large_is_rejected() -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         queue_of(f"orders/a/{10**7}")

@@ -39,7 +39,7 @@ def whole(snapshot: Snapshot = SNAPSHOT) -> records.Owners:
     return found
 
 
-def test_who_owns_what_is_told_whole() -> None:
+def test_journal_owners_record_is_complete() -> None:
     told = whole()
     assert (told.group, told.generation, told.at.timestamp()) == (SNAPSHOT.group, DOCUMENT.generation, NOW)
     assert {name: it.queues for name, it in told.members.items()} == {
@@ -59,13 +59,13 @@ def test_who_owns_what_is_told_whole() -> None:
     assert told.unowned == {"orders": {"a": "6"}}
 
 
-def test_its_rules_can_be_planned_with_again() -> None:
+def test_journal_owners_record_has_rules_that_restore_the_policy() -> None:
     assert policy_spec({"spec": whole().rules}) == SNAPSHOT.policy
     assert policy_body(PolicySpec()) == {"strategy": "Averagely"}
     assert whole(replace(SNAPSHOT, policy=None)).rules == {}
 
 
-def test_one_that_is_gone_is_told_while_it_is_on_record() -> None:
+def test_journal_owners_record_lists_a_deleted_pod_of_the_stored_assignment() -> None:
     snapshot = replace(SNAPSHOT, pods=tuple(pod for pod in SNAPSHOT.pods if pod.name != "m2"))
     assert (whole(snapshot).members["m2"].standing, whole(snapshot).members["m2"].uid) == ("Ended", "uid-m2")
 
@@ -81,14 +81,14 @@ def kinds(notes: Notes, it: Done, now: float = NOW, news: News = News()) -> list
     return [str(line["kind"]) for line in notes.of(it, news, now, lambda: SNAPSHOT)]
 
 
-def test_it_is_told_at_first_and_then_once_an_hour() -> None:
+def test_journal_owners_record_is_written_first_and_then_hourly() -> None:
     notes = Notes()
     assert kinds(notes, done(5)) == ["owners"]
     assert kinds(notes, done(5)) == kinds(notes, done(6)) == []
     assert kinds(notes, done(6), NOW + 3600) == ["owners"]
 
 
-def test_it_is_told_where_generations_break() -> None:
+def test_journal_owners_record_is_written_at_a_generation_gap() -> None:
     notes = Notes()
     assert kinds(notes, done(5)) == ["owners"]
     assert kinds(notes, done(7)) == ["owners"]
@@ -97,7 +97,7 @@ def test_it_is_told_where_generations_break() -> None:
     assert kinds(notes, done(1)) == ["owners"]
 
 
-def test_whoever_begins_to_lead_tells_it_again() -> None:
+def test_journal_owners_record_is_written_again_by_a_new_leader() -> None:
     notes = Notes()
     assert kinds(notes, done(5)) == ["owners"]
     notes.forget(lambda group: group == SNAPSHOT.group)
@@ -106,7 +106,7 @@ def test_whoever_begins_to_lead_tells_it_again() -> None:
     assert kinds(notes, done(5)) == ["owners"]
 
 
-def test_nothing_is_told_of_a_group_that_was_never_understood_or_has_no_document() -> None:
+def test_journal_has_no_record_for_a_group_without_valid_spec_or_assignment() -> None:
     one, other = done(5), done(5)
     one.group.wish = replace(one.group.wish, spec=None)
     other.group.record = Kept()
@@ -121,7 +121,7 @@ OBEYED = News(
 )
 
 
-def test_what_was_obeyed_is_a_record_of_each_member() -> None:
+def test_journal_obeyed_handovers_make_a_record_per_member() -> None:
     told = [read(line) for line in Notes().of(done(6), OBEYED, NOW, lambda: SNAPSHOT)]
     assert [(it.generation, it.member, it.uid, it.queues) for it in told[:2]] == [
         (6, "m1", "uid-m1", {"orders": {"a": "0-1"}}),
@@ -129,7 +129,7 @@ def test_what_was_obeyed_is_a_record_of_each_member() -> None:
     ]
 
 
-def test_a_rebalance_that_is_over_is_a_record() -> None:
+def test_journal_completed_rebalance_makes_a_record() -> None:
     past = Past(Rebalance("MemberLeft", "m2 left", "2026-11-21T08:59:59.999Z", 6, 4, 1, 0.5), (), 4)
     [told, _] = [read(line) for line in Notes().of(done(6), News(past=past), NOW, lambda: SNAPSHOT)]
     assert (told.generation, told.reason, told.outcome, told.moved, told.forced, told.seconds) == (

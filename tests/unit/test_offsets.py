@@ -25,7 +25,7 @@ LAG = Lag(
 )
 
 
-def test_a_look_is_a_record_that_can_be_read_back() -> None:
+def test_journal_offsets_record_of_a_lag_sample_can_be_read_back() -> None:
     [told] = Offsets(lambda _: LAG).due([ORDERS], 0.0)
     read = records.read(msgspec.json.encode(told))
     assert isinstance(read, records.Offsets)
@@ -35,7 +35,7 @@ def test_a_look_is_a_record_that_can_be_read_back() -> None:
     assert read.verdicts == {"KeepingUp": 2, "Slow": 1}
 
 
-def test_there_is_one_a_minute_for_each_group() -> None:
+def test_journal_offsets_record_is_due_once_a_minute_for_each_group() -> None:
     offsets = Offsets(lambda _: LAG)
     assert [it["group"] for it in offsets.due([ORDERS], 0.0)] == ["shop/orders"]
     assert [it["group"] for it in offsets.due([ORDERS, BILLS], 15.0)] == ["shop/bills"]
@@ -43,5 +43,5 @@ def test_there_is_one_a_minute_for_each_group() -> None:
 
 
 @pytest.mark.parametrize("lag", [Lag({}), Lag({A: NOTHING}, at=AT), Lag({A: Judged(0, 9)}, at=AT)])
-def test_of_what_is_not_known_there_is_none(lag: Lag) -> None:
+def test_journal_offsets_record_is_omitted_while_lag_is_unknown(lag: Lag) -> None:
     assert Offsets(lambda _: lag).due([ORDERS], 0.0) == []

@@ -11,7 +11,7 @@ def a_status(progressing: str = "False", **told: object) -> dict[str, object]:
     return {"conditions": [{"type": "Progressing", "status": progressing, "reason": "Settled"}], **told}
 
 
-def test_a_condition_that_turns_is_told_at_once_and_figures_once_a_second() -> None:
+def test_status_publishes_condition_changes_at_once_and_figures_once_a_second() -> None:
     pace, moving = Pace(), a_status("True", members=1)
     assert pace.tell(moving, {}, now=10.0)
     more = a_status("True", members=2)
@@ -21,7 +21,7 @@ def test_a_condition_that_turns_is_told_at_once_and_figures_once_a_second() -> N
     assert pace.tell(a_status("False", members=2), moving, now=10.5)
 
 
-def test_what_was_held_back_is_told_when_its_time_has_come_or_is_not_so_any_more() -> None:
+def test_status_held_back_is_published_when_due_unless_it_reverted() -> None:
     pace, written = Pace(), a_status(members=2)
     assert pace.tell(written, a_status(members=1), now=10.0)
     assert not pace.tell(a_status(members=3), written, now=10.5)
@@ -31,7 +31,7 @@ def test_what_was_held_back_is_told_when_its_time_has_come_or_is_not_so_any_more
     assert pace.tell(a_status(members=3), written, now=11.0)
 
 
-def test_a_lag_alone_is_told_once_a_minute() -> None:
+def test_status_publishes_a_change_of_lag_alone_once_a_minute() -> None:
     pace, written = Pace(), a_status(lag=10)
     told = a_status(lag=20)
     assert pace.tell(told, written, now=0.0)
@@ -40,7 +40,7 @@ def test_a_lag_alone_is_told_once_a_minute() -> None:
     assert pace.tell(a_status(lag=20), written, now=60.0)
 
 
-def test_what_is_not_taken_is_tried_again_a_second_later() -> None:
+def test_status_write_that_failed_is_retried_a_second_later() -> None:
     pace, wanted = Pace(), a_status("True")
     assert pace.tell(wanted, a_status(), now=10.0)
     pace.untaken(wanted, now=10.0)
@@ -49,7 +49,7 @@ def test_what_is_not_taken_is_tried_again_a_second_later() -> None:
     assert pace.tell(wanted, a_status(), now=11.0)
 
 
-def test_that_a_lag_is_not_known_any_more_or_is_again_is_told_soon() -> None:
+def test_status_lag_becoming_unknown_or_known_is_published_within_five_seconds() -> None:
     pace, written = Pace(), a_status(lag=10)
     assert pace.tell(a_status(lag=20), written, now=0.0)
     unknown = a_status(lag=None)
@@ -60,7 +60,7 @@ def test_that_a_lag_is_not_known_any_more_or_is_again_is_told_soon() -> None:
     assert pace.tell(a_status(lag=20), a_status(), now=10.0)
 
 
-def test_what_is_on_its_way_is_not_written_twice_and_counts_as_told() -> None:
+def test_status_write_in_flight_is_not_repeated_and_counts_as_published() -> None:
     pace, moving, settled = Pace(), a_status("True"), a_status("False")
     assert pace.tell(moving, settled, now=10.0)
     assert not pace.tell(moving, settled, now=10.1)
@@ -73,7 +73,7 @@ def test_what_is_on_its_way_is_not_written_twice_and_counts_as_told() -> None:
     assert pace.seconds(settled, 10.3) == math.inf
 
 
-def test_of_what_is_not_taken_only_the_newest_is_tried_again() -> None:
+def test_status_retries_only_the_newest_of_the_failed_writes() -> None:
     pace, written, newer = Pace(), a_status(members=1), a_status("True", members=3)
     older = a_status("True", members=2)
     assert pace.tell(older, written, now=10.0)

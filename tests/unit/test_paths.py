@@ -62,13 +62,13 @@ MALICIOUS_NAMES = [
         ),
     ],
 )
-def test_a_path_reaches_the_server_as_it_is(path: str, expected: str) -> None:
+def test_api_path_reaches_the_server_unchanged(path: str, expected: str) -> None:
     assert path == expected
     assert SERVER.join(URL(path)).raw_path == expected
 
 
 @pytest.mark.parametrize("name", MALICIOUS_NAMES)
-def test_a_malicious_name_is_refused_in_every_segment(name: str) -> None:
+def test_api_path_rejects_a_malicious_name_in_every_segment(name: str) -> None:
     with pytest.raises(ValueError, match="is not the name of a Kubernetes object"):
         object_path("secrets", "shop", name)
     with pytest.raises(ValueError, match="is not the name of a Kubernetes object"):
@@ -85,18 +85,18 @@ def test_a_malicious_name_is_refused_in_every_segment(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "v1", "/", "//v1", "/v1/..", "/v1/%2e%2e", "/v1/groups?x", "/v1/#", "/v1/\n"])
-def test_a_proxied_path_leads_only_below_the_pod(path: str) -> None:
+def test_api_path_of_a_proxied_request_stays_below_the_pod(path: str) -> None:
     with pytest.raises(ValueError, match="is not a path that a pod can be asked for"):
         proxy_path("shop", "rota-0", 8080, path)
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65536])
-def test_a_proxied_port_is_a_port(port: int) -> None:
+def test_api_path_of_a_proxied_request_rejects_an_invalid_port(port: int) -> None:
     with pytest.raises(ValueError, match="is not a port"):
         proxy_path("shop", "rota-0", port, "/v1/groups")
 
 
-def test_no_other_module_builds_a_path_of_the_kubernetes_api() -> None:
+def test_api_path_is_built_by_one_module_only() -> None:
     root = Path(rota.__file__).parent
     builders = {
         str(path.relative_to(root))

@@ -133,7 +133,7 @@ def a_lake_of_another_format(at: Path) -> tuple[list[object], str]:
         a_lake_of_another_format,
     ],
 )
-def test_what_cannot_be_meant_is_told_before_spark_begins(
+def test_pipeline_rejects_invalid_input_before_spark_starts(
     case: Callable[[Path], tuple[list[object], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # there is no Java, so that whatever needs Spark ends with that
@@ -146,7 +146,9 @@ def test_what_cannot_be_meant_is_told_before_spark_begins(
 
 @pytest.mark.parametrize("command", [["ingest"], ["rollup"], ["recommend", "--policies", "p.yaml"]])
 @pytest.mark.parametrize("there", [None, ".", "_checkpoint", "lost+found"])
-def test_a_cronjob_of_a_new_cluster_ends_well(command: list[str], there: str | None, tmp_path: Path) -> None:
+def test_pipeline_with_if_any_succeeds_on_an_empty_source(
+    command: list[str], there: str | None, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     if there:
         (source / there).mkdir(parents=True)
@@ -154,7 +156,7 @@ def test_a_cronjob_of_a_new_cluster_ends_well(command: list[str], there: str | N
     assert (ran.exit_code, ran.output) == (0, f"{source} holds nothing yet\n")
 
 
-def test_what_cannot_be_meant_is_told_where_there_is_something(tmp_path: Path) -> None:
+def test_pipeline_with_if_any_still_rejects_invalid_arguments(tmp_path: Path) -> None:
     journal = a_file(tmp_path / "journal" / DAY / "08-a.jsonl", "").parents[1]
     ran = CliRunner().invoke(main, ["pipeline", "rollup", str(journal), "--to", str(journal), "--if-any"])
     assert (ran.exit_code, ran.stdout) == (2, "")
@@ -178,7 +180,7 @@ def test_what_cannot_be_meant_is_told_where_there_is_something(tmp_path: Path) -
         ("paused: [", "line 16; give a file with RebalancePolicies"),
     ],
 )
-def test_a_mistake_says_file_line_and_field(text: str, told: str, tmp_path: Path) -> None:
+def test_pipeline_policy_error_names_file_line_and_field(text: str, told: str, tmp_path: Path) -> None:
     other = STEADY.replace("steady", "other") + f"  {text}\n"
     file = a_file(tmp_path / "p.yaml", f"# Both.\n---\n{STEADY}---\n# The second.\n{other}")
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - which one is the question
@@ -187,7 +189,7 @@ def test_a_mistake_says_file_line_and_field(text: str, told: str, tmp_path: Path
     assert str(file) in str(caught.value)
 
 
-def test_policies_of_two_files_with_one_name_are_both_pointed_at(tmp_path: Path) -> None:
+def test_pipeline_duplicate_policy_error_names_both_files(tmp_path: Path) -> None:
     one, other = a_file(tmp_path / "a.yaml", STEADY), a_file(tmp_path / "b.yaml", f"---\n{STEADY}")
     with pytest.raises(ValueError, match="steady is given twice") as caught:
         policies_of(f"{one}, {other}")
@@ -214,7 +216,7 @@ class Terminal(StringIO):
     ],
     ids=["a terminal", "a log", "a log of what takes long"],
 )
-def test_steps_are_told_to_who_looks_on_or_waits(
+def test_pipeline_progress_is_shown_on_terminals_and_in_slow_runs(
     stderr: StringIO, quiet: float, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "QUIET", quiet)
@@ -225,7 +227,7 @@ def test_steps_are_told_to_who_looks_on_or_waits(
     assert stderr.getvalue() == told
 
 
-def test_a_step_that_takes_long_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_progress_shows_a_slow_step_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = StringIO()
     monkeypatch.setattr(progress, "QUIET", 0.01)
     monkeypatch.setattr(sys, "stderr", stderr)

@@ -40,14 +40,14 @@ def settled(**changed: Any) -> Snapshot:
     return a_snapshot(**({"document": document, "pods": obeying(document)} | changed))
 
 
-def test_a_new_group_gets_a_document_before_it_has_pods() -> None:
+def test_assignment_of_a_new_group_is_written_before_it_has_pods() -> None:
     found = plan(a_snapshot(), NOW)
     assert found.document
     assert (found.document.generation, found.document.barrier) == (1, 0)
     assert conditions(found)["Ready"] == ("False", "NoMembers")
 
 
-def test_the_first_members_get_all_queues_at_once() -> None:
+def test_assignment_gives_the_first_members_all_queues_at_once() -> None:
     pods = [a_pod(name, a_report(name, 0)) for name in ("m1", "m2")]
     found = plan(a_snapshot(pods=tuple(pods)), NOW)
     assert owned(found.document) == {"m1": [0, 2, 4], "m2": [1, 3, 5]}
@@ -59,7 +59,7 @@ def test_the_first_members_get_all_queues_at_once() -> None:
     assert read_assignment(found.data["assignment.json"]) == found.document
 
 
-def test_a_settled_group_needs_nothing() -> None:
+def test_reconcile_of_a_settled_group_changes_nothing() -> None:
     found = plan(settled(), NOW)
     assert found.document is None
     assert (found.pokes, found.drains, found.awaited, found.events) == ({}, (), frozenset(), ())
@@ -73,7 +73,7 @@ def test_a_settled_group_needs_nothing() -> None:
     assert again.records == ()
 
 
-def test_a_joiner_gets_queues_in_two_steps() -> None:
+def test_scale_up_gives_the_new_member_queues_in_two_steps() -> None:
     before = settled()
     joined = a_pod("m3", a_report("m3", 0))
     first = plan(replace(before, pods=(*before.pods, joined)), NOW)
@@ -102,7 +102,7 @@ def test_a_joiner_gets_queues_in_two_steps() -> None:
     assert [event.reason for event in last.events] == [Reason.SETTLED]
 
 
-def test_a_crashed_members_queues_are_granted_at_once_and_to_nobody_who_is_only_out_of_sight() -> None:
+def test_failover_grants_queues_once_the_pod_ended_not_while_it_is_only_unseen() -> None:
     before = settled()
     unseen = plan(replace(before, pods=before.pods[:1]), NOW)
     assert [holder.name for holder in unseen.confirm] == ["m2"]
@@ -115,7 +115,7 @@ def test_a_crashed_members_queues_are_granted_at_once_and_to_nobody_who_is_only_
     assert owned(phase.document) == {"m1": [0, 1, 2, 3, 4, 5]}
 
 
-def test_a_leaving_member_is_asked_to_drain_and_its_queues_go_when_it_has() -> None:
+def test_scale_down_drains_the_terminating_member_and_then_moves_its_queues() -> None:
     before = settled()
     leaving = replace(before.pods[1], terminating=True)
     first = plan(replace(before, pods=(before.pods[0], leaving)), NOW)
@@ -131,7 +131,7 @@ def test_a_leaving_member_is_asked_to_drain_and_its_queues_go_when_it_has() -> N
     assert second.status["lastRebalance"]["reason"] == "MemberLeft"
 
 
-def test_a_lost_members_queues_are_forced_and_marked() -> None:
+def test_forced_grant_moves_and_marks_the_queues_of_a_lost_member() -> None:
     before = settled()
     silent = replace(before.pods[1], ready=False, steady=12.0, unheard=10.0)
     found = plan(replace(before, pods=(before.pods[0], silent)), NOW)
@@ -142,7 +142,7 @@ def test_a_lost_members_queues_are_forced_and_marked() -> None:
     assert found.status["lastRebalance"]["reason"] == "MemberLost"
 
 
-def test_a_leaving_member_that_is_not_heard_is_lost_after_two_minutes_though_its_pod_says_that_it_is_ready() -> None:
+def test_forced_grant_from_a_silent_ready_member_comes_two_minutes_after_termination() -> None:
     before = settled()
     leaving = a_pod("m1", before.pods[0].report, terminating=True, unheard=LONG)
     waits = plan(replace(before, pods=(replace(leaving, leaving=119.0), before.pods[1])), NOW)
@@ -152,7 +152,7 @@ def test_a_leaving_member_that_is_not_heard_is_lost_after_two_minutes_though_its
     assert lost.forced == dict.fromkeys(Q[:3], 6)
 
 
-def test_within_its_grace_an_unready_member_keeps_its_queues_and_one_without_queues_does_not_come_in() -> None:
+def test_readiness_grace_keeps_queues_of_an_unready_member_and_admits_no_idle_one() -> None:
     before = settled()
     within = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, steady=9.0))), NOW)
     assert within.document is None
@@ -164,7 +164,7 @@ def test_within_its_grace_an_unready_member_keeps_its_queues_and_one_without_que
     assert plan(replace(before, pods=(*before.pods, idle)), NOW).document is None
 
 
-def test_where_nobody_is_left_everything_stays_on_record() -> None:
+def test_assignment_is_kept_when_no_member_can_own_queues() -> None:
     before = settled()
     unready = tuple(replace(pod, ready=False, steady=60.0) for pod in before.pods)
     found = plan(replace(before, pods=unready), NOW)
@@ -174,7 +174,7 @@ def test_where_nobody_is_left_everything_stays_on_record() -> None:
     assert gone.document is None
 
 
-def test_more_queues_go_to_who_owns_least_and_fewer_are_believed_only_after_a_while() -> None:
+def test_queue_additions_apply_at_once_and_removals_after_a_delay() -> None:
     before = settled()
     more = plan(replace(before, views={"orders": a_view(8, steady=0)}), NOW)
     assert owned(more.document) == {"m1": [0, 1, 2, 6], "m2": [3, 4, 5, 7]}
@@ -188,7 +188,7 @@ def test_more_queues_go_to_who_owns_least_and_fewer_are_believed_only_after_a_wh
 
 
 @pytest.mark.parametrize("views", [{}, {"orders": None}, {"orders": a_view(0)}], ids=["unknown", "failed", "empty"])
-def test_what_is_not_seen_changes_nothing_but_orphans_are_granted(views: dict[str, Any]) -> None:
+def test_route_that_is_unknown_or_empty_moves_no_queue_but_orphans_are_granted(views: dict[str, Any]) -> None:
     before = settled(views=views)
     quiet = plan(before, NOW)
     assert quiet.document is None
@@ -200,14 +200,14 @@ def test_what_is_not_seen_changes_nothing_but_orphans_are_granted(views: dict[st
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
 
 
-def test_a_retry_topic_without_a_route_holds_nothing_back() -> None:
+def test_retry_topic_without_a_route_holds_no_move_back() -> None:
     before = settled(views={"orders": a_view(), "%RETRY%orders": None})
     joined = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
     assert joined.document
     assert joined.document.releasing
 
 
-def test_a_paused_group_releases_everything_and_takes_it_up_again() -> None:
+def test_pause_of_a_group_releases_all_queues_and_resume_reassigns_them() -> None:
     paused = plan(settled(spec=a_spec(paused=True)), NOW)
     assert paused.document
     assert owned(paused.document) == {"m1": [], "m2": []}
@@ -220,7 +220,7 @@ def test_a_paused_group_releases_everything_and_takes_it_up_again() -> None:
     assert resumed.status["lastRebalance"]["reason"] == "GroupResumed"
 
 
-def test_a_paused_policy_only_freezes() -> None:
+def test_pause_of_a_policy_stops_moves_but_still_grants_orphans() -> None:
     before = settled(policy=a_policy(paused=True))
     joined = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
     assert joined.document
@@ -243,7 +243,7 @@ NOWHERE: dict[str, Any] = {"strategy": "ByMachineRoom", "options": {"byMachineRo
     ],
     ids=["paused", "no budget", "a young document", "no view"],
 )
-def test_what_the_policy_gives_to_nobody_is_held_back_as_moves_are(
+def test_gate_holds_back_queues_that_the_policy_assigns_to_no_member(
     policy: dict[str, Any], changed: dict[str, Any], reason: str
 ) -> None:
     found = plan(settled(policy=a_policy(**NOWHERE, **policy), **changed), NOW)
@@ -251,14 +251,14 @@ def test_what_the_policy_gives_to_nobody_is_held_back_as_moves_are(
     assert conditions(found)["Progressing"][1] == reason
 
 
-def test_what_the_policy_gives_to_nobody_is_given_up_and_counted() -> None:
+def test_policy_that_assigns_queues_to_no_member_revokes_them_within_the_budget() -> None:
     found = plan(settled(policy=a_policy(**NOWHERE, budget={"maxMoves": 4, "per": "1m"})), NOW).document
     assert found
     assert [release.to for release in found.releasing.values()] == [None] * 4
     assert [count for _, count in found.spent] == [4]
 
 
-def test_a_budget_lets_only_so_many_move_and_more_when_its_window_is_over() -> None:
+def test_budget_limits_moves_and_refills_when_its_window_ends() -> None:
     policy = a_policy(budget={"maxMoves": 1, "per": "1m"})
     before = settled(policy=policy)
     pods = (*before.pods, a_pod("m3", a_report("m3", 0)))
@@ -278,7 +278,7 @@ def test_a_budget_lets_only_so_many_move_and_more_when_its_window_is_over() -> N
     assert len(over.document.spent) == 1
 
 
-def test_immediate_moves_in_one_step_and_is_counted() -> None:
+def test_handover_immediate_mode_moves_in_one_step_and_spends_budget() -> None:
     policy = a_policy(handover={"mode": "Immediate"}, budget={"maxMoves": 5})
     before = settled(policy=policy)
     found = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
@@ -287,7 +287,7 @@ def test_immediate_moves_in_one_step_and_is_counted() -> None:
     assert found.document.spent[0][1] == 2
 
 
-def test_a_young_document_holds_moves_back_for_the_debounce() -> None:
+def test_debounce_holds_moves_back_after_a_recent_assignment() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:6]}, age=0.2)
     pods = (*obeying(document), a_pod("m3", a_report("m3", 0)))
     found = plan(settled(document=document, pods=pods), NOW)
@@ -298,7 +298,7 @@ def test_a_young_document_holds_moves_back_for_the_debounce() -> None:
     assert plan(settled(document=ahead, pods=pods), NOW).document, "told by a clock that was wrong"
 
 
-def test_a_rollout_moves_each_queue_once_because_the_new_pod_is_waited_for() -> None:
+def test_rolling_update_waits_for_the_new_pod_and_moves_each_queue_once() -> None:
     before = settled()
     starting = a_pod("m3", ready=False, age=3.0, steady=3.0)
     joined = replace(a_pod("m3", a_report("m3", 0)), age=4.0, steady=0.1)
@@ -314,7 +314,7 @@ def test_a_rollout_moves_each_queue_once_because_the_new_pod_is_waited_for() -> 
     assert late.document.releasing
 
 
-def test_while_queues_are_under_way_others_wait_but_not_for_ever() -> None:
+def test_handover_in_flight_delays_other_moves_but_not_forever() -> None:
     taken = {Q[5]: ("m2", "m1")}
     for age, moves in ((5.0, 0), (36.0, 1)):
         document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken=taken, age=age)
@@ -325,7 +325,7 @@ def test_while_queues_are_under_way_others_wait_but_not_for_ever() -> None:
         assert len(started) == moves
 
 
-def test_pokes_back_off_and_stop_when_the_member_shows_what_it_was_given() -> None:
+def test_poke_backs_off_and_stops_once_the_member_reports_its_assignment() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
     old = a_report("m2", 4, Q[3:5])
     for poke, poked, expected in (
@@ -341,7 +341,7 @@ def test_pokes_back_off_and_stop_when_the_member_shows_what_it_was_given() -> No
     assert plan(settled(document=document, pods=shown), NOW).pokes == {}
 
 
-def test_a_lost_record_is_read_anew_and_then_written_above_everything_seen() -> None:
+def test_assignment_lost_is_refetched_then_rewritten_above_all_generations_seen() -> None:
     before = settled()
     lost = replace(before, document=None, fresh=False)
     assert plan(lost, NOW).reread
@@ -365,14 +365,14 @@ def test_a_lost_record_is_read_anew_and_then_written_above_everything_seen() -> 
     ],
     ids=["torn", "an old copy", "another group's"],
 )
-def test_a_record_that_cannot_be_believed_is_lost(wrong: dict[str, Any]) -> None:
+def test_assignment_that_is_torn_stale_or_of_another_group_counts_as_lost(wrong: dict[str, Any]) -> None:
     before = settled()
     found = plan(replace(before, **wrong), NOW).document
     assert found
     assert found.barrier == found.generation > 9
 
 
-def test_after_a_lost_record_a_queue_without_owner_waits_until_nobody_can_be_working_it() -> None:
+def test_assignment_lost_leaves_free_queues_unowned_until_no_member_may_consume_them() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     m1, m2 = obeying(document)[0], a_pod("m2", a_report("m2", 4, Q[3:5]))
     behind = plan(settled(document=document, pods=(m1, m2)), NOW)
@@ -389,7 +389,7 @@ def test_after_a_lost_record_a_queue_without_owner_waits_until_nobody_can_be_wor
     assert done.document.barrier == 0
 
 
-def test_after_a_lost_record_who_was_replaced_under_its_name_and_may_run_may_work_what_has_no_owner() -> None:
+def test_assignment_lost_grants_no_free_queue_while_a_replaced_pod_may_run() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     seen = settled(document=document, pods=obeying(document))
     doubtful = plan(replace(seen, replaced=frozenset({Holder("m1", "old")})), NOW)
@@ -413,7 +413,7 @@ def drains(name: str, number: int, *, lost: bool = False) -> Pod:
     ],
     ids=["it is lost", "another may know of more", "another drains it, too", "and the other way around"],
 )
-def test_what_a_lost_member_drained_after_a_lost_record_is_forced_if_nobody_else_may_work_it(
+def test_forced_grant_after_assignment_loss_waits_if_another_member_may_consume(
     others: tuple[Pod, ...], forced: list[int], granted: list[int]
 ) -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
@@ -424,7 +424,7 @@ def test_what_a_lost_member_drained_after_a_lost_record_is_forced_if_nobody_else
     assert owners == {*Q[:3], *(Q[number] for number in (*forced, *granted))}
 
 
-def test_what_the_new_record_names_is_no_reason_to_remember_the_old_ones_loss() -> None:
+def test_assignment_barrier_is_not_kept_for_a_drain_that_is_recorded() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5, taken={Q[3]: ("m2", None)})
     pods = (*obeying(document)[:1], drains("m2", 3))
     found = plan(settled(document=document, pods=pods), NOW).document
@@ -432,7 +432,7 @@ def test_what_the_new_record_names_is_no_reason_to_remember_the_old_ones_loss() 
     assert found.barrier == 0
 
 
-def test_what_is_still_drained_after_a_lost_record_is_remembered_also_while_the_group_is_paused() -> None:
+def test_assignment_barrier_stays_for_an_unrecorded_drain_while_the_group_is_paused() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     pods = (obeying(document)[0], a_pod("m2", a_report("m2", 5, draining=[Q[3]])))
     paused = plan(settled(document=document, pods=pods, spec=a_spec(paused=True)), NOW).document
@@ -444,7 +444,7 @@ def test_what_is_still_drained_after_a_lost_record_is_remembered_also_while_the_
     assert Q[3] not in {queue for share in resumed.members.values() for queue in share.queues}
 
 
-def test_who_has_not_begun_as_far_as_we_see_is_not_lost_though_another_leader_gave_it_queues() -> None:
+def test_forced_grant_is_not_made_from_an_owner_seen_as_not_started() -> None:
     before = settled()
     unseen = a_pod("m2", ready=False, steady=LONG, started=False, unheard=LONG)
     found = plan(replace(before, pods=(before.pods[0], unseen)), NOW).document
@@ -453,7 +453,7 @@ def test_who_has_not_begun_as_far_as_we_see_is_not_lost_though_another_leader_ga
     assert found.forced == {}
 
 
-def test_a_pod_that_never_ran_is_not_waited_for_and_a_lost_one_only_so_long() -> None:
+def test_assignment_lost_waits_for_no_unstarted_pod_and_forces_from_a_lost_one() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     (m1,) = obeying(document)
     pending = a_pod("m2", ready=False, started=False)
@@ -469,7 +469,7 @@ def test_a_pod_that_never_ran_is_not_waited_for_and_a_lost_one_only_so_long() ->
     assert taken.forced == {Q[3]: 6}, "it was past the loss when it was last heard: only what it drained is in doubt"
 
 
-def test_beside_foreign_members_only_our_share_is_granted() -> None:
+def test_unmanaged_consumer_present_limits_members_to_their_share() -> None:
     before = settled(foreigners=("10.0.0.9@old",))
     found = plan(before, NOW)
     assert found.document
@@ -482,7 +482,7 @@ def test_beside_foreign_members_only_our_share_is_granted() -> None:
     assert conditions(unknown)["Degraded"] == ("True", "NoView")
 
 
-def test_what_is_on_its_way_to_a_foreigner_comes_back_to_nobody_while_foreigners_cannot_be_seen() -> None:
+def test_unmanaged_consumer_list_unavailable_returns_no_queue_in_release() -> None:
     taken = {Q[2]: ("m1", None), Q[5]: ("m2", None)}
     document = a_document(members={"m1": Q[:2], "m2": Q[3:5]}, taken=taken)
     released = plan(settled(document=document, pods=obeying(document), foreigners=None), NOW).document
@@ -496,7 +496,7 @@ def test_what_is_on_its_way_to_a_foreigner_comes_back_to_nobody_while_foreigners
     assert owned(back) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}, "seen to be gone, they are asked for nothing any more"
 
 
-def test_queues_of_who_has_ended_are_nobodys_while_nobody_takes_them_over() -> None:
+def test_status_counts_queues_of_ended_but_not_of_unseen_members_as_unowned() -> None:
     gone = plan(settled(pods=(), gone=frozenset({"uid-m1", "uid-m2"})), NOW)
     assert gone.document is None
     assert gone.status["unownedQueues"] == 6
@@ -506,7 +506,7 @@ def test_queues_of_who_has_ended_are_nobodys_while_nobody_takes_them_over() -> N
     assert unseen.status["unownedQueues"] == 0, "of who is only out of sight nobody knows that"
 
 
-def test_queues_of_a_member_that_was_told_to_drain_are_nobodys() -> None:
+def test_drain_not_ordered_by_the_operator_counts_released_queues_as_unowned() -> None:
     """It was told to drain, and not by us; its pod is Ready."""
     document = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
     drained = settled(pods=obeying(document, m2={"report": a_report("m2", 5, state="drained")}))
@@ -526,7 +526,7 @@ def test_queues_of_a_member_that_was_told_to_drain_are_nobodys() -> None:
     assert plan(ends, NOW).status["unownedQueues"] == 0, "its preStop was quicker than we are"
 
 
-def test_what_foreigners_work_is_theirs_and_not_called_nobodys() -> None:
+def test_unmanaged_consumer_queues_are_not_counted_as_unowned() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     before = settled(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
     found = plan(before, NOW)
@@ -540,14 +540,14 @@ def test_what_foreigners_work_is_theirs_and_not_called_nobodys() -> None:
     assert alone.problems[0].message == "Only foreigners are there to work 6 queues"
 
 
-def test_beside_foreigners_a_queue_of_our_share_that_nobody_works_is_told_as_that() -> None:
+def test_unmanaged_consumer_present_still_reports_unowned_queues_of_the_members_share() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:3]}, strategy="Averagely", barrier=6)
     found = plan(settled(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",)), NOW)
     assert (found.status["unownedQueues"], found.foreign) == (1, frozenset(Q[4:6]))
     assert conditions(found)["Ready"] == ("False", "QueuesUnowned")
 
 
-def test_a_strategy_that_fails_leaves_everything_and_orphans_go_to_who_owns_least() -> None:
+def test_strategy_failure_moves_nothing_and_grants_queues_of_ended_members() -> None:
     policy = a_policy(strategy="Custom", options={"custom": {"name": "nowhere"}})
     before = settled(policy=policy, views={"orders": a_view(8)})
     found = plan(before, NOW)
@@ -558,7 +558,7 @@ def test_a_strategy_that_fails_leaves_everything_and_orphans_go_to_who_owns_leas
     assert conditions(ended)["Ready"] == ("False", "QueuesUnowned")
 
 
-def test_a_queue_on_its_way_out_is_not_called_back_by_who_has_just_seen_that_it_is_gone() -> None:
+def test_queue_in_release_is_dropped_only_if_the_route_shows_its_removal() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m2", None)})
     views = {"orders": a_view(5, steady=0)}
     gone = plan(settled(document=document, pods=obeying(document), views=views), NOW)
@@ -574,7 +574,7 @@ def test_a_queue_on_its_way_out_is_not_called_back_by_who_has_just_seen_that_it_
     assert owned(moved.document) == {"m1": [0, 1, 5], "m2": [2, 3, 4]}, "who gets it is decided"
 
 
-def test_what_is_taken_from_one_member_may_leave_or_move_in_one_document() -> None:
+def test_handover_from_one_member_can_move_and_remove_queues_in_one_assignment() -> None:
     document = a_document(members={"m1": Q[:5], "m2": Q[5:6]})
     found = plan(settled(document=document, pods=obeying(document), views={"orders": a_view(4)}), NOW)
     assert found.document is not None
@@ -584,11 +584,11 @@ def test_what_is_taken_from_one_member_may_leave_or_move_in_one_document() -> No
     assert sorted(str(line.get("to")) for line in told if line["from"] == "m1") == ["None", "m2"]
 
 
-def test_a_topic_that_is_seen_but_not_subscribed_to_is_not_worked() -> None:
+def test_topic_without_a_subscription_is_not_assigned() -> None:
     assert plan(settled(views={"orders": a_view(6), "others": a_view(2, "others")}), NOW).document is None
 
 
-def test_one_foreigner_is_told_as_one() -> None:
+def test_unmanaged_consumer_message_distinguishes_one_from_several() -> None:
     found = plan(settled(foreigners=("10.0.0.9@7",)), NOW)
     told = next(one["message"] for one in found.status["conditions"] if one["type"] == "ForeignMembers")
     assert told.startswith("1 consumer that is not Rota's is in the group: 10.0.0.9@7;")
@@ -597,14 +597,14 @@ def test_one_foreigner_is_told_as_one() -> None:
     assert told.startswith("2 consumers that are not Rota's are in the group: ")
 
 
-def test_another_groups_retries_that_are_not_seen_are_missed_as_any_topic_is() -> None:
+def test_retry_topic_of_another_group_without_a_route_degrades_like_any_topic() -> None:
     spec = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "%RETRY%other"}])
     unseen = {"orders": a_view(), "%RETRY%other": None, "%RETRY%orders": None}
     assert conditions(plan(settled(spec=spec, views=unseen), NOW))["Degraded"] == ("True", "NoView")
     assert "NoView" not in conditions(plan(settled(views={"orders": a_view(), "%RETRY%orders": None}), NOW))
 
 
-def test_another_groups_retries_may_be_read() -> None:
+def test_retry_topic_of_another_group_can_be_consumed() -> None:
     retries = "%RETRY%other"
     spec = a_spec(subscriptions=[{"topic": "orders"}, {"topic": retries}])
     views = {"orders": a_view(4), retries: a_view(1, retries), "%RETRY%orders": a_view(1, "%RETRY%orders")}
@@ -615,13 +615,13 @@ def test_another_groups_retries_may_be_read() -> None:
     assert conditions(found)["Degraded"][0] == "False"
 
 
-def test_the_highest_generation_that_can_be_is_believed() -> None:
+def test_generation_at_the_highest_valid_value_is_believed() -> None:
     found = plan(settled(status={"generation": BELIEVED}), NOW)
     assert found.document is not None
     assert found.document.generation == BELIEVED + 1
 
 
-def test_a_condition_keeps_its_time_until_its_state_changes() -> None:
+def test_condition_keeps_its_transition_time_until_its_status_changes() -> None:
     old = "2020-01-01T00:00:00.000Z"
     before = [{"type": kind, "status": "True", "lastTransitionTime": old} for kind in ("Ready", "Degraded")]
     now = {one["type"]: one for one in plan(settled(status={"conditions": before}), NOW).status["conditions"]}
@@ -630,19 +630,19 @@ def test_a_condition_keeps_its_time_until_its_state_changes() -> None:
 
 
 @pytest.mark.parametrize("generation", [2**63, -1, "many", None, {"a": 1}])
-def test_a_generation_that_somebody_wrote_into_the_status_and_cannot_be_is_not_believed(generation: object) -> None:
+def test_generation_in_the_status_that_is_invalid_is_ignored(generation: object) -> None:
     found = plan(settled(status={"generation": generation, "conditions": [{"type": "Ready", "status": "True"}]}), NOW)
     assert found.document is None
     assert found.status["generation"] == 5
 
 
-def test_of_two_problems_with_one_reason_event_and_condition_tell_the_first() -> None:
+def test_event_for_two_problems_with_one_reason_has_the_first_message() -> None:
     wrong = tuple(Verdict(Reason.INVALID_SPEC, told) for told in ("spec.a", "spec.b"))
     found = plan(settled(spec=None, problems=wrong), NOW)
     assert [event.message for event in found.events] == ["spec.a"]
 
 
-def test_a_group_that_cannot_be_understood_is_told_and_left_alone() -> None:
+def test_spec_that_is_invalid_is_reported_and_changes_no_assignment() -> None:
     wrong = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
     found = plan(settled(spec=None, problems=(wrong,)), NOW)
     assert found.document is None
@@ -655,16 +655,16 @@ def test_a_group_that_cannot_be_understood_is_told_and_left_alone() -> None:
     [{"spec": None}, {"document": None, "problems": (Verdict(Reason.RECORD_TOO_NEW, "schema 2"),)}],
     ids=["not understood", "of a later version"],
 )
-def test_a_group_that_is_left_alone_is_not_looked_at_all_the_time(changed: dict[str, Any]) -> None:
+def test_reconcile_of_an_unplannable_group_is_requeued_no_sooner_than_a_second(changed: dict[str, Any]) -> None:
     assert plan(settled(**changed), NOW).again >= 1
 
 
-def test_a_policy_that_is_not_there_freezes_who_owns_what() -> None:
+def test_policy_missing_freezes_the_assignment() -> None:
     found = plan(settled(policy=None, views={"orders": a_view(6)}), NOW)
     assert found.document is None
 
 
-def test_without_a_policy_to_follow_nobody_is_overruled_sooner_than_any_policy_allows() -> None:
+def test_policy_missing_forces_no_queue_sooner_than_any_policy_would() -> None:
     before = settled(policy=None)
     silent = a_pod("m2", before.pods[1].report, ready=False, steady=60.0, unheard=60.0)
     found = plan(replace(before, pods=(before.pods[0], silent)), NOW)
@@ -672,7 +672,7 @@ def test_without_a_policy_to_follow_nobody_is_overruled_sooner_than_any_policy_a
     assert conditions(found)["Progressing"] == ("False", "InvalidPolicy")
 
 
-def test_what_is_left_alone_keeps_its_figures() -> None:
+def test_status_figures_are_kept_while_the_assignment_schema_is_too_new() -> None:
     newer = Verdict(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
     before = {"queues": 6, "unownedQueues": 0, "members": 2, "generation": 5}
     status = {**before, "observedGeneration": 1, "conditions": []}
@@ -683,14 +683,14 @@ def test_what_is_left_alone_keeps_its_figures() -> None:
     assert conditions(found)["Degraded"] == ("True", "RecordTooNew")
 
 
-def test_queues_that_a_broker_tells_twice_change_nothing() -> None:
+def test_queue_listed_twice_by_a_broker_changes_nothing() -> None:
     twice = {"orders": a_view(6)._replace(queues=(*Q[:6], Q[0]))}
     found = plan(settled(views=twice), NOW)
     assert found.document is None
     assert conditions(found)["Degraded"] == ("True", "StrategyFailed")
 
 
-def test_without_a_policy_to_follow_only_foreigners_get_their_share_and_the_budget_stays_as_spent() -> None:
+def test_policy_missing_still_shares_with_unmanaged_consumers_and_keeps_spent_budget() -> None:
     spent = ((written(NOW - 5), 3),)
     before = settled(policy=None, foreigners=("10.0.0.1@a",))
     found = plan(replace(before, document=replace(before.document or a_document(), spent=spent)), NOW)
@@ -699,12 +699,12 @@ def test_without_a_policy_to_follow_only_foreigners_get_their_share_and_the_budg
     assert found.document.spent == spent
 
 
-def test_a_group_that_cannot_be_understood_keeps_the_generation_that_its_status_tells() -> None:
+def test_generation_in_the_status_is_kept_while_the_spec_is_invalid() -> None:
     found = plan(a_snapshot(spec=None, status={"generation": 7}), NOW)
     assert found.status["generation"] == 7, "else nothing would tell that the record is lost"
 
 
-def test_a_record_of_a_later_version_is_not_touched() -> None:
+def test_assignment_of_a_later_schema_is_not_touched() -> None:
     newer = Verdict(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
     found = plan(settled(document=None, problems=(newer,)), NOW)
     assert found.document is None
@@ -712,7 +712,7 @@ def test_a_record_of_a_later_version_is_not_touched() -> None:
     assert conditions(found)["Ready"] == ("False", "RecordTooNew")
 
 
-def test_a_document_that_does_not_fit_is_not_written() -> None:
+def test_assignment_too_large_is_not_written() -> None:
     names = [hashlib.sha256(f"m{number}".encode()).hexdigest() for number in range(20_000)]
     queues = tuple(Queue("orders", hashlib.sha256(name.encode()).hexdigest(), 0) for name in names)
     pods = tuple(a_pod(name, a_report(name, 0)) for name in names)
@@ -721,7 +721,7 @@ def test_a_document_that_does_not_fit_is_not_written() -> None:
     assert conditions(found)["Ready"] == ("False", "DocumentTooLarge")
 
 
-def test_changed_settings_are_a_new_generation_with_the_same_owners() -> None:
+def test_settings_change_writes_a_new_generation_with_the_same_owners() -> None:
     before = settled(settings="{}", wanted_settings='{"model":"Clustering"}')
     found = plan(before, NOW)
     assert found.document
@@ -730,7 +730,7 @@ def test_changed_settings_are_a_new_generation_with_the_same_owners() -> None:
     assert found.pokes == {}
 
 
-def test_broadcasting_gives_everybody_everything() -> None:
+def test_broadcasting_assigns_every_queue_to_every_member() -> None:
     spec = a_spec(messageModel="Broadcasting")
     pods = tuple(a_pod(name, a_report(name, 0)) for name in ("m1", "m2"))
     found = plan(a_snapshot(spec=spec, pods=pods), NOW)
@@ -749,7 +749,7 @@ def test_broadcasting_gives_everybody_everything() -> None:
     assert back.document.barrier == back.document.generation
 
 
-def test_a_member_that_cannot_reach_a_broker_gives_way_to_those_who_can() -> None:
+def test_broker_unreachable_from_one_member_moves_its_queues_to_others() -> None:
     before = settled()
     reach = [replace(pod, heard=None) for pod in before.pods]
     document = before.document
@@ -764,7 +764,7 @@ def test_a_member_that_cannot_reach_a_broker_gives_way_to_those_who_can() -> Non
     assert plan(replace(before, pods=(nobody_reaches, cut)), NOW).document is None
 
 
-def test_a_pod_made_anew_under_its_name_waits_until_the_old_one_is_known_to_have_ended() -> None:
+def test_stateful_set_pod_recreated_by_name_waits_until_the_old_one_ended() -> None:
     before = settled()
     anew = replace(a_pod("m2", a_report("m2", 0, uid="new")), uid="new")
     waiting = plan(replace(before, pods=(before.pods[0], anew)), NOW)
@@ -777,14 +777,14 @@ def test_a_pod_made_anew_under_its_name_waits_until_the_old_one_is_known_to_have
     assert owned(known.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
 
 
-def test_idle_members_are_told_of() -> None:
+def test_condition_for_idle_members_is_published() -> None:
     document = a_document(members={"m1": Q[:1], "m2": ()})
     found = plan(settled(document=document, pods=obeying(document), views={"orders": a_view(1)}), NOW)
     assert found.status["idleMembers"] == 1
     assert conditions(found)["IdleMembers"][0] == "True"
 
 
-def test_the_journal_tells_who_gave_what_to_whom() -> None:
+def test_journal_records_from_and_to_of_each_handover() -> None:
     before = settled()
     found = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
     kinds = [line["kind"] for line in found.records]
@@ -803,7 +803,7 @@ def told_of(found: Plan) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("strategy", ["Averagely", "Sticky"])
-def test_that_a_foreigner_came_or_went_is_said_in_each_document_that_it_makes(strategy: str) -> None:
+def test_unmanaged_consumer_change_is_the_recorded_reason_of_each_assignment(strategy: str) -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:6]}, strategy=strategy)
     policy, foreigners = a_policy(strategy=strategy), ("10.0.0.9@old",)
     came = plan(settled(document=document, policy=policy, foreigners=foreigners), NOW)
@@ -824,7 +824,7 @@ def test_that_a_foreigner_came_or_went_is_said_in_each_document_that_it_makes(st
     )
 
 
-def test_what_is_given_after_it_was_taken_has_the_same_cause() -> None:
+def test_journal_keeps_the_reason_of_the_revocation_for_the_later_grant() -> None:
     before = settled(policy=a_policy(strategy="AveragelyByCircle"))
     taken = plan(before, NOW)
     assert taken.document is not None

@@ -68,7 +68,7 @@ FINAL = {"report": a_report("m1", 5, state="drained", final=True)}
     ],
     ids=str,
 )
-def test_how_a_pod_stands_depends_on_whether_it_has_something_to_lose(
+def test_member_state_depends_on_whether_the_pod_owns_queues(
     changed: dict[str, Any], with_queues: str, without: str
 ) -> None:
     uid = changed.get("uid", "uid-m1")
@@ -86,7 +86,7 @@ def test_how_a_pod_stands_depends_on_whether_it_has_something_to_lose(
         assert {name: str(standing) for name, standing in found.items()} == {"m1": expected}
 
 
-def test_a_pod_waits_for_its_namesake_and_is_then_on_its_own() -> None:
+def test_member_recreated_by_name_is_joining_until_the_old_pod_ended() -> None:
     anew = a_pod("m1", a_report("m1", 0, uid="new"), uid="new")
     assert standings([anew], frozenset(), a_policy(), DOCUMENT) == {"m1": Standing.JOINING}
     assert standings([anew], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": Standing.READY}
@@ -110,7 +110,7 @@ def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
     ],
     ids=["others reach it", "not for long", "one misses another", "nobody does", "only one that leaves", "nobody says"],
 )
-def test_a_member_is_cut_off_from_what_other_members_reach(
+def test_member_is_cut_off_only_from_brokers_that_other_members_reach(
     others: tuple[Pod, ...], seconds: float, expected: str
 ) -> None:
     cut = reaching("m2", reaches=False, cut_off={"b": 1.0, "a": seconds})
@@ -120,12 +120,12 @@ def test_a_member_is_cut_off_from_what_other_members_reach(
     assert standings([*others, leaving], frozenset(), a_policy(), DOCUMENT)["m2"] is Standing.LEAVING
 
 
-def test_who_has_nothing_to_do_is_given_nothing_while_it_is_cut_off() -> None:
+def test_member_without_queues_counts_as_cut_off_at_once() -> None:
     new = reaching("m4", reaches=False, cut_off={"a": 0.0})
     assert standings([reaching("m1", reaches=True), new], frozenset(), a_policy(), DOCUMENT)["m4"] is Standing.CUT_OFF
 
 
-def test_where_everybody_is_cut_off_from_something_everybody_counts() -> None:
+def test_member_cut_off_counts_as_ready_while_every_member_is_cut_off() -> None:
     one = a_pod("m1", a_report("m1", 5, brokers={"a": True, "b": False}), cut_off={"b": LONG})
     other = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": True}), cut_off={"a": LONG})
     unheard = a_pod("m3", a_report("m3", 5, brokers={"a": True, "b": True}), ready=False, unheard=5.0)
@@ -138,7 +138,7 @@ def test_where_everybody_is_cut_off_from_something_everybody_counts() -> None:
     assert [*found.values()] == [Standing.CUT_OFF, Standing.CUT_OFF, Standing.READY]
 
 
-def test_several_who_reach_a_broker_each_can_take_over_what_one_misses() -> None:
+def test_member_is_cut_off_if_other_members_together_reach_its_brokers() -> None:
     """Members speak only of the brokers whose queues they work: no single one may know all that are missed."""
     cut = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": False, "c": True}), cut_off={"a": LONG, "b": LONG})
     knows_a, knows_b = (a_pod(name, a_report(name, 5, brokers={it: True})) for name, it in (("m1", "a"), ("m3", "b")))
@@ -151,7 +151,7 @@ def test_several_who_reach_a_broker_each_can_take_over_what_one_misses() -> None
 
 
 @pytest.mark.parametrize(("reaches", "expected"), [(False, Standing.CUT_OFF), (True, Standing.OUT)])
-def test_of_one_that_is_not_ready_for_long_it_is_known_whether_it_reaches_a_broker(
+def test_member_unready_for_long_is_cut_off_or_out_by_its_reach_of_the_broker(
     reaches: bool,  # noqa: FBT001 - a case
     expected: Standing,
 ) -> None:
@@ -179,7 +179,7 @@ def test_of_one_that_is_not_ready_for_long_it_is_known_whether_it_reaches_a_brok
         (Standing.OUT, {"age": 5.0, "steady": 0.125}, None),
     ],
 )
-def test_who_comes_or_goes_is_waited_for_only_so_long(
+def test_membership_change_is_waited_for_only_a_limited_time(
     standing: Standing, changed: dict[str, Any], seconds: float | None
 ) -> None:
     policy = a_policy(triggers={"debounce": "500ms"}, handover={"drainTimeout": "30s"})
@@ -187,7 +187,7 @@ def test_who_comes_or_goes_is_waited_for_only_so_long(
     assert found == ({} if seconds is None else {"m1": seconds})
 
 
-def test_what_nobody_has_seen_of_a_pod_yet_speaks_neither_for_nor_against_it() -> None:
+def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -> None:
     new = Pod(name="m1", uid="uid-m1")
     for pod, standing, seconds in (
         (new, Standing.JOINING, 20.0),
@@ -209,7 +209,7 @@ def test_what_nobody_has_seen_of_a_pod_yet_speaks_neither_for_nor_against_it() -
 # What is believed.
 
 
-def test_times_are_written_and_read_as_documents_do() -> None:
+def test_assignment_timestamps_are_formatted_and_parsed() -> None:
     assert written(NOW) == "2025-11-21T08:00:00.000Z"
     assert record.ago("2025-11-21T07:59:58.500Z", NOW) == 1.5
     assert record.ago("2025-11-21T08:00:01Z", NOW) == -1.0
@@ -238,7 +238,7 @@ def test_times_are_written_and_read_as_documents_do() -> None:
         ({"pods": (a_pod("m1", a_report("m1", 7), ended=True),)}, ""),
     ],
 )
-def test_a_record_is_believed_unless_something_speaks_against_it(changed: dict[str, Any], sentence: str) -> None:
+def test_assignment_is_believed_unless_evidence_contradicts_it(changed: dict[str, Any], sentence: str) -> None:
     found = record.damage(settled(**changed))
     assert found.startswith(sentence) if sentence else found == ""
 
@@ -253,14 +253,14 @@ def test_a_record_is_believed_unless_something_speaks_against_it(changed: dict[s
     ],
     ids=["torn", "gone", "a new group", "an old copy"],
 )
-def test_before_a_record_is_made_anew_everything_is_read_again(wrong: dict[str, Any]) -> None:
+def test_assignment_not_believed_is_refetched_before_it_is_rewritten(wrong: dict[str, Any]) -> None:
     status = {"generation": 0, "lag": 7}
     found = plan(settled(**{"fresh": False, "status": status, **wrong}), NOW)
     assert found == Plan(reread=True, status=status, again=1.0)
     assert not plan(settled(fresh=False), NOW).reread, "a record that can be believed is not read again"
 
 
-def test_a_record_made_anew_names_whom_the_reports_name_and_counts_the_budget_as_spent() -> None:
+def test_assignment_rebuilt_names_owners_from_reports_and_counts_budget_as_spent() -> None:
     pods = (
         a_pod("m1", a_report("m1", 4, Q[:3])),
         a_pod("m2", a_report("m2", 5, Q[2:5])),
@@ -287,7 +287,7 @@ def test_a_record_made_anew_names_whom_the_reports_name_and_counts_the_budget_as
     assert record.recovered(replace(lost, policy=a_policy()), NOW).spent == ()
 
 
-def test_of_two_that_obey_alike_the_first_by_name_keeps_the_queue() -> None:
+def test_assignment_rebuilt_gives_a_tied_queue_to_the_first_member_by_name() -> None:
     pods = (a_pod("m2", a_report("m2", 5, Q[:1])), a_pod("m1", a_report("m1", 5, Q[:1])))
     found = record.recovered(settled(document=None, pods=pods), NOW)
     assert {name: share.queues for name, share in found.members.items()} == {"m1": (Q[0],), "m2": ()}
@@ -302,13 +302,13 @@ def test_of_two_that_obey_alike_the_first_by_name_keeps_the_queue() -> None:
         ({}, int(NOW)),
     ],
 )
-def test_a_record_made_anew_is_above_everything_seen(seen: dict[str, Any], generation: int) -> None:
+def test_assignment_rebuilt_has_a_generation_above_all_seen(seen: dict[str, Any], generation: int) -> None:
     found = record.recovered(settled(damage="Torn", **seen), NOW)
     assert (found.generation, found.barrier) == (generation, generation)
 
 
 @pytest.mark.parametrize("number", [2**53, 2**53 - 1, 2**52 + 1])
-def test_a_generation_that_nobody_could_go_on_from_was_written_by_hand_and_is_no_reason_to_begin_anew(
+def test_generation_too_high_to_continue_from_is_ignored(
     number: int,
 ) -> None:
     by_hand = (replace(obeying(DOCUMENT)[0], poke=Poke(number, 1)), obeying(DOCUMENT)[1])
@@ -319,7 +319,7 @@ def test_a_generation_that_nobody_could_go_on_from_was_written_by_hand_and_is_no
     assert read_assignment(write_assignment(highest)["assignment.json"]) == highest
 
 
-def test_people_are_told_that_a_record_was_lost_and_the_journal_says_why() -> None:
+def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
     report = a_report("m2", 4, Q[3:6])
     found = plan(settled(damage="Torn", pods=(*obeying(DOCUMENT)[:1], a_pod("m2", report))), NOW)
     told = "Torn; written anew from what the members report"
@@ -352,7 +352,7 @@ def test_people_are_told_that_a_record_was_lost_and_the_journal_says_why() -> No
     }
 
 
-def test_a_lost_record_of_a_broadcasting_group_gives_everybody_everything_at_once() -> None:
+def test_broadcasting_assignment_lost_is_rebuilt_with_every_queue_for_every_member() -> None:
     spec = a_spec(messageModel="Broadcasting")
     pods = (a_pod("m1", a_report("m1", 4, [*Q[8:], *Q[:3]])), a_pod("m2", a_report("m2", 4, Q[3:7])))
     found = written_by(settled(spec=spec, damage="Torn", pods=pods, policy=a_policy(budget={"maxMoves": 1})))
@@ -382,7 +382,9 @@ def test_a_lost_record_of_a_broadcasting_group_gives_everybody_everything_at_onc
         ((a_pod("m1", unheard=10.0, ready=False), a_pod("m2", a_report("m2", 4))), Proof.NONE),
     ],
 )
-def test_a_queue_of_nobodys_is_free_once_nobody_can_be_working_it(pods: tuple[Pod, ...], expected: Proof) -> None:
+def test_assignment_barrier_frees_unowned_queues_once_no_member_may_consume_them(
+    pods: tuple[Pod, ...], expected: Proof
+) -> None:
     document = a_document(5, barrier=5, age=120.0)
     assert record.past_barrier(document, pods, Handover(), NOW) is expected
     assert record.past_barrier(replace(document, barrier=0), pods, Handover(), NOW) is Proof.RELEASED
@@ -391,7 +393,7 @@ def test_a_queue_of_nobodys_is_free_once_nobody_can_be_working_it(pods: tuple[Po
     assert record.past_barrier(just_written, pods, Handover(), NOW) is (expected if heard else Proof.NONE)
 
 
-def test_an_entry_stays_until_its_pod_has_ended() -> None:
+def test_assignment_entry_stays_until_its_pod_has_ended() -> None:
     document = a_document(members={"m1": (), "m2": (), "m3": (), "m4": ()})
     pods = (a_pod("m1"), a_pod("m2", ended=True), a_pod("m3", uid="new", ended=True), a_pod("m5"), a_pod("m6"))
     found = record.entries(document, settled(pods=pods, gone=frozenset({"uid-m4"})), ["m1", "m5"])
@@ -416,7 +418,7 @@ def test_an_entry_stays_until_its_pod_has_ended() -> None:
         ({"uid": "new"}, (), False),
     ],
 )
-def test_a_pod_is_behind_until_it_shows_what_it_was_given(
+def test_poke_considers_a_pod_behind_until_it_reports_its_queues(
     changed: dict[str, Any],
     gone: tuple[str, ...],
     *,
@@ -426,7 +428,7 @@ def test_a_pod_is_behind_until_it_shows_what_it_was_given(
     assert bool(found) is expected
 
 
-def test_a_pod_is_behind_while_it_owes_a_release_or_the_barrier_though_it_shows_the_right_queues() -> None:
+def test_poke_considers_a_pod_behind_while_it_owes_a_release_or_the_barrier() -> None:
     shown = [a_pod("m1", a_report("m1", 4, Q[:3]))]
     early, late = (Release(M1, None, since, written(NOW)) for since in (3, 5))
     owing = replace(DOCUMENT, releasing={Q[3]: early, Q[4]: late, Q[5]: early})
@@ -454,7 +456,7 @@ def test_a_pod_is_behind_while_it_owes_a_release_or_the_barrier_though_it_shows_
         (Poke(5, 5000), 30.0, Poke(5, 5001), 30.0),
     ],
 )
-def test_pokes_come_at_doubling_pauses_up_to_half_a_minute(
+def test_poke_interval_doubles_up_to_thirty_seconds(
     poke: Poke, poked: float, due: Poke | None, next_due: float
 ) -> None:
     pods = [a_pod("m1", poke=poke, poked=poked)]
@@ -464,7 +466,7 @@ def test_pokes_come_at_doubling_pauses_up_to_half_a_minute(
     assert pokes.due([a_pod("m0", terminating=True), *pods], DOCUMENT) == found
 
 
-def test_nobody_behind_is_looked_at_with_the_next_round() -> None:
+def test_poke_next_due_ignores_terminating_pods_and_takes_the_soonest() -> None:
     assert pokes.next_due([], {}) == math.inf
     overdue = a_pod("m1", terminating=True, poke=Poke(5, 1), poked=2.0)
     assert pokes.next_due([overdue], {}) == math.inf, "it is not poked any more"
@@ -512,7 +514,7 @@ EAST = [{"broker": "a", "room": "east"}]
         ("Custom", {"name": "mine", "options": {"fast": True}}, {"name": "mine", "options": {"fast": True}}),
     ],
 )
-def test_a_policys_options_are_said_with_the_rosters_own_names(
+def test_policy_options_are_resolved_to_names_of_the_roster(
     strategy: str, given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     block = strategy[0].lower() + strategy[1:]
@@ -521,13 +523,13 @@ def test_a_policys_options_are_said_with_the_rosters_own_names(
 
 
 @pytest.mark.parametrize("strategy", ["ByConfig", "MachineRoomNearby", "Custom"])
-def test_a_strategy_without_the_options_it_needs_is_a_sentence(strategy: Any) -> None:
+def test_strategy_without_its_required_options_is_rejected_with_a_sentence(strategy: Any) -> None:
     with pytest.raises(ValueError, match=f"^Strategy {strategy} needs the option "):
         target(PolicySpec(strategy=strategy), ROSTER)
 
 
 @pytest.mark.parametrize("strategy", ["ByMachineRoom", "ConsistentHash", "Balanced"])
-def test_a_strategy_that_needs_no_options_works_without(strategy: Any) -> None:
+def test_strategy_whose_options_are_optional_runs_without_them(strategy: Any) -> None:
     assert len(target(PolicySpec(strategy=strategy), ROSTER)) == 4
 
 
@@ -541,7 +543,7 @@ def test_a_strategy_that_needs_no_options_works_without(strategy: Any) -> None:
         (0, None, 0),
     ],
 )
-def test_without_weights_balanced_only_feeds_the_idle(
+def test_balanced_without_measured_weights_allows_at_most_one_move(
     budget: int | None, weights: dict[Queue, float] | None, most: int | None
 ) -> None:
     policy = a_policy(strategy="Balanced", **({} if budget is None else {"budget": {"maxMoves": budget}}))
@@ -549,13 +551,13 @@ def test_without_weights_balanced_only_feeds_the_idle(
     assert (found["maxMoves"], found["queueWeights"]) == (most, {})
 
 
-def test_beside_foreigners_each_gets_what_averagely_gives_its_client_id() -> None:
+def test_unmanaged_consumer_presence_shares_queues_averagely_by_client_id() -> None:
     found = beside_foreigners(ROSTER, ["10.0.0.2@old"], {"m1": "10.0.0.3@m1", "m2": "10.0.0.1@m2"})
     assert (found.tolist(), str(found.dtype)) == ([1, 1, -1, 0], "int32")
     assert beside_foreigners(ROSTER, ["m11"], {}).tolist() == [0, 0, -1, 1]
 
 
-def test_foreigners_that_share_an_id_are_counted_each_as_they_count_themselves() -> None:
+def test_unmanaged_consumer_duplicates_of_a_client_id_are_each_counted() -> None:
     assert beside_foreigners(ROSTER, ["m0", "m0"], {}).tolist() == [-1, -1, 0, 1], "of four: the second has none"
     assert beside_foreigners(ROSTER, ["m11", "m11"], {}).tolist() == [0, -1, -1, 1]
 
@@ -565,7 +567,7 @@ def test_foreigners_that_share_an_id_are_counted_each_as_they_count_themselves()
 CHANGED_SETTINGS = {"settings": "{}", "wanted_settings": '{"model":"Clustering"}'}  # a new document, whatever else
 
 
-def test_the_first_document_of_a_joiner_in_full() -> None:
+def test_scale_up_first_assignment_in_full() -> None:
     revoked = journal(plan(with_joiner(), NOW), "handover")
     assert (revoked["act"], revoked["proof"], revoked["state"]) == ("Revoke", "None", "Owned")
     assert written_by(with_joiner()) == Assignment(
@@ -579,7 +581,7 @@ def test_the_first_document_of_a_joiner_in_full() -> None:
     )
 
 
-def test_a_document_tells_since_when_each_topic_is_worked_and_never_tells_it_anew() -> None:
+def test_assignment_records_the_start_time_of_each_topic_and_never_resets_it() -> None:
     """By that a member knows where a queue begins that the group never was at: also one that the topic got later."""
     retries = {"%RETRY%orders": a_view(1, "%RETRY%orders")}
     alone = a_pod("m1", a_report("m1", 0))
@@ -597,7 +599,7 @@ def test_a_document_tells_since_when_each_topic_is_worked_and_never_tells_it_ane
     assert last.begun == {"payments": written(NOW + 900)}
 
 
-def test_a_topic_whose_first_queues_are_forced_is_worked_from_then_on() -> None:
+def test_forced_grant_of_a_topics_first_queues_records_its_start_time() -> None:
     document = a_document(6, members={"m1": Q[:3], "m2": ()}, barrier=6, begun={})
     silent = {"ready": False, "unheard": LONG, "report": a_report("m2", 4)}
     forced = written_by(
@@ -607,13 +609,13 @@ def test_a_topic_whose_first_queues_are_forced_is_worked_from_then_on() -> None:
     assert forced.begun == {"orders": written(NOW)}
 
 
-def test_nobody_works_a_topic_that_nobody_has_seen() -> None:
+def test_topic_without_a_route_gets_no_start_time() -> None:
     unseen = settled(document=replace(DOCUMENT, begun={}), spec=BOTH, **CHANGED_SETTINGS)
     assert written_by(unseen).begun == {"orders": written(NOW)}
 
 
 @pytest.mark.parametrize("strategy", ["Averagely", "AveragelyByCircle"])
-def test_in_the_middle_of_a_rollout_a_strategy_that_moves_much_is_not_asked(strategy: str) -> None:
+def test_rolling_update_does_not_rerun_a_strategy_that_moves_many_queues(strategy: str) -> None:
     arrived = a_pod("m3", a_report("m3", 0), age=4.0, steady=0.1)
     document = replace(DOCUMENT, strategy=strategy)
     during = settled(
@@ -629,7 +631,7 @@ def test_in_the_middle_of_a_rollout_a_strategy_that_moves_much_is_not_asked(stra
     assert at_rest.releasing
 
 
-def test_the_strategy_is_asked_in_a_rollout_if_it_moves_little_or_nobody_owns_anything_yet() -> None:
+def test_rolling_update_runs_a_strategy_that_moves_little_or_assigns_first() -> None:
     starting = a_pod("m3", ready=False, age=3.0)
     pods = (*obeying(DOCUMENT), starting)
     sticky = settled(document=replace(DOCUMENT, strategy="Averagely"), pods=pods)
@@ -640,7 +642,7 @@ def test_the_strategy_is_asked_in_a_rollout_if_it_moves_little_or_nobody_owns_an
     assert owned(written_by(first)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
 
 
-def test_a_leaving_members_queues_do_not_use_up_the_budget() -> None:
+def test_budget_is_not_spent_by_queues_of_a_terminating_member() -> None:
     policy = a_policy(budget={"maxMoves": 1})
     document = a_document(members={"m1": Q[:2], "m2": Q[2:6]})
     m1, m2 = obeying(document)
@@ -649,7 +651,7 @@ def test_a_leaving_members_queues_do_not_use_up_the_budget() -> None:
     assert list(found.releasing) == [Q[5]]
 
 
-def test_the_budget_feeds_those_first_who_own_least_and_says_how_many_may_move() -> None:
+def test_budget_feeds_members_that_own_least_first_and_reports_the_gate() -> None:
     document = a_document(members={"m1": Q[:6], "m2": Q[6:7]})
     snapshot = settled(
         document=document, pods=(*obeying(document), JOINER), views={"orders": a_view(7)}, policy=a_policy()
@@ -679,7 +681,7 @@ def test_the_budget_feeds_those_first_who_own_least_and_says_how_many_may_move()
         ([], 0, 0, 20.0),
     ],
 )
-def test_what_was_spent_of_a_budget_comes_back_bit_by_bit(
+def test_budget_refills_as_each_spent_move_leaves_the_window(
     spent: list[tuple[float, int]], moves: int, left: int, again: float | None
 ) -> None:
     document = replace(DOCUMENT, spent=tuple((written(NOW - ago), count) for ago, count in spent))
@@ -696,7 +698,7 @@ def entry_for_joiner() -> dict[str, Share]:
     return {**DOCUMENT.members, "m3": Share("uid-m3")}
 
 
-def test_only_taking_from_who_could_have_kept_it_is_spent() -> None:
+def test_budget_counts_only_queues_taken_from_members_that_could_keep_them() -> None:
     budget = {"policy": a_policy(budget={"maxMoves": 4})}
     at = written(NOW)
     assert written_by(with_joiner(**budget)).spent == ((at, 2),)
@@ -710,14 +712,14 @@ def test_only_taking_from_who_could_have_kept_it_is_spent() -> None:
     assert written_by(settled(**CHANGED_SETTINGS, document=just_spent)).spent == ()
 
 
-def test_times_from_the_future_are_spent_now() -> None:
+def test_budget_times_in_the_future_count_as_spent_now() -> None:
     document = replace(DOCUMENT, spent=((written(NOW + 300), 2), (written(NOW - 10), 1)))
     policy = a_policy(budget={"maxMoves": 5})
     found = written_by(settled(document=document, policy=policy))
     assert found.spent == ((written(NOW), 2), (written(NOW - 10), 1))
 
 
-def test_queues_under_way_to_somebody_who_left_go_back_to_who_still_works_them() -> None:
+def test_handover_to_a_departed_member_returns_queues_to_the_owner_still_consuming() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m3"), Q[5]: ("m1", "m3")})
     working = obeying(
         document, m1={"report": a_report("m1", 4, [*Q[:2], Q[5]])}, m2={"report": a_report("m2", 4, Q[2:5])}
@@ -731,7 +733,7 @@ def test_queues_under_way_to_somebody_who_left_go_back_to_who_still_works_them()
     ]
 
 
-def test_queues_under_way_stay_on_their_way_and_find_another_taker_if_theirs_is_gone() -> None:
+def test_handover_in_flight_keeps_its_taker_and_picks_another_if_the_taker_ended() -> None:
     taken = {Q[2]: ("m1", "m4"), Q[5]: ("m2", "m3")}
     document = a_document(members={"m1": Q[:2], "m2": Q[3:5], "m3": (), "m4": ()}, taken=taken)
     slow = {
@@ -748,7 +750,7 @@ def test_queues_under_way_stay_on_their_way_and_find_another_taker_if_theirs_is_
     assert found.releasing[Q[2]] == Release(M1, "m3", 5, written(NOW - LONG))
 
 
-def test_a_queue_that_left_the_route_is_released_and_then_forgotten() -> None:
+def test_queue_removed_from_the_route_is_released_and_then_dropped() -> None:
     taken = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m2", None)})
     route = {"orders": a_view(5)}
     busy = obeying(taken, m2={"report": a_report("m2", 4, Q[3:6])})
@@ -763,7 +765,7 @@ def test_a_queue_that_left_the_route_is_released_and_then_forgotten() -> None:
     assert waits.again == pytest.approx(0.25)
 
 
-def test_what_is_not_wanted_any_more_is_dropped_with_a_holder_who_ended() -> None:
+def test_queue_no_longer_wanted_is_dropped_when_its_holder_ended() -> None:
     gone = {"pods": obeying(DOCUMENT)[:1], "gone": frozenset({"uid-m2"})}
     assert owned(written_by(settled(**gone, views={"orders": a_view(4)}))) == {"m1": [0, 1, 2, 3]}
     named = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"}]}]
@@ -771,7 +773,7 @@ def test_what_is_not_wanted_any_more_is_dropped_with_a_holder_who_ended() -> Non
     assert owned(written_by(settled(**gone, policy=by_config))) == {"m1": [0, 1, 2]}
 
 
-def test_a_queue_outside_the_route_is_noticed_beside_queues_that_are_free() -> None:
+def test_queue_outside_the_route_is_revoked_while_others_are_free() -> None:
     document = a_document(members={"m1": [Q[0], Q[9]]})
     found = written_by(settled(document=document, views={"orders": a_view(3)}))
     assert (owned(found), list(found.releasing)) == ({"m1": [0, 1, 2]}, [Q[9]])
@@ -793,7 +795,7 @@ def test_a_queue_outside_the_route_is_noticed_beside_queues_that_are_free() -> N
         ((a_pod("m1", a_report("m1", 6)), a_pod("m2")), (), True),
     ],
 )
-def test_a_forced_queue_stays_marked_until_nobody_else_can_be_working_it(
+def test_forced_grant_stays_marked_until_no_other_member_may_consume_the_queue(
     pods: tuple[Pod, ...],
     gone: tuple[str, ...],
     *,
@@ -807,7 +809,7 @@ def test_a_forced_queue_stays_marked_until_nobody_else_can_be_working_it(
     assert written_by(unknown).forced == {Q[0]: 1}, "nobody knows what the one who is not there obeys"
 
 
-def test_a_namesakes_end_is_not_the_end_of_the_owner() -> None:
+def test_member_of_the_same_name_ending_does_not_end_the_owner() -> None:
     m1, _ = obeying(DOCUMENT)
     ended = a_pod("m2", uid="new", ended=True, ready=False)
     found = plan(settled(pods=(m1, ended), **CHANGED_SETTINGS), NOW)
@@ -817,7 +819,7 @@ def test_a_namesakes_end_is_not_the_end_of_the_owner() -> None:
     assert found.confirm == (M2,)
 
 
-def test_after_a_lost_record_only_who_got_past_it_is_asked_what_it_still_works() -> None:
+def test_assignment_barrier_uses_reported_queues_only_of_members_past_it() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     (m1,) = obeying(document)
     lost = a_pod("m2", a_report("m2", 4, Q[3:5]), ready=False, steady=LONG, unheard=11.0)
@@ -831,7 +833,7 @@ def test_after_a_lost_record_only_who_got_past_it_is_asked_what_it_still_works()
     assert owned(written_by(settled(document=ordinary, pods=(m1, ahead)))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
 
 
-def test_the_barrier_falls_when_everybody_is_past_it_and_every_queue_has_its_owner() -> None:
+def test_assignment_barrier_falls_once_every_member_is_past_it() -> None:
     document = replace(DOCUMENT, barrier=5)
     past, behind = a_pod("m3", a_report("m3", 5)), a_pod("m3", a_report("m3", 4), ready=False)
     for pod, barrier in ((past, 0), (behind, 5)):
@@ -839,7 +841,7 @@ def test_the_barrier_falls_when_everybody_is_past_it_and_every_queue_has_its_own
         assert written_by(snapshot).barrier == barrier
 
 
-def test_without_a_policy_orphans_that_were_under_way_are_granted_too() -> None:
+def test_policy_missing_still_grants_orphans_that_were_in_handover() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", "m2")})
     snapshot = settled(document=document, policy=None, gone=frozenset({"uid-m3"}))
     assert owned(written_by(snapshot)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
@@ -847,7 +849,7 @@ def test_without_a_policy_orphans_that_were_under_way_are_granted_too() -> None:
     assert owned(written_by(replace(snapshot, document=nobody_takes_it))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
 
 
-def test_balanced_is_told_the_rooms_of_pods_and_what_was_measured() -> None:
+def test_balanced_places_queues_by_the_rooms_of_pods_and_brokers() -> None:
     brokers = [{"broker": "a", "room": "east"}, {"broker": "b", "room": "west"}]
     policy = a_policy(strategy="Balanced", options={"balanced": {"roomLabel": "room", "brokers": brokers}})
     pods = (a_pod("m1", a_report("m1", 0), room="west"), a_pod("m2", a_report("m2", 0), room="east"))
@@ -856,7 +858,7 @@ def test_balanced_is_told_the_rooms_of_pods_and_what_was_measured() -> None:
     assert shares == {"m1": {"b"}, "m2": {"a"}}
 
 
-def test_beside_foreigners_members_are_known_by_their_client_ids() -> None:
+def test_unmanaged_consumer_presence_identifies_members_by_client_id() -> None:
     ids = {"m1": "z@m1", "m2": ""}
     pods = tuple(a_pod(name, a_report(name, 0), client_id=client) for name, client in ids.items())
     found = written_by(a_snapshot(pods=pods, foreigners=("10.0.0.1@old",)))
@@ -864,7 +866,7 @@ def test_beside_foreigners_members_are_known_by_their_client_ids() -> None:
 
 
 @pytest.mark.parametrize(("age", "moves"), [(0.0, 0), (0.25, 0), (0.5, 2), (-0.5, 2), (-300.0, 2)])
-def test_moves_wait_for_the_debounce_and_not_for_a_clock_that_was_wrong(age: float, moves: int) -> None:
+def test_debounce_delays_moves_and_ignores_timestamps_in_the_future(age: float, moves: int) -> None:
     document = replace(DOCUMENT, members=entry_for_joiner(), issued_at=written(NOW - age))
     found = plan(settled(document=document, pods=(*obeying(DOCUMENT), JOINER)), NOW)
     assert len(found.document.releasing if found.document else ()) == moves
@@ -884,13 +886,13 @@ def in_flight(*ages: float, to: str | None = "m1", **changed: Any) -> Snapshot:
 @pytest.mark.parametrize(
     ("ages", "again"), [((0.0,), 6.0), ((5.0,), 1.0), ((-0.5,), 6.0), ((-300.0,), 6.0), ((3.0, 36.0), 3.0)]
 )
-def test_others_wait_for_the_youngest_handover_and_a_margin(ages: tuple[float, ...], again: float) -> None:
+def test_gate_waits_for_the_youngest_handover_plus_a_margin(ages: tuple[float, ...], again: float) -> None:
     found = plan(in_flight(*ages), NOW)
     assert found.document is None
     assert found.again == pytest.approx(again)
 
 
-def test_nobody_waits_for_a_handover_that_is_over_or_called_off() -> None:
+def test_gate_does_not_wait_for_a_handover_that_is_over_or_cancelled() -> None:
     assert Q[2] in written_by(in_flight(6.5, 7.0)).releasing
     released = a_document(members={"m1": Q[:2], "m2": Q[2:5], "m3": ()}, taken={Q[5]: ("m1", "m2")}, age=1.0)
     assert set(written_by(settled(document=released)).releasing) == {Q[4]}
@@ -900,7 +902,7 @@ def test_nobody_waits_for_a_handover_that_is_over_or_called_off() -> None:
     assert set(written_by(settled(document=returning, pods=slow)).releasing) == {Q[2], Q[5]}
 
 
-def test_a_handover_to_nobody_is_waited_for_too() -> None:
+def test_gate_waits_for_a_handover_to_no_member() -> None:
     snapshot = in_flight(1.0, to=None, views={"orders": a_view(5)})
     assert plan(snapshot, NOW).document is None
 
@@ -912,7 +914,7 @@ def test_a_handover_to_nobody_is_waited_for_too() -> None:
     ("age", "writes", "again"),
     [(0.5, True, None), (0.25, False, 0.25), (0.0, False, 0.5), (-0.5, True, None), (-300.0, True, None)],
 )
-def test_what_only_informs_waits_until_the_last_document_is_old_enough(
+def test_debounce_delays_assignment_writes_that_move_no_queue(
     age: float,
     again: float | None,
     *,
@@ -931,13 +933,13 @@ def test_what_only_informs_waits_until_the_last_document_is_old_enough(
 
 
 @pytest.mark.parametrize(("at", "writes"), [(-0.5, False), (0.0, False), (0.5, True), (300.0, True)])
-def test_a_budgets_entry_from_the_future_is_put_right(at: float, *, writes: bool) -> None:
+def test_budget_entry_from_the_future_is_corrected(at: float, *, writes: bool) -> None:
     policy = a_policy(budget={"maxMoves": 5})
     document = replace(DOCUMENT, spent=((written(NOW + at), 1),))
     assert bool(plan(settled(document=document, policy=policy), NOW).document) is writes
 
 
-def test_another_strategy_that_moves_nothing_is_written_down() -> None:
+def test_strategy_change_that_moves_nothing_is_stored() -> None:
     found = plan(settled(policy=a_policy(strategy="Balanced")), NOW)
     assert found.document == replace(DOCUMENT, generation=6, issued_at=written(NOW), strategy="Balanced")
     assert journal(found)["message"] == "The strategy is now Balanced"
@@ -969,13 +971,13 @@ def only(**changed: Any) -> tuple[Pod, ...]:
         ({"views": {"orders": a_view(steady=40.5)}}, 20.0),
     ],
 )
-def test_it_looks_again_when_time_alone_may_change_the_plan(changed: dict[str, Any], again: float) -> None:
+def test_reconcile_is_requeued_when_time_alone_may_change_the_plan(changed: dict[str, Any], again: float) -> None:
     found = plan(settled(**changed), NOW)
     assert found.document is None
     assert found.again == pytest.approx(again)
 
 
-def test_a_silent_holder_is_given_up_in_time_and_a_quiet_broadcast_is_left_alone() -> None:
+def test_reconcile_requeue_time_for_a_silent_holder_a_poke_and_a_quiet_broadcast() -> None:
     taken = a_document(members={"m1": Q[:2], "m2": Q[3:6]}, taken={Q[2]: ("m2", "m1")}, age=119.0)
     silent = obeying(taken, m2={"report": a_report("m2", 4, Q[2:6]), "poke": Poke(5, 9), "poked": 0.0})
     assert plan(settled(document=taken, pods=silent), NOW).again == pytest.approx(1.0)
@@ -996,14 +998,14 @@ TO_ALL: dict[str, Any] = {
 }
 
 
-def test_a_broadcasting_groups_queues_are_listed_in_order() -> None:
+def test_broadcasting_queues_are_listed_in_order() -> None:
     backwards = a_view()._replace(queues=tuple(reversed(Q[:6])))
     assert plan(settled(**TO_ALL, views={"orders": backwards}), NOW).document is None
     more = written_by(settled(**TO_ALL, views={"orders": a_view(8)}))
     assert more == replace(BROADCAST, generation=6, issued_at=written(NOW), everyone=tuple(Q[:8]))
 
 
-def test_while_queues_cannot_be_seen_a_broadcast_takes_in_members_and_keeps_its_queues() -> None:
+def test_broadcasting_without_a_route_admits_members_and_keeps_its_queues() -> None:
     pods = (*TO_ALL["pods"], JOINER)
     found = written_by(settled(**TO_ALL | {"pods": pods}, views={"orders": None}))
     members = {**BROADCAST.members, "m3": Share("uid-m3")}
@@ -1015,7 +1017,7 @@ def test_while_queues_cannot_be_seen_a_broadcast_takes_in_members_and_keeps_its_
     )
 
 
-def test_from_owners_to_everyone_and_back_in_full() -> None:
+def test_broadcasting_switch_from_clustering_and_back_in_full() -> None:
     release = Release(M2, "m1", 5, written(NOW - LONG))
     document = replace(DOCUMENT, releasing={Q[9]: release}, forced={Q[0]: 4}, barrier=5, spent=())
     there = written_by(settled(document=document, spec=a_spec(messageModel="Broadcasting")))
@@ -1052,20 +1054,20 @@ DISPUTED = (  # one reaches a broker that another one missed when it was heard l
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),
     ],
 )
-def test_only_reports_that_could_change_something_are_waited_for(changed: dict[str, Any], names: str) -> None:
+def test_report_is_awaited_only_if_it_could_change_the_plan(changed: dict[str, Any], names: str) -> None:
     found = plan(settled(**changed), NOW)
     assert " ".join(sorted(found.awaited)) == names
 
 
-def test_queues_under_way_are_known_though_the_route_is_not() -> None:
+def test_status_counts_queues_in_handover_without_a_route() -> None:
     assert plan(in_flight(1.0, views={"orders": None}), NOW).status["queues"] == 6
 
 
-def test_whose_drain_is_waited_for_is_listened_to() -> None:
+def test_report_of_a_draining_member_is_awaited() -> None:
     assert plan(in_flight(1.0), NOW).awaited == {"m2"}
 
 
-def test_owners_who_are_not_there_are_confirmed_in_order_unless_known_to_be_gone() -> None:
+def test_membership_confirms_absent_owners_in_order_unless_known_to_be_deleted() -> None:
     taken = {Q[5]: ("m2", "m1"), Q[6]: ("m0", "m1")}
     document = a_document(members={"m1": Q[:3], "m4": (), "m3": Q[3:5]}, taken=taken)
     pods = (a_pod("m1", a_report("m1", 5, Q[:3])),)
@@ -1076,7 +1078,7 @@ def test_owners_who_are_not_there_are_confirmed_in_order_unless_known_to_be_gone
     assert (unwritten.document, unwritten.confirm) == (None, ())
 
 
-def test_only_terminating_members_are_asked_for_their_final_drain_and_only_once() -> None:
+def test_drain_final_is_requested_once_and_only_from_terminating_members() -> None:
     final = {"report": a_report("m2", 5, Q[3:6], state="draining", final=True)}
     for changed, asked in (
         ({"terminating": True}, (M2,)),
@@ -1199,7 +1201,7 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         (CHANGED_SETTINGS, "SettingsChanged", "The group's settings or members changed; no queue moves"),
     ],
 )
-def test_the_journal_says_why_queues_change_hands(changed: dict[str, Any], reason: str, message: str) -> None:
+def test_journal_gives_the_reason_why_queues_change_hands(changed: dict[str, Any], reason: str, message: str) -> None:
     told = journal(plan(settled(**{"document": THREE} | changed), NOW))
     assert (told["reason"], told["message"]) == (reason, message)
 
@@ -1313,7 +1315,7 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
         ),
     ],
 )
-def test_conditions_tell_each_thing_that_is_wrong(
+def test_condition_is_published_for_each_problem(
     changed: dict[str, Any], ready: tuple[str, ...], degraded: tuple[str, ...], others: dict[str, Verdict]
 ) -> None:
     found = plan(settled(**changed), NOW)
@@ -1357,7 +1359,7 @@ def test_conditions_tell_each_thing_that_is_wrong(
         ),
     ],
 )
-def test_progress_counts_queues_and_members_that_are_under_way(
+def test_condition_progressing_counts_queues_and_members_in_transition(
     changed: dict[str, Any], told: tuple[str, str, str]
 ) -> None:
     assert conditions(plan(settled(**changed), NOW))["Progressing"] == told
@@ -1381,12 +1383,14 @@ def test_progress_counts_queues_and_members_that_are_under_way(
         ({"pods": (*obeying(DOCUMENT), JOINER, a_pod("m4", age=3.0))}, ("True", "MembersStillJoining")),
     ],
 )
-def test_what_is_held_back_is_progress_unless_it_is_frozen(changed: dict[str, Any], told: tuple[str, str]) -> None:
+def test_condition_progressing_is_true_for_held_moves_unless_frozen(
+    changed: dict[str, Any], told: tuple[str, str]
+) -> None:
     document = replace(DOCUMENT, members=entry_for_joiner())
     assert conditions(plan(with_joiner(document=document, **changed), NOW))["Progressing"][:2] == told
 
 
-def test_the_status_in_full() -> None:
+def test_status_in_full() -> None:
     pods = (*obeying(DOCUMENT), JOINER, a_pod("m0", ended=True, ready=False))
     found = plan(settled(pods=pods, lag=7, observed=3), NOW)
     conditions = found.status["conditions"]
@@ -1424,7 +1428,7 @@ def test_the_status_in_full() -> None:
     assert new["generation"] == 0
 
 
-def test_a_rebalance_is_told_from_its_first_document_to_its_last_release() -> None:
+def test_status_last_rebalance_spans_first_assignment_to_last_release() -> None:
     going = {"reason": "MemberJoined", "at": written(NOW - 2.124), "moved": 4}
     status = {"lastRebalance": going, "generation": 5}
     more = plan(settled(pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"}), status=status), NOW)
@@ -1447,7 +1451,7 @@ def test_a_rebalance_is_told_from_its_first_document_to_its_last_release() -> No
     assert next_one.events == (Event(Reason.MEMBER_JOINED, "m3 joined; 2 queues change hands"),)
 
 
-def test_who_waits_for_nobodys_word_after_a_document_looks_again_at_once() -> None:
+def test_reconcile_is_requeued_at_once_if_no_report_is_awaited_after_a_write() -> None:
     first = plan(settled(spec=a_spec(paused=True)), NOW)
     assert first.document is not None
     assert first.awaited == {"m1", "m2"}
@@ -1458,21 +1462,21 @@ def test_who_waits_for_nobodys_word_after_a_document_looks_again_at_once() -> No
 
 
 @pytest.mark.parametrize(("unheard", "told"), [(9.0, "True"), (60.0, "False")])
-def test_a_lost_member_that_does_not_obey_is_not_waited_for(unheard: float, told: str) -> None:
+def test_condition_progressing_does_not_wait_for_a_lost_member(unheard: float, told: str) -> None:
     document = a_document(6, members={"m1": Q[:6], "m2": ()})
     lags = a_pod("m2", report=a_report("m2", 5, Q[:2]), ready=False, unheard=unheard, steady=60.0)
     pods = (obeying(document)[0], lags)
     assert conditions(plan(settled(document=document, pods=pods), NOW))["Progressing"][0] == told
 
 
-def test_an_immediate_rebalance_tells_what_it_moved_and_a_return_moves_nothing() -> None:
+def test_handover_immediate_mode_reports_the_number_of_moved_queues() -> None:
     at_once = plan(with_joiner(policy=a_policy(handover={"mode": "Immediate"})), NOW)
     assert at_once.status["lastRebalance"]["moved"] == 2
     assert at_once.status["idleMembers"] == 0
     assert at_once.events == (Event(Reason.MEMBER_JOINED, "m3 joined; 2 queues change hands"),)
 
 
-def test_a_forced_grant_names_from_whom_it_was_taken_if_that_is_known() -> None:
+def test_forced_grant_event_names_the_former_owners_if_known() -> None:
     lost = {"ready": False, "unheard": 10.0}
     both = plan(settled(document=THREE, pods=obeying(THREE, m3=lost, m2=lost)), NOW)
     warning = Event(Reason.QUEUES_FORCED, "4 queues taken from m2, m3 unheard", warning=True)
@@ -1490,7 +1494,7 @@ def test_a_forced_grant_names_from_whom_it_was_taken_if_that_is_known() -> None:
     assert Event(Reason.QUEUES_FORCED, "3 queues taken from a member unheard", warning=True) in free.events
 
 
-def test_the_journal_in_full() -> None:
+def test_journal_in_full() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", "m1")})
     pods = obeying(document, m2={"report": a_report("m2", 5, Q[2:4])})
     gone = frozenset({"uid-m0"})
@@ -1540,7 +1544,7 @@ def ids(*numbers: int) -> dict[str, dict[str, str]]:
     return {"orders": {"a": ",".join(map(str, numbers))}}
 
 
-def test_the_journal_puts_together_what_differs_only_in_the_queue() -> None:
+def test_journal_merges_handovers_that_differ_only_in_the_queue() -> None:
     found = plan(settled(pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"})), NOW)
     handovers = [line for line in found.records if line["kind"] == "handover"]
     assert [(line["from"], line["to"], line["queues"]) for line in handovers] == [
@@ -1548,7 +1552,7 @@ def test_the_journal_puts_together_what_differs_only_in_the_queue() -> None:
     ]
 
 
-def test_the_journal_keeps_apart_who_takes_a_queue_and_whether_it_was_under_way() -> None:
+def test_journal_separates_handovers_by_taker_and_state() -> None:
     document = a_document(members={"m1": [], "m2": Q[1:3], "m3": []}, taken={Q[0]: ("m2", "m1")})
     pods = tuple(pod for pod in obeying(document) if pod.name != "m2")
     found = plan(settled(document=document, pods=pods, gone=frozenset({"uid-m2"}), views={"orders": a_view(3)}), NOW)
@@ -1560,7 +1564,7 @@ def test_the_journal_keeps_apart_who_takes_a_queue_and_whether_it_was_under_way(
     ]
 
 
-def test_conditions_that_did_not_change_are_not_told_again() -> None:
+def test_journal_omits_conditions_that_did_not_change() -> None:
     first = plan(settled(), NOW)
     assert [line["condition"] for line in first.records] == ["Ready", "Progressing", "Degraded"]
     paused = plan(settled(status=first.status, policy=a_policy(paused=True), views={}), NOW)
@@ -1570,7 +1574,7 @@ def test_conditions_that_did_not_change_are_not_told_again() -> None:
     ]
 
 
-def test_a_document_that_does_not_fit_changes_nothing_but_what_people_are_told() -> None:
+def test_assignment_too_large_changes_only_conditions_and_journal() -> None:
     endless = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(40_000))
     more = a_view()._replace(queues=(*Q[:6], Queue("orders", endless, 0)))
     document = replace(DOCUMENT, members=entry_for_joiner())
@@ -1585,7 +1589,7 @@ def test_a_document_that_does_not_fit_changes_nothing_but_what_people_are_told()
     assert {line["kind"] for line in found.records} == {"verdict"}
 
 
-def test_who_left_is_told_in_the_order_of_names_whatever_order_they_are_known_in() -> None:
+def test_event_lists_ended_members_in_order_of_names() -> None:
     """Sets have an order of their own in each process; six of them are rarely in that of their names."""
     document = a_document(members={f"m{number}": (Q[number],) for number in range(6)})
     gone = frozenset(f"uid-m{number}" for number in range(6))
@@ -1600,7 +1604,7 @@ def test_who_left_is_told_in_the_order_of_names_whatever_order_they_are_known_in
         ({"a": True}, "m1, m2 are not ready"),
     ],
 )
-def test_members_that_reach_no_broker_are_there_and_keep_what_was_assigned(brokers: dict[str, bool], why: str) -> None:
+def test_condition_no_members_says_why_present_members_cannot_consume(brokers: dict[str, bool], why: str) -> None:
     pods = tuple(a_pod(name, a_report(name, 5, brokers=brokers), ready=False) for name in ("m1", "m2"))
     found = plan(settled(pods=pods), NOW)
     told = f"No member can work 6 queues: {why}; what was assigned stays"
@@ -1608,7 +1612,7 @@ def test_members_that_reach_no_broker_are_there_and_keep_what_was_assigned(broke
     assert found.document is None
 
 
-def test_what_is_one_is_told_of_in_the_singular() -> None:
+def test_condition_message_uses_singular_for_one_member() -> None:
     document = a_document(members={"m1": Q[:6]})
     found = plan(settled(document=document, pods=obeying(document)), NOW)
     ready = next(it for it in found.status["conditions"] if it["type"] == "Ready")

@@ -73,7 +73,9 @@ def owned(found: Plan) -> int:
     return len(found.document.members["m1"].queues)
 
 
-async def test_one_that_does_not_answer_is_not_asked_again_before_it_has(aside: Planning, points: Points) -> None:
+async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
+    aside: Planning, points: Points
+) -> None:
     for _ in range(2 * planning.STRANGERS):  # else those who ask would take all room, and nobody were answered
         with pytest.raises(Unanswered, match="has not answered"):
             await aside.plan(asking("slow"), 0.0)
@@ -90,13 +92,13 @@ async def test_one_that_does_not_answer_is_not_asked_again_before_it_has(aside: 
 
 
 @pytest.mark.usefixtures("points")
-async def test_another_policy_waits_for_no_strategy_of_the_one_before(aside: Planning) -> None:
+async def test_custom_strategy_that_hangs_does_not_block_another_policy(aside: Planning) -> None:
     with pytest.raises(Unanswered):
         await aside.plan(asking("slow"), 0.0)
     assert owned(await aside.plan(asking("quick"), 0.0)) == 6
 
 
-async def test_a_group_that_is_made_anew_waits_for_nothing_that_was_asked_for_the_one_before(
+async def test_custom_strategy_is_called_again_for_a_recreated_group(
     aside: Planning, points: Points, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "STRANGERS_SECONDS", 1.0)  # time enough for it to go meanwhile

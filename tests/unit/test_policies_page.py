@@ -53,18 +53,18 @@ def drawn(share: dict[str, dict[str, str]]) -> str:
     return " ".join(f"{queue.broker[0]}{queue.id}" for queue in from_ranges(share)) or "-"
 
 
-def test_every_strategy_has_a_section_and_an_example() -> None:
+def test_docs_policies_page_has_a_section_and_example_for_every_strategy() -> None:
     assert re.findall(r"^### (\w+)$", PAGE, re.MULTILINE) == list(STRATEGIES)
     assert list(NAMES) == [name for name in STRATEGIES if name != "Custom"]
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
-def test_the_policies_shown_are_understood(block: str) -> None:
+def test_docs_policies_page_yaml_is_valid(block: str) -> None:
     shown = yaml.safe_load(block)
     policy_spec(shown if "kind" in shown else {"spec": shown})
 
 
-def test_the_policies_shown_are_those_of_the_examples() -> None:
+def test_docs_policies_page_yaml_equals_the_example_file() -> None:
     examples = {
         body["spec"]["strategy"]: body["spec"]
         for body in yaml.safe_load_all(POLICIES.read_text())
@@ -75,7 +75,7 @@ def test_the_policies_shown_are_those_of_the_examples() -> None:
 
 
 @pytest.mark.parametrize("strategy", NAMES)
-def test_the_pictures_show_what_happens_as_a_member_joins(strategy: str, tmp_path: Path) -> None:
+def test_docs_policies_page_diagrams_match_the_plan_when_a_member_joins(strategy: str, tmp_path: Path) -> None:
     section = re.search(rf"^### {strategy}$(.*?)(?=^##)", PAGE, re.DOTALL | re.MULTILINE)
     assert section
     before, after = change(NAMES[strategy], (2, 3), 3, tmp_path)
@@ -86,7 +86,7 @@ def test_the_pictures_show_what_happens_as_a_member_joins(strategy: str, tmp_pat
 
 
 @pytest.mark.parametrize("strategy", NAMES)
-def test_the_table_says_what_moves(strategy: str, tmp_path: Path) -> None:
+def test_docs_policies_page_table_matches_the_planned_moves(strategy: str, tmp_path: Path) -> None:
     cells = [NAMES[strategy], strategy]
     for members in ((3, 4), (4, 3)):
         _, after = change(NAMES[strategy], members, 8, tmp_path)
@@ -95,13 +95,13 @@ def test_the_table_says_what_moves(strategy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["mode", "drainTimeout", "lostAfter", "debounce", "resync", "unreadyGrace"])
-def test_the_defaults_in_the_page_are_the_defaults(field: str) -> None:
+def test_docs_policies_page_defaults_match_the_spec(field: str) -> None:
     row = re.search(rf"^\| `(\w+)\.{field}` \| `(\w+)` \|", PAGE, re.MULTILINE)
     assert row
     assert policy_spec({"spec": {row[1]: {field: row[2]}}}) == policy_spec({})
 
 
-def test_the_custom_strategy_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_policies_page_custom_strategy_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source,), (project,) = blocks("python"), blocks("toml")
     (points,) = tomllib.loads(project)["project"]["entry-points"].values()
     ((name, place),) = points.items()
@@ -117,7 +117,7 @@ def test_the_custom_strategy_of_the_page_works(tmp_path: Path, monkeypatch: pyte
     assert [len(share) for share in shares.values()] == [3, 2, 0]
 
 
-async def test_what_the_page_tells_to_type_can_be_typed(tmp_path: Path) -> None:
+async def test_docs_policies_page_commands_can_be_run(tmp_path: Path) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")  # what is written there goes elsewhere
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     async with a_shell(tmp_path, {"PATH": path}) as shell:

@@ -38,7 +38,7 @@ NAMED = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"
         ),
     ],
 )
-def test_a_queue_that_is_where_the_strategy_wants_it_has_the_strategys_reason(
+def test_explain_gives_the_reason_of_the_strategy_for_a_settled_queue(
     strategy: str, options: dict[str, Any], sentence: str
 ) -> None:
     it = settled(policy=a_policy(strategy=strategy, options=options))
@@ -57,7 +57,7 @@ def test_a_queue_that_is_where_the_strategy_wants_it_has_the_strategys_reason(
         ("Sticky", {}),
     ],
 )
-def test_every_queue_of_a_fleet_has_a_reason(strategy: str, options: dict[str, Any]) -> None:
+def test_explain_has_a_reason_for_every_queue(strategy: str, options: dict[str, Any]) -> None:
     policy = a_policy(strategy=strategy, options=options)
     first = plan(a_snapshot(policy=policy, pods=(a_pod("m1", a_report("m1", 0)), a_pod("m2", a_report("m2", 0)))), NOW)
     assert first.document
@@ -70,7 +70,7 @@ def test_every_queue_of_a_fleet_has_a_reason(strategy: str, options: dict[str, A
         assert "not what" not in found.told
 
 
-def test_by_machine_rooms_it_is_the_room() -> None:
+def test_explain_by_machine_room_names_the_room() -> None:
     rooms = [Queue("orders", "east@a", number) for number in range(2)]
     document = a_document(members={"m1": rooms}, strategy="ByMachineRoom")
     policy = a_policy(strategy="ByMachineRoom", options={"byMachineRoom": {"rooms": ["east"]}})
@@ -80,11 +80,11 @@ def test_by_machine_rooms_it_is_the_room() -> None:
     assert told(it, rooms[0]) == [f"orders/east@a/0 stays with m1: room east is in the policy, and {shares}"]
 
 
-def test_who_asks_for_nothing_is_told_of_one_queue_of_each_member() -> None:
+def test_explain_without_a_queue_picks_one_queue_of_each_member() -> None:
     assert [(it.queue, it.owner) for it in why(settled(), NOW)] == [(Q[0], "m1"), (Q[3], "m2")]
 
 
-def test_a_queue_that_is_not_where_the_policys_strategy_wants_it_is_told_so_whatever_the_document_says() -> None:
+def test_explain_compares_the_owner_with_the_strategy_of_the_policy() -> None:
     held = settled(policy=a_policy(strategy="AveragelyByCircle", paused=True))
     assert told(held, Q[1], Q[4]) == [
         "orders/a/1 stays with m1, which is not what AveragelyByCircle answers",
@@ -92,13 +92,13 @@ def test_a_queue_that_is_not_where_the_policys_strategy_wants_it_is_told_so_what
     ]
 
 
-def test_the_strategy_is_asked_about_what_is_so_now() -> None:
+def test_explain_applies_the_strategy_to_the_present_members() -> None:
     it = settled()
     (found,) = told(replace(it, pods=(*it.pods, a_pod("m3", a_report("m3", 0)))), Q[2])
     assert found == "orders/a/2 stays with m1, which is not what Sticky answers"
 
 
-def test_beside_foreigners_it_is_their_way_of_sharing_by_client_ids_told_by_names() -> None:
+def test_explain_with_unmanaged_consumers_shares_by_client_id_and_shows_names() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
     mine, ours, other = why(it, NOW, [Q[0], Q[2], Q[5]])
@@ -109,13 +109,13 @@ def test_beside_foreigners_it_is_their_way_of_sharing_by_client_ids_told_by_name
     assert other == (Q[5], None, f"orders/a/5 has no owner of ours: {said}")
 
 
-def test_beside_foreigners_each_member_has_its_own_name_though_its_client_id_begins_as_anothers() -> None:
+def test_explain_with_unmanaged_consumers_separates_members_with_a_common_prefix() -> None:
     document = a_document(members={"m1": Q[:2], "m10": Q[2:4]}, strategy="Averagely")
     it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
     assert ": m10 is member 2 of 3" in told(it, Q[2])[0]
 
 
-def test_sticky_says_that_it_counts_without_retries_where_there_are_some() -> None:
+def test_explain_sticky_says_that_retry_queues_are_not_counted() -> None:
     retry = Queue("%RETRY%orders", "a", 0)
     document = a_document(members={"m1": [*Q[:3], retry], "m2": Q[3:6]})
     views = {"orders": a_view(6), retry.topic: a_view(1, retry.topic)}
@@ -125,13 +125,13 @@ def test_sticky_says_that_it_counts_without_retries_where_there_are_some() -> No
     ]
 
 
-def test_beside_foreigners_a_policy_that_is_missing_does_not_matter() -> None:
+def test_explain_with_unmanaged_consumers_ignores_a_missing_policy() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",), policy=None)
     assert "is member 1 of 3" in told(it, Q[0])[0]
 
 
-def test_a_queue_on_its_way_tells_from_whom_and_to_whom() -> None:
+def test_explain_names_giver_and_taker_of_a_queue_in_handover() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:4]}, taken={Q[4]: ("m1", "m2"), Q[5]: ("m2", None)})
     assert why(settled(document=document, pods=obeying(document)), NOW, [Q[4], Q[5]]) == [
         (Q[4], None, "orders/a/4 is on its way: m1 releases it, m2 is to have it next"),
@@ -139,14 +139,14 @@ def test_a_queue_on_its_way_tells_from_whom_and_to_whom() -> None:
     ]
 
 
-def test_a_queue_that_leaves_the_group_can_be_asked_for_while_it_is_on_record() -> None:
+def test_explain_covers_a_queue_leaving_the_group_while_it_is_stored() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:7]}, taken={Q[7]: ("m2", None)})
     owned, leaving = why(settled(document=document, pods=obeying(document)), NOW, [Q[6], Q[7]])
     assert leaving.told == "orders/a/7 is on its way: m2 releases it, nobody is to have it"
     assert owned == (Q[6], "m2", "orders/a/6 is still with m2: it is not the group's any more, and is to be given up")
 
 
-def test_a_free_queue_has_no_owner() -> None:
+def test_explain_says_that_a_free_queue_has_no_owner() -> None:
     document = a_document(members={"m1": Q[:3]})
     assert why(settled(document=document, pods=obeying(document)), NOW, [Q[3]]) == [
         (Q[3], None, "orders/a/3 has no owner")
@@ -155,23 +155,23 @@ def test_a_free_queue_has_no_owner() -> None:
 
 
 @pytest.mark.parametrize("queue", [Queue("orders", "a", 6), Queue("orders", "b", 0), Queue("payments", "a", 0)])
-def test_a_queue_that_is_not_there_is_a_sentence(queue: Queue) -> None:
+def test_explain_rejects_an_unknown_queue_with_a_sentence(queue: Queue) -> None:
     with pytest.raises(ValueError, match=f"^There is no queue {queue} among the group's 6$"):
         why(settled(), NOW, [Q[0], queue])
 
 
-def test_a_queue_of_a_topic_that_is_seen_and_not_subscribed_to_is_not_the_groups() -> None:
+def test_explain_rejects_a_queue_of_an_unsubscribed_topic() -> None:
     it = settled(views={"orders": a_view(6), "payments": a_view(1, "payments")})
     with pytest.raises(ValueError, match="There is no queue payments/a/0 among the group's 6"):
         why(it, NOW, [Queue("payments", "a", 0)])
 
 
-def test_examples_come_in_the_order_of_queues() -> None:
+def test_explain_lists_example_queues_in_queue_order() -> None:
     document = a_document(members={"m1": Q[3:6], "m2": Q[:3]})
     assert [it.owner for it in why(settled(document=document, pods=obeying(document)), NOW)] == ["m2", "m1"]
 
 
-def test_beside_foreigners_whoever_does_not_count_has_no_part_and_who_has_no_client_id_is_named() -> None:
+def test_explain_with_unmanaged_consumers_excludes_lost_members_and_needs_no_client_id() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     (m1, m2) = obeying(document)
     it = a_snapshot(document=document, pods=(replace(m1, client_id=""), gone(m2)), foreigners=("old",))
@@ -185,14 +185,14 @@ def gone(it: Pod) -> Pod:
     return replace(it, ready=False, steady=LONG, heard=None, unheard=LONG)
 
 
-def test_where_nobody_is_left_queues_stay_with_whom_they_were() -> None:
+def test_explain_keeps_owners_when_no_member_is_left() -> None:
     it = settled()
     lost = replace(it, pods=tuple(gone(pod) for pod in it.pods))
     assert told(lost, Q[0]) == ["orders/a/0 is still with m1: nobody is there to take it over"]
     assert told(replace(it, pods=()), Q[0]) == ["orders/a/0 is still with m1: nobody is there to take it over"]
 
 
-def test_what_a_member_that_does_not_count_has_not_given_up_is_told_with_its_standing() -> None:
+def test_explain_names_the_member_state_of_an_owner_that_has_not_released() -> None:
     it = settled()
     (m1, m2) = it.pods
     assert told(replace(it, pods=(m1, gone(m2))), Q[3]) == [
@@ -207,7 +207,7 @@ def test_what_a_member_that_does_not_count_has_not_given_up_is_told_with_its_sta
         ]
 
 
-def test_a_paused_group_says_that_it_is() -> None:
+def test_explain_says_that_the_group_is_paused() -> None:
     document = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m2", None)})
     it = settled(document=document, pods=obeying(document), spec=a_spec(paused=True))
     assert told(it, Q[0], Q[3], Q[4]) == [
@@ -222,7 +222,7 @@ def test_a_paused_group_says_that_it_is() -> None:
     assert told(unseen, Q[0]) == told(it, Q[0])
 
 
-def test_in_a_broadcasting_group_every_member_reads_every_queue() -> None:
+def test_explain_broadcasting_says_that_every_member_reads_the_queue() -> None:
     document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:6]), strategy="")
     it = settled(document=document, pods=obeying(document), spec=a_spec(messageModel="Broadcasting"))
     said = (Q[2], None, "orders/a/2 is read by every member: the group is Broadcasting")
@@ -233,27 +233,27 @@ def test_in_a_broadcasting_group_every_member_reads_every_queue() -> None:
     assert why(replace(it, views={"orders": a_view(2)}), NOW, [Q[2]]) == [said], "it still is, by the document"
 
 
-def test_without_a_policy_to_follow_what_is_assigned_stays() -> None:
+def test_explain_without_a_policy_says_that_the_assignment_stays() -> None:
     missing = (Verdict(Reason.MISSING_POLICY, "There is no RebalancePolicy steady"),)
     assert told(settled(policy=None, problems=missing), Q[0]) == [
         "orders/a/0 stays with m1: the policy cannot be followed, so what is assigned stays"
     ]
 
 
-def test_where_the_strategy_fails_its_sentence_is_the_reason() -> None:
+def test_explain_gives_the_error_of_a_failed_strategy() -> None:
     policy = a_policy(strategy="Custom", options={"custom": {"name": "nowhere"}})
     (found,) = told(settled(policy=policy), Q[0])
     assert found.startswith("orders/a/0 stays with m1: There is no custom strategy nowhere")
     assert found.endswith("; until then every queue stays where it is")
 
 
-def test_a_group_that_cannot_be_understood_still_tells_of_what_is_on_record() -> None:
+def test_explain_with_an_invalid_spec_still_covers_the_stored_assignment() -> None:
     it = settled(spec=None)
     assert why(it, NOW) == []
     assert told(it, Q[0]) == ["orders/a/0 is still with m1: the group cannot be understood, so what is assigned stays"]
 
 
-def test_what_goes_to_a_namesake_of_its_owner_tells_that_the_owner_is_not_there() -> None:
+def test_explain_of_a_recreated_pod_says_that_the_old_owner_is_absent() -> None:
     it = settled()
     (m1, m2) = it.pods
     anew = replace(it, gone=frozenset({"uid-m1"}), pods=(replace(m1, uid="new"), m2))

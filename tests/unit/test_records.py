@@ -36,7 +36,7 @@ def told() -> tuple[Any, ...]:
     ).records
 
 
-def test_what_the_planner_tells_is_read_back() -> None:
+def test_journal_records_of_the_planner_round_trip() -> None:
     assert {it["kind"] for it in told()} == {"membership", "plan", "handover", "verdict"}
     for it in told():
         again = msgspec.to_builtins(read(msgspec.json.encode(it)))
@@ -46,20 +46,20 @@ def test_what_the_planner_tells_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
-def test_a_line_that_is_cut_off_anywhere_is_no_record(line: bytes) -> None:
+def test_journal_line_that_is_truncated_anywhere_is_rejected(line: bytes) -> None:
     for cut in range(len(line)):
         with pytest.raises(ValueError, match=r"^The line is torn, or no record of the journal: "):
             read(line[:cut])
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
-def test_a_line_that_was_cut_off_and_went_on_with_another_record_is_none(line: bytes) -> None:
+def test_journal_line_that_is_truncated_and_joined_to_another_record_is_rejected(line: bytes) -> None:
     for cut in range(1, len(line)):
         with pytest.raises(ValueError, match=r"^The line is torn, or no record of the journal: "):
             read(line[:cut] + EXAMPLES[1])
 
 
-def test_a_line_with_a_hole_is_no_record() -> None:
+def test_journal_line_with_a_zero_byte_is_rejected() -> None:
     """A disk may have lost a block in the midst, which is zeros then."""
     line = EXAMPLES[1]
     for start in range(len(line)):
@@ -68,24 +68,24 @@ def test_a_line_with_a_hole_is_no_record() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"null", b"[]", b"{}", b"1", b'{"kind":"plan"}', b"\xff", b"[" * 9999])
-def test_what_is_no_record_is_told(line: bytes) -> None:
+def test_journal_line_that_is_no_record_is_rejected_with_a_sentence(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"^The line is torn, or no record of the journal: "):
         read(line)
 
 
-def test_fields_of_later_versions_are_passed_over() -> None:
+def test_journal_record_fields_of_later_versions_are_ignored() -> None:
     fact = msgspec.json.decode(EXAMPLES[1]) | {"weather": {"rain": [1, 2]}}
     assert read(msgspec.json.encode(fact)) == read(EXAMPLES[1])
 
 
 @pytest.mark.parametrize("changed", [{}, {"queues": "many"}, {"kind": "weather"}])
-def test_a_record_of_a_later_schema_is_left_to_later_versions(changed: dict[str, Any]) -> None:
+def test_journal_record_of_a_later_schema_is_rejected_with_a_sentence(changed: dict[str, Any]) -> None:
     fact = msgspec.json.decode(EXAMPLES[1]) | {"schema": 2} | changed
     with pytest.raises(ValueError, match=r"^The record has schema 2; this version reads 1: read it with a later one$"):
         read(msgspec.json.encode(fact))
 
 
-def test_a_kind_of_later_versions_can_be_passed_over() -> None:
+def test_journal_record_of_an_unknown_kind_is_rejected_with_a_sentence() -> None:
     fact = journal_record("weather", "shop/orders", "2026-11-21T09:00:00Z")
     with pytest.raises(
         ValueError, match=r"^The record is of the kind 'weather', which this version does not know; pass"
@@ -106,7 +106,9 @@ def test_a_kind_of_later_versions_can_be_passed_over() -> None:
         ),
     ],
 )
-def test_a_record_with_what_cannot_be_meant_is_told(number: int, changed: dict[str, Any], why: str) -> None:
+def test_journal_record_with_an_invalid_value_is_rejected_with_the_reason(
+    number: int, changed: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(why)}"):
         read(msgspec.json.encode(msgspec.json.decode(EXAMPLES[number]) | changed))
 
@@ -149,7 +151,7 @@ def tables() -> dict[str, list[tuple[str, str]]]:
     return {name.strip("`"): re.findall(r"^\| `(.*?)` \| (.*?) \|", text, re.MULTILINE) for name, text in sections}
 
 
-def test_the_page_has_every_field_of_every_kind_with_its_type() -> None:
+def test_journal_page_has_every_field_of_every_kind_with_its_type() -> None:
     shared = [name for name, _ in fields(Record)]
     page = tables()
     assert sorted(page["What every record has"]) == sorted([*fields(Record), ("kind", "string")])
@@ -158,15 +160,15 @@ def test_the_page_has_every_field_of_every_kind_with_its_type() -> None:
         assert sorted(page[str(kind.__struct_config__.tag)]) == sorted(own)
 
 
-def test_the_page_has_an_example_of_every_kind_with_fields_that_it_knows() -> None:
+def test_journal_page_has_an_example_of_every_kind_with_known_fields() -> None:
     assert tuple(type(read(line)) for line in EXAMPLES) == KINDS
     for line, kind in zip(EXAMPLES, KINDS, strict=True):
         assert msgspec.json.decode(line).keys() <= {"kind", *(it.encode_name for it in msgspec.structs.fields(kind))}
 
 
-def test_the_page_names_the_schema_that_is_written() -> None:
+def test_journal_page_names_the_schema_that_is_written() -> None:
     assert f"The schema is {records.SCHEMA}." in PAGE
 
 
-def test_the_page_has_the_words_that_records_take_from_a_short_list() -> None:
+def test_journal_page_lists_every_enum_value_of_records() -> None:
     assert [word for word in [*MOVING, *Proof, *State, *Standing, *Judgement] if f"`{word}`" not in PAGE] == []

@@ -134,34 +134,34 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("path", "value", "told"), BREACHES)
-def test_what_breaks_a_field_is_named(path: str, value: Any, told: str) -> None:
+def test_release_names_breaking_changes_of_crd_fields(path: str, value: Any, told: str) -> None:
     assert incompatible(a_definition(), changed(path, value)) == [f"Thing/v1 {told}"]
 
 
 @pytest.mark.parametrize(("path", "value", "told"), OF_THE_WHOLE)
-def test_what_breaks_a_definition_is_named(path: str, value: Any, told: list[str]) -> None:
+def test_release_names_breaking_changes_of_a_crd(path: str, value: Any, told: list[str]) -> None:
     assert incompatible(a_definition(), changed(path, value)) == told
 
 
 @pytest.mark.parametrize(("path", "value"), HARMLESS)
-def test_what_breaks_nothing_is_not_named(path: str, value: Any) -> None:
+def test_release_allows_compatible_crd_changes(path: str, value: Any) -> None:
     assert incompatible(a_definition(), changed(path, value)) == []
 
 
-def test_a_field_that_must_be_there_and_is_filled_in_breaks_nothing() -> None:
+def test_release_allows_a_new_required_crd_field_with_a_default() -> None:
     later = changed(f"{FIELD}.more", {"type": "string", "default": "a"})
     later["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["required"] = ["size", "more"]
     assert incompatible(a_definition(), later) == []
 
 
-def test_a_version_that_joins_breaks_nothing() -> None:
+def test_release_allows_a_new_crd_version() -> None:
     later = a_definition()
     later["spec"]["versions"].append({**ANOTHER, "storage": False})
     assert incompatible(a_definition(), later) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "crds").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_field_of_ours_would_be_missed(path: Path) -> None:
+def test_release_notices_removal_of_any_crd_field(path: Path) -> None:
     ours = yaml.safe_load(path.read_text())
     assert incompatible(ours, ours) == []
     whole = ours["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -184,7 +184,7 @@ def fields(schema: Any, path: str = "") -> list[tuple[str, Any, str]]:
 # The chart's values.
 
 
-def test_a_key_of_the_values_that_vanished_is_named() -> None:
+def test_release_names_removed_chart_values() -> None:
     old = {"image": {"tag": "", "digest": ""}, "labels": {}, "replicas": 2}
     assert values_lost(old, {"image": {"tag": ""}, "labels": {}, "more": 1}) == [
         "values image.digest: was removed",
@@ -194,7 +194,7 @@ def test_a_key_of_the_values_that_vanished_is_named() -> None:
     assert values_lost(old, {**old, "replicas": 3, "image": {"tag": "x", "digest": "", "pull": True}}) == []
 
 
-def test_values_that_are_not_taken_any_more_are_named() -> None:
+def test_release_names_chart_values_that_are_no_longer_accepted() -> None:
     old: Any = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "open": {"type": "object"}}}
     assert values_refused(old, old) == []
     new = {"type": "object", "properties": {"kind": {"enum": ["a"]}, "open": {"type": "object"}}}
@@ -205,7 +205,7 @@ def test_values_that_are_not_taken_any_more_are_named() -> None:
     assert values_refused({**old, "properties": closed}, old) == []
 
 
-def test_a_breach_is_meant_if_the_changelog_names_its_place() -> None:
+def test_release_accepts_a_breaking_change_named_in_the_changelog() -> None:
     breaches = ["Thing/v1 spec.name: was removed", "values image.tag: was removed"]
     section = "\n### Added\n\n- `values image.tag`\n\n### Breaking\n\n- `Thing/v1 spec.name` is gone.\n\n### Fixed\n"
     assert unnamed(breaches, section) == ["values image.tag: was removed"]
@@ -232,17 +232,17 @@ WRONG = [
 ]
 
 
-def test_one_version_everywhere_is_right() -> None:
+def test_release_accepts_one_version_everywhere() -> None:
     assert disagreeing(RIGHT, "1.2.3") == []
     assert disagreeing({**RIGHT, "CHANGELOG.md": "## Unreleased\n"}, "1.2.3") == []
 
 
 @pytest.mark.parametrize(("name", "text", "told"), WRONG)
-def test_a_place_with_another_version_is_named(name: str, text: str, told: str) -> None:
+def test_release_names_a_file_with_another_version(name: str, text: str, told: str) -> None:
     assert disagreeing({**RIGHT, name: text}, "1.2.3") == [told]
 
 
-def test_a_changelog_has_sections() -> None:
+def test_release_splits_the_changelog_into_sections() -> None:
     found = sections(RIGHT["CHANGELOG.md"])
     assert [*found] == ["1.2.3", "1.2.2"]
     assert "All new." in found["1.2.3"]
@@ -257,7 +257,7 @@ def test_a_changelog_has_sections() -> None:
         ("v0.1.0 v0.2.0-rc.1 wip v9", "0.2.0", "v0.1.0"),
     ],
 )
-def test_the_release_before_is_the_newest_that_is_older(tags: str, version: str, last: str) -> None:
+def test_release_predecessor_is_the_newest_older_version(tags: str, version: str, last: str) -> None:
     assert newest(tags, version) == last
 
 
@@ -276,7 +276,7 @@ def test_the_release_before_is_the_newest_that_is_older(tags: str, version: str,
         ("", ["no licence"]),
     ],
 )
-def test_a_licence_that_is_not_on_the_list_is_refused(licence: str, told: list[str]) -> None:
+def test_release_rejects_licences_that_are_not_allowed(licence: str, told: list[str]) -> None:
     assert refused(licence) == told
 
 
@@ -292,7 +292,7 @@ def test_a_licence_that_is_not_on_the_list_is_refused(licence: str, told: list[s
         ({}, ""),
     ],
 )
-def test_a_licence_is_what_a_package_says_if_that_leaves_no_doubt(headers: dict[str, str], licence: str) -> None:
+def test_release_reads_the_licence_from_unambiguous_package_metadata(headers: dict[str, str], licence: str) -> None:
     about = Message()
     for key, value in headers.items():
         about[key] = value
@@ -314,7 +314,7 @@ def a_bill() -> Any:
     }
 
 
-def test_a_bill_is_the_same_whenever_it_is_made() -> None:
+def test_release_bill_of_materials_is_reproducible() -> None:
     bill = stamped(a_bill(), 0)
     assert [*flaws(bill)] == []
     assert bill["metadata"]["timestamp"] == "1970-01-01T00:00:00Z"
@@ -334,7 +334,7 @@ def test_a_bill_is_the_same_whenever_it_is_made() -> None:
         ("dependencies.0.dependsOn", ["c"], "speaks of c, which is not in it"),
     ],
 )
-def test_a_flaw_of_a_bill_is_named(path: str, value: Any, told: str) -> None:
+def test_release_names_flaws_of_a_bill_of_materials(path: str, value: Any, told: str) -> None:
     bill: Any = stamped(a_bill(), 0)
     it = bill
     *way, last = path.split(".")
@@ -344,7 +344,7 @@ def test_a_flaw_of_a_bill_is_named(path: str, value: Any, told: str) -> None:
     assert told in [*flaws(bill)]
 
 
-def test_what_debian_brings_needs_no_licence_and_an_expression_is_spelled_as_one() -> None:
+def test_release_bill_of_materials_allows_debian_without_licence_and_expressions() -> None:
     bill = stamped(a_bill(), 0)
     bill["components"][1]["licenses"] = []
     bill["components"][0]["licenses"] = licences("MIT OR Apache-2.0")
@@ -355,7 +355,7 @@ def test_what_debian_brings_needs_no_licence_and_an_expression_is_spelled_as_one
 # Archives.
 
 
-def test_a_repacked_archive_does_not_depend_on_when_and_by_whom_it_was_packed(tmp_path: Path) -> None:
+def test_release_archive_is_reproducible_after_repacking(tmp_path: Path) -> None:
     made = []
     for number, names in enumerate((["a", "b"], ["b", "a"])):
         packed = tmp_path / f"{number}.tar"

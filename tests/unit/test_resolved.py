@@ -7,7 +7,7 @@ import pytest
 
 from builders import a_spec
 from rota.spec import Buffer, Seconds
-from rota.spec.resolved import Settings, drain, read_settings, write_settings
+from rota.spec.resolved import Settings, read_drain_timeout, read_group_name, read_settings, write_settings
 
 MADE = "2026-11-21T08:00:00Z"
 
@@ -31,19 +31,28 @@ def test_settings_are_resolved() -> None:
     assert told()["group"] == "shop"
 
 
-def test_who_begins_at_a_time_and_names_none_begins_half_an_hour_before_the_group_was_made() -> None:
+def test_start_from_timestamp_defaults_to_half_an_hour_before_the_group_was_created() -> None:
     assert told(startFrom={"position": "Timestamp"})["startFrom"]["timestamp"] == "2026-11-21T07:30:00Z"
     named = {"position": "Timestamp", "timestamp": "2026-01-01T00:00:00Z"}
     assert told(startFrom=named)["startFrom"]["timestamp"] == "2026-01-01T00:00:00Z"
     assert told()["startFrom"]["timestamp"] is None
 
 
-def test_the_drain_timeout_is_read_back_and_has_a_default() -> None:
-    assert drain(json.dumps(told(timeout=7.5))) == 7.5
-    assert [drain(text) for text in ("", "[]", "{}", '{"drainTimeout": null}')] == [30.0] * 4
+@pytest.mark.parametrize(
+    "value", ["null", '"30s"', "0", "-5", "NaN", "Infinity", "1e999", "9" * 400, "3.7e9", "[" * 100_000]
+)
+def test_settings_with_an_invalid_drain_timeout_yield_the_default(value: str) -> None:
+    assert read_drain_timeout(f'{{"drainTimeout": {value}}}') == 30.0
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_settings_that_are_stored_are_read_field_by_field() -> None:
+    settings = json.dumps(told(timeout=7.5))
+    assert (read_drain_timeout(settings), read_group_name(settings)) == (7.5, "shop")
+    for text in ("", "[]", "{}", "[" * 100_000):
+        assert (read_drain_timeout(text), read_group_name(text)) == (30.0, "")
+
+
+def test_settings_round_trip() -> None:
     push = {"port": 9000, "path": "/in", "timeout": "1500ms", "concurrency": 4, "maxBatch": 32}
     delivery = {"push": push, "buffer": {"messagesPerTopic": 50, "mebibytesPerMessage": 9}}
     changed: dict[str, Any] = {"delivery": delivery, "startFrom": {"position": "Timestamp"}}
@@ -60,14 +69,14 @@ def test_what_is_written_is_read_back() -> None:
     assert found.start_from.timestamp.isoformat() == "2026-11-21T07:30:00+00:00"
 
 
-def test_an_orderly_group_tries_for_ever_and_a_broadcasting_one_takes_no_lock() -> None:
+def test_settings_let_orderly_groups_retry_forever_and_make_no_broadcasting_group_orderly() -> None:
     assert read(told(ordering="Orderly")).max_attempts == -1
     assert read(told(ordering="Orderly")).orderly
     everyone = read(told() | {"ordering": "Orderly", "messageModel": "Broadcasting"})
     assert (everyone.broadcasting, everyone.orderly) == (True, False)
 
 
-def test_fields_of_a_later_operator_are_passed_over() -> None:
+def test_settings_fields_of_a_later_operator_are_ignored() -> None:
     later = told()
     later["new"] = later["delivery"]["push"]["new"] = later["subscriptions"][0]["new"] = {"of": "later"}
     later["broker"]["rocketmq"]["new"] = 1
@@ -80,7 +89,7 @@ def test_settings_of_an_operator_without_the_size_of_a_message_have_the_default(
     assert read(earlier).delivery.buffer.mebibytes_per_message == 4
 
 
-def test_settings_with_the_size_of_a_message_are_read_by_a_sidecar_that_does_not_know_the_field() -> None:
+def test_settings_with_an_unknown_buffer_field_are_read() -> None:
     # That sidecar passes over what its blocks do not have, as this one does with a field of the same block.
     later = told(delivery={"buffer": {"mebibytesPerMessage": 9}})
     later["delivery"]["buffer"]["mebibytesPerBatch"] = 1
@@ -100,19 +109,19 @@ def test_settings_with_the_size_of_a_message_are_read_by_a_sidecar_that_does_not
         (told() | {"delivery": {"push": {"timeout": 0}}}, "0 is no number of seconds"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(changed: Any, why: str) -> None:
+def test_settings_that_are_invalid_are_rejected_with_a_sentence(changed: Any, why: str) -> None:
     with pytest.raises(ValueError, match=rf"The settings in group.json cannot be read: .*{why}"):
         read(changed)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_so_is_a_torn_text(text: bytes) -> None:
+def test_settings_that_are_torn_are_rejected_with_a_sentence(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"^The settings in group\.json cannot be read: "):
         read_settings(text)
 
 
 @pytest.mark.parametrize("mebibytes", [0, 1025])
-def test_the_size_of_one_message_has_a_maximum(mebibytes: int) -> None:
+def test_settings_limit_the_message_size_to_1_to_1024_mebibytes(mebibytes: int) -> None:
     assert read(told(delivery={"buffer": {"mebibytesPerMessage": 1024}})).delivery.buffer.mebibytes_per_message == 1024
     with pytest.raises(ValueError, match=r"expected `?int`? [<>]= "):
         read(told(delivery={"buffer": {"mebibytesPerMessage": mebibytes}}))

@@ -41,7 +41,7 @@ STATS = (
 @pytest.mark.parametrize(
     "text", [ROUTE, ROUTE.replace(b'{0:"', b'{"0":"').replace(b',2:"', b',"2":"')], ids=["numbers", "texts"]
 )
-def test_a_route_is_read_whether_ids_are_numbers_or_texts(text: bytes) -> None:
+def test_fastjson_reads_a_route_with_numeric_or_string_ids(text: bytes) -> None:
     found = fastjson.read(text, bodies.TopicRoute)
     addresses = {0: "127.0.0.1:20911", 2: "127.0.0.1:20921"}
     assert found.broker_datas == [
@@ -52,13 +52,13 @@ def test_a_route_is_read_whether_ids_are_numbers_or_texts(text: bytes) -> None:
     ]
 
 
-def test_a_cluster_is_read() -> None:
+def test_fastjson_reads_cluster_info() -> None:
     found = fastjson.read(CLUSTER, bodies.ClusterInfo)
     assert found.broker_addr_table["broker-a"].broker_addrs == {0: "127.0.0.1:20911"}
     assert found.cluster_addr_table == {"DefaultCluster": ["broker-a"]}
 
 
-def test_figures_by_queue_are_read() -> None:
+def test_fastjson_reads_consume_stats_by_queue() -> None:
     found = fastjson.read(STATS, bodies.ConsumeStats)
     assert found.consume_tps == 0.5
     assert {fastjson.queue(key): it.consumer_offset for key, it in found.offset_table.items()} == {
@@ -67,12 +67,12 @@ def test_figures_by_queue_are_read() -> None:
     }
 
 
-def test_offsets_by_queue_are_read() -> None:
+def test_fastjson_reads_offsets_by_queue() -> None:
     found = fastjson.read(b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:-1}}', bodies.Reset)
     assert {fastjson.queue(key): offset for key, offset in found.offset_table.items()} == {QUEUE: -1}
 
 
-def test_a_table_that_is_empty_or_left_out_is_empty() -> None:
+def test_fastjson_reads_an_empty_or_missing_table_as_empty() -> None:
     assert fastjson.read(b'{"offsetTable":{}}', bodies.TopicStats) == bodies.TopicStats()
     assert fastjson.read(b"{}", bodies.TopicStats) == bodies.TopicStats()
 
@@ -106,17 +106,17 @@ PROPER = [
 
 
 @pytest.mark.parametrize(("text", "expected"), ODD.values(), ids=ODD)
-def test_odd_keys_become_texts_and_nothing_else_changes(text: bytes, expected: Any) -> None:
+def test_fastjson_turns_non_string_keys_into_strings_and_changes_nothing_else(text: bytes, expected: Any) -> None:
     assert read(text) == expected
 
 
 @pytest.mark.parametrize("text", PROPER)
-def test_proper_json_is_read_as_it_is(text: bytes) -> None:
+def test_fastjson_reads_standard_json_unchanged(text: bytes) -> None:
     assert read(text) == json.loads(text)
 
 
 @pytest.mark.parametrize("topic", ["a{b", '}":1', "1:2,{3:", "\\", '\\"', "ü日本", " ", "[]", "\u0000", "🚀"])
-def test_a_queue_is_read_whatever_its_topic(topic: str) -> None:
+def test_fastjson_reads_queue_keys_with_any_topic_name(topic: str) -> None:
     queue = Queue(topic, '{"broker":1}', 3)
     ends = bodies.TopicOffset(min_offset=1, max_offset=2)
     text = msgspec.json.encode({"offsetTable": fastjson.table({queue: ends, QUEUE: ends}), "later": {}})
@@ -124,7 +124,7 @@ def test_a_queue_is_read_whatever_its_topic(topic: str) -> None:
     assert {fastjson.queue(key): it for key, it in found.items()} == {queue: ends, QUEUE: ends}
 
 
-def test_a_table_is_written_with_queues_as_keys() -> None:
+def test_fastjson_writes_a_table_with_queues_as_keys() -> None:
     written = fastjson.table({QUEUE: 7, QUEUE._replace(id=3): {"a": "b"}})
     first = b'{"topic":"t","brokerName":"b","queueId":2}:7'
     assert bytes(written) == b"{%b,%b}" % (first, b'{"topic":"t","brokerName":"b","queueId":3}:{"a":"b"}')
@@ -178,18 +178,18 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_what_is_no_json_is_malformed(text: bytes) -> None:
+def test_fastjson_rejects_invalid_json_as_malformed(text: bytes) -> None:
     with pytest.raises(Malformed, match="A body is not the JSON expected: "):
         read(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_text_is_refused_like_any_other(text: bytes) -> None:
+def test_fastjson_rejects_hostile_input_as_malformed(text: bytes) -> None:
     with pytest.raises(Malformed, match="A body is not the JSON expected: "):
         read(text)
 
 
-def test_a_body_of_another_kind_is_malformed() -> None:
+def test_fastjson_rejects_a_body_of_another_type_as_malformed() -> None:
     with pytest.raises(Malformed, match=r"Expected `int`, got `array` - at `\$.offsetTable\[...\]`"):
         fastjson.read(b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:[]}}', bodies.Reset)
 
@@ -199,7 +199,7 @@ def test_a_body_of_another_kind_is_malformed() -> None:
     ["", "0", "{}", '{"topic":"t","brokerName":"b"}', '{"topic":1,"brokerName":"b","queueId":2}', "[" * 100_000],
     ids=["nothing", "a number", "empty", "no id", "no name", "deep"],
 )
-def test_a_key_that_is_no_queue_is_malformed_and_named_in_short(key: str) -> None:
+def test_fastjson_rejects_a_key_that_is_no_queue_with_a_short_error(key: str) -> None:
     with pytest.raises(Malformed, match=" is no queue: ") as found:
         fastjson.queue(key)
     assert len(str(found.value)) < 300
@@ -239,12 +239,12 @@ def written(value: Any, blank: str, *, odd: bool) -> str:
 
 
 @given(VALUES, BLANKS)
-def test_odd_and_proper_forms_read_the_same(value: Any, blank: str) -> None:
+def test_fastjson_reads_string_and_non_string_keys_alike(value: Any, blank: str) -> None:
     odd, proper = (written(value, blank, odd=odd).encode() for odd in (True, False))
     assert fastjson.read(odd, object) == msgspec.json.decode(proper) == fastjson.read(proper, object)
 
 
 @given(st.text(st.sampled_from('{}[]":,\\ 1-a\n')).map(str.encode))
-def test_any_text_is_read_or_malformed(text: bytes) -> None:
+def test_fastjson_reads_any_text_or_rejects_it_as_malformed(text: bytes) -> None:
     with suppress(Malformed):
         fastjson.read(text, object)

@@ -46,7 +46,7 @@ def read(data: bytes) -> list[Frame]:
 # What frames look like.
 
 
-def test_a_frame_with_a_json_header_is_read() -> None:
+def test_frame_with_a_json_header_is_decoded() -> None:
     (found,) = read(b"\x00\x00\x00\xa2\x00\x00\x00\x9a" + JSON + b"body")
     assert found == Frame(
         code=0,
@@ -62,7 +62,7 @@ def test_a_frame_with_a_json_header_is_read() -> None:
     assert not found.one_way
 
 
-def test_a_frame_with_a_binary_header_is_read() -> None:
+def test_frame_with_a_binary_header_is_decoded() -> None:
     (found,) = read(b"\x00\x00\x00\x3b\x01\x00\x00\x33" + BINARY + b"body")
     assert found == Frame(
         code=11,
@@ -85,33 +85,33 @@ def test_a_frame_with_a_binary_header_is_read() -> None:
     ],
     ids=["left out", "null", "empty, and what is not known"],
 )
-def test_a_json_header_may_have_next_to_nothing_in_it(header: bytes) -> None:
+def test_frame_json_header_may_omit_optional_fields(header: bytes) -> None:
     assert read(a_frame(header)) == [Frame(code=0, opaque=7, language="", version=0)]
 
 
 @pytest.mark.parametrize(("number", "language"), [*enumerate(LANGUAGES)])
-def test_every_language_has_its_number(number: int, language: str) -> None:
+def test_frame_decodes_every_language_number(number: int, language: str) -> None:
     (found,) = read(a_frame(a_binary_header(language=number), kind=1))
     assert found.language == language
 
 
 @pytest.mark.parametrize("number", [14, 127, 128, 255])
-def test_a_language_that_is_not_known_is_another(number: int) -> None:
+def test_frame_decodes_an_unknown_language_number_as_other(number: int) -> None:
     (found,) = read(a_frame(a_binary_header(language=number), kind=1))
     assert found.language == "OTHER"
 
 
-def test_any_language_is_read_in_a_json_header() -> None:
+def test_frame_json_header_may_name_any_language() -> None:
     (found,) = read(a_frame(b'{"code":0,"opaque":1,"language":"COBOL"}'))
     assert found.language == "COBOL"
 
 
-def test_bytes_behind_the_fields_of_a_binary_header_are_read_over() -> None:
+def test_frame_binary_header_ignores_bytes_after_its_fields() -> None:
     (found,) = read(a_frame(a_binary_header(remark="ü".encode()) + b"later", b"body", kind=1))
     assert (found.remark, found.body) == ("ü", b"body")
 
 
-def test_a_request_is_written_with_a_json_header() -> None:
+def test_frame_of_a_request_is_encoded_with_a_json_header() -> None:
     frame = Frame(code=34, opaque=7, fields={"k": "v"}, body=b"{}")
     header = (
         b'{"code":34,"opaque":7,"language":"PYTHON","version":479,"extFields":{"k":"v"},'
@@ -120,14 +120,14 @@ def test_a_request_is_written_with_a_json_header() -> None:
     assert encode(frame) == b"\x00\x00\x00\x75\x00\x00\x00\x6f" + header + b"{}"
 
 
-def test_a_reply_has_the_number_of_what_was_asked() -> None:
+def test_frame_reply_has_the_opaque_of_its_request() -> None:
     asked = Frame(code=307, opaque=9, fields={"a": "b"}, body=b"asked", remark="asked")
     answer = asked.reply(0, b"{}", "done")
     assert answer == Frame(code=0, opaque=9, flag=1, body=b"{}", remark="done")
     assert answer.answers
 
 
-def test_a_request_may_want_no_answer() -> None:
+def test_frame_of_a_one_way_request_is_flagged() -> None:
     told = Frame(code=15, opaque=9, fields={"a": "b"}).unanswered()
     assert told == Frame(code=15, opaque=9, flag=2, fields={"a": "b"})
     assert told.one_way
@@ -139,28 +139,28 @@ def test_a_request_may_want_no_answer() -> None:
 BOTH = a_frame(JSON, b"one") + a_frame(BINARY, b"two", kind=1) + a_frame(JSON)
 
 
-def test_several_frames_may_come_in_one_piece() -> None:
+def test_frame_decoder_reads_several_frames_of_one_chunk() -> None:
     assert [frame.body for frame in read(BOTH)] == [b"one", b"two", b""]
 
 
-def test_frames_may_be_split_at_any_byte() -> None:
+def test_frame_decoder_reads_frames_split_at_any_byte() -> None:
     for at in range(len(BOTH) + 1):
         decoder = Decoder()
         assert [*decoder.feed(BOTH[:at]), *decoder.feed(BOTH[at:])] == read(BOTH), at
 
 
-def test_a_frame_is_there_with_its_last_byte() -> None:
+def test_frame_decoder_yields_a_frame_with_its_last_byte() -> None:
     decoder = Decoder()
     found = {at: [*decoder.feed(bytes([byte]))] for at, byte in enumerate(BOTH, 1)}
     first, second = len(a_frame(JSON, b"one")), len(a_frame(BINARY, b"two"))
     assert [at for at, frames in found.items() if frames] == [first, first + second, len(BOTH)]
 
 
-def test_nothing_is_no_frame_yet() -> None:
+def test_frame_decoder_yields_nothing_without_data() -> None:
     assert read(b"") == []
 
 
-def test_the_largest_frame_is_written_and_read() -> None:
+def test_frame_of_the_maximum_size_is_encoded_and_decoded() -> None:
     header = len(encode(Frame(code=10))) - 8
     body = bytes(LARGEST - 8 - header)
     data = encode(Frame(code=10, body=body))
@@ -169,7 +169,7 @@ def test_the_largest_frame_is_written_and_read() -> None:
     assert found.body == body
 
 
-def test_a_frame_over_the_largest_is_not_written() -> None:
+def test_frame_over_the_maximum_size_is_not_encoded() -> None:
     header = len(encode(Frame(code=10))) - 8
     with pytest.raises(ValueError, match="A frame of 16,777,217 bytes is over the 16,777,216 that RocketMQ takes"):
         encode(Frame(code=10, body=bytes(LARGEST - 8 - header + 1)))
@@ -220,38 +220,38 @@ BAD_BINARY = {
 
 
 @pytest.mark.parametrize(("data", "told"), BAD_FRAMES.values(), ids=BAD_FRAMES)
-def test_what_is_no_frame_is_refused_as_soon_as_that_can_be_told(data: bytes, told: str) -> None:
+def test_frame_decoder_rejects_invalid_frames_as_early_as_possible(data: bytes, told: str) -> None:
     with pytest.raises(Malformed, match=told):
         read(data)
 
 
 @pytest.mark.parametrize("header", BAD_JSON.values(), ids=BAD_JSON)
-def test_a_json_header_that_is_none_is_refused(header: bytes) -> None:
+def test_frame_decoder_rejects_an_invalid_json_header(header: bytes) -> None:
     with pytest.raises(Malformed, match="A frame's header is no JSON of the kind expected: "):
         read(a_frame(header))
 
 
 @pytest.mark.parametrize("header", BAD_BINARY.values(), ids=BAD_BINARY)
-def test_a_binary_header_that_is_none_is_refused(header: bytes) -> None:
+def test_frame_decoder_rejects_an_invalid_binary_header(header: bytes) -> None:
     with pytest.raises(Malformed, match=r"A frame's (binary )?header "):
         read(a_frame(header, kind=1))
 
 
-def test_nothing_can_be_read_after_what_is_no_frame() -> None:
+def test_frame_decoder_rejects_all_data_after_an_invalid_frame() -> None:
     decoder = Decoder()
     for data in (b"\xff\xff\xff\xff", a_frame(JSON)):
         with pytest.raises(Malformed):
             list(decoder.feed(data))
 
 
-def test_frames_before_what_is_none_are_read() -> None:
+def test_frame_decoder_yields_frames_before_an_invalid_one() -> None:
     found: list[Frame] = []
     with pytest.raises(Malformed):
         found.extend(Decoder().feed(a_frame(JSON, b"one") + b"HTTP/1.1 400 Bad Request"))
     assert [frame.body for frame in found] == [b"one"]
 
 
-def test_a_decoder_tells_whether_it_is_inside_of_a_frame() -> None:
+def test_frame_decoder_reports_whether_it_is_inside_a_frame() -> None:
     decoder, frame = Decoder(), a_frame(JSON)
     told = [decoder.inside]
     for piece in (frame[:3], frame[3:-1], frame[-1:]):
@@ -277,7 +277,7 @@ FRAMES = st.builds(
 
 
 @given(st.lists(FRAMES, max_size=4), st.lists(st.integers(0, 2000)))
-def test_what_is_written_is_read_again_however_it_is_split(frames: list[Frame], places: list[int]) -> None:
+def test_frame_round_trips_through_any_split(frames: list[Frame], places: list[int]) -> None:
     data = b"".join(map(encode, frames))
     cuts = sorted({0, *(place for place in places if place < len(data)), len(data)})
     decoder = Decoder()
@@ -285,6 +285,6 @@ def test_what_is_written_is_read_again_however_it_is_split(frames: list[Frame], 
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x00\x00\x00\x20", b"\x00\x00\x00\x20\x01\x00\x00\x1c"]))
-def test_any_bytes_are_frames_or_malformed(data: bytes, start: bytes) -> None:
+def test_frame_decoder_yields_frames_or_malformed_for_any_bytes(data: bytes, start: bytes) -> None:
     with suppress(Malformed):
         assert all(isinstance(frame, Frame) for frame in read(start + data))

@@ -100,11 +100,11 @@ def one(data: bytes) -> Message:
 
 
 @pytest.mark.parametrize("data", [V1, V2], ids=["a topic's length in 8 bits", "in 16 bits"])
-def test_a_message_is_read(data: bytes) -> None:
+def test_message_is_decoded_in_both_layouts(data: bytes) -> None:
     assert read(data) == [HELLO]
 
 
-def test_the_writer_of_these_tests_writes_the_same_bytes() -> None:
+def test_message_writer_of_these_tests_matches_the_sample_bytes() -> None:
     zeros = V1.replace(b"\x7f\x00\x00\x01", bytes(4))
     assert written() == zeros
     assert written(v2=True) == V2.replace(b"\x7f\x00\x00\x01", bytes(4))
@@ -112,26 +112,26 @@ def test_the_writer_of_these_tests_writes_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("flags", [0, 0x10, 0x20, 0x30], ids=["4 and 4", "6 and 4", "4 and 6", "6 and 6"])
 @pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
-def test_addresses_of_both_hosts_have_4_or_16_bytes(flags: int, v2: bool) -> None:  # noqa: FBT001 - a case
+def test_message_addresses_of_both_hosts_have_4_or_16_bytes(flags: int, v2: bool) -> None:  # noqa: FBT001 - a case
     assert read(written(flags=flags, v2=v2)) == [HELLO]
 
 
-def test_several_messages_stand_back_to_back() -> None:
+def test_message_decoder_reads_consecutive_messages() -> None:
     data = written(offset=7) + written(offset=8, flags=0x30, v2=True) + written(b"", offset=9)
     assert [(it.offset, it.body) for it in read(data)] == [(7, b"hello"), (8, b"hello"), (9, b"")]
 
 
-def test_nothing_is_no_message() -> None:
+def test_message_decoder_returns_nothing_for_empty_data() -> None:
     assert read(b"") == []
 
 
-def test_a_long_topic_is_read() -> None:
+def test_message_with_a_long_topic_is_decoded() -> None:
     topic = "%RETRY%" + "g" * 300
     assert one(written(topic=topic.encode(), v2=True)).queue == Queue(topic, "broker-a", 2)
     assert one(written(topic=b"t" * 255)).queue.topic == "t" * 255
 
 
-def test_what_is_tried_again_is_of_the_topic_it_was_sent_to() -> None:
+def test_message_from_the_retry_topic_has_its_original_topic() -> None:
     found = one(written(topic=b"%RETRY%shop", properties=b"RETRY_TOPIC\x01orders\x02"))
     assert (found.queue.topic, found.topic) == ("%RETRY%shop", "orders")
 
@@ -154,7 +154,7 @@ def test_what_is_tried_again_is_of_the_topic_it_was_sent_to() -> None:
         pytest.param(b"a\x01\xff\x02b\x01c\x02", {"a": "\ufffd", "b": "c"}, id="no UTF-8"),
     ],
 )
-def test_properties_are_read(data: bytes, expected: dict[str, str]) -> None:
+def test_message_properties_are_decoded(data: bytes, expected: dict[str, str]) -> None:
     assert read_properties(data) == expected
     assert one(written(properties=data)).properties == expected
 
@@ -181,18 +181,22 @@ EACH = pytest.mark.parametrize(("kind", "pack"), PACKED.values(), ids=PACKED)
 
 
 @EACH
-def test_a_packed_body_is_unpacked(kind: int, pack: Callable[[bytes], bytes]) -> None:
+def test_compression_decompresses_a_body_of_each_codec(kind: int, pack: Callable[[bytes], bytes]) -> None:
     found = one(written(pack(TEXT), flags=0x1 | kind))
     assert (found.body, found.damage) == (TEXT, "")
 
 
 @EACH
-def test_a_body_that_is_not_said_to_be_packed_stays_as_it_is(kind: int, pack: Callable[[bytes], bytes]) -> None:
+def test_compression_leaves_a_body_without_the_compressed_flag_unchanged(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
     assert one(written(pack(TEXT), flags=kind)).body == pack(TEXT)
 
 
 @EACH
-def test_what_cannot_be_unpacked_is_damaged_and_stops_nothing(kind: int, pack: Callable[[bytes], bytes]) -> None:
+def test_compression_error_marks_one_message_damaged_and_decodes_the_next(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
     packed = pack(TEXT)
     for broken in (b"", b"hello", packed[:-1], packed[: len(packed) // 2], b"\x00" + packed):
         found, following = read(written(broken, flags=0x1 | kind) + written())
@@ -207,20 +211,22 @@ TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebi
 
 @EACH
 @pytest.mark.parametrize("size", [LIMIT - 1, LIMIT])
-def test_unpacking_yields_a_body_of_up_to_the_limit(kind: int, pack: Callable[[bytes], bytes], size: int) -> None:
+def test_compression_accepts_a_body_up_to_the_limit(kind: int, pack: Callable[[bytes], bytes], size: int) -> None:
     body, damage = unpacked(pack(bytes(size)), kind >> 8, LIMIT)
     assert (len(body), damage) == (size, "")
 
 
 @EACH
 @pytest.mark.parametrize("size", [LIMIT + 1, 31 * MEBIBYTE])
-def test_unpacking_leaves_a_body_over_the_limit_packed(kind: int, pack: Callable[[bytes], bytes], size: int) -> None:
+def test_compression_leaves_a_body_over_the_limit_compressed(
+    kind: int, pack: Callable[[bytes], bytes], size: int
+) -> None:
     bomb = pack(bytes(size))
     assert unpacked(bomb, kind >> 8, LIMIT) == (bomb, TOO_LARGE)
 
 
 @EACH
-def test_unpacking_tells_a_body_that_is_cut_off_from_one_over_the_limit(
+def test_compression_distinguishes_a_truncated_body_from_one_over_the_limit(
     kind: int, pack: Callable[[bytes], bytes]
 ) -> None:
     packed = pack(TEXT)[:-1]
@@ -230,9 +236,7 @@ def test_unpacking_tells_a_body_that_is_cut_off_from_one_over_the_limit(
 
 
 @EACH
-def test_unpacking_takes_nothing_behind_the_end_of_the_first_frame_for_a_whole_body(
-    kind: int, pack: Callable[[bytes], bytes]
-) -> None:
+def test_compression_rejects_a_body_with_data_after_its_first_frame(kind: int, pack: Callable[[bytes], bytes]) -> None:
     for behind in (pack(b"more"), b"\x00"):
         packed = pack(TEXT) + behind
         body, damage = unpacked(packed, kind >> 8, LIMIT)
@@ -240,7 +244,7 @@ def test_unpacking_takes_nothing_behind_the_end_of_the_first_frame_for_a_whole_b
         assert damage.startswith("it cannot be unpacked: ")
 
 
-def test_unpacking_names_an_error_without_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_error_without_a_message_is_named_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_body: bytes, _limit: int) -> bytes:
         raise MemoryError
 
@@ -249,7 +253,7 @@ def test_unpacking_names_an_error_without_words(monkeypatch: pytest.MonkeyPatch)
 
 
 @EACH
-def test_unpacking_a_bomb_takes_no_more_memory_than_three_bodies_of_the_limit(
+def test_compression_bomb_takes_at_most_three_times_the_limit_in_memory(
     kind: int, pack: Callable[[bytes], bytes]
 ) -> None:
     bomb = pack(bytes(64 * MEBIBYTE))
@@ -269,13 +273,13 @@ def memory_status(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def test_unpacking_says_the_limit_that_is_in_force() -> None:
+def test_compression_error_states_the_limit_in_force() -> None:
     limits = [3 * MEBIBYTE, 7 * MEBIBYTE // 2]
     told = [unpacked(zlib.compress(bytes(8 * MEBIBYTE)), 3, limit)[1] for limit in limits]
     assert [it.split(",")[0] for it in told] == [f"it has more than {it} MiB unpacked" for it in ("3", "3.5")]
 
 
-def test_unpacking_does_not_begin_where_a_zstd_frame_declares_more_than_the_limit() -> None:
+def test_compression_rejects_a_zstd_frame_that_declares_more_than_the_limit() -> None:
     frame = zstandard.ZstdCompressor().compress(b"a")
     assert frame[4:6] == b"\x20\x01"  # a length in one byte: 1
     liar = frame[:4] + b"\xe0" + (2**50).to_bytes(8, "little") + frame[6:]
@@ -288,7 +292,7 @@ def a_zstd_window(window_log: int) -> bytes:
     return packer.compress(TEXT) + packer.flush()
 
 
-def test_unpacking_takes_a_zstd_window_of_8_mib_and_none_that_is_larger() -> None:
+def test_compression_accepts_a_zstd_window_of_8_mib_and_none_larger() -> None:
     most, more = a_zstd_window(23), a_zstd_window(24)
     assert zstandard.get_frame_parameters(most).window_size == ZSTD_WINDOW_BYTES
     assert unpacked(most, 2, LIMIT) == (TEXT, "")
@@ -299,19 +303,19 @@ def test_unpacking_takes_a_zstd_window_of_8_mib_and_none_that_is_larger() -> Non
 
 
 @pytest.mark.parametrize("kind", [4, 5, 6, 7])
-def test_a_way_of_packing_that_is_not_known_is_damage(kind: int) -> None:
+def test_compression_of_an_unknown_codec_marks_the_message_damaged(kind: int) -> None:
     found = one(written(b"hello", flags=0x1 | kind << 8))
     assert found.damage == f"it is compressed in a way of number {kind}, which is not known"
     assert found.body == b"hello"
 
 
-def test_a_body_that_does_not_match_its_checksum_is_damaged() -> None:
+def test_message_with_a_wrong_checksum_is_damaged() -> None:
     found, following = read(V1.replace(b"hello", b"hellp") + V1)
     assert (found.body, found.damage) == (b"hellp", "its checksum does not match")
     assert following == HELLO
 
 
-def test_a_damaged_body_is_not_unpacked() -> None:
+def test_compression_skips_a_body_with_a_wrong_checksum() -> None:
     found = one(written(zlib.compress(b"hello"), flags=0x1).replace(b"x\x9c", b"x\x9d"))
     assert found.damage == "its checksum does not match"
 
@@ -323,7 +327,7 @@ def in_short(messages: Sequence[Message]) -> list[tuple[int, bytes, Mapping[str,
     return [(it.offset, it.body, dict(it.properties)) for it in messages]
 
 
-def test_a_batch_is_taken_apart() -> None:
+def test_batch_is_split_into_messages() -> None:
     items = item(b"one", b"TAGS\x01blue\x02") + item(b"", b"KEYS\x01k\x02TAGS\x01green") + item(b"three")
     found = read(written(items, b"TAGS\x01red\x02A\x01b\x02", flags=0xC0) + written(offset=10))
     assert in_short(found) == [
@@ -338,13 +342,13 @@ def test_a_batch_is_taken_apart() -> None:
     }
 
 
-def test_a_packed_batch_is_taken_apart() -> None:
+def test_batch_that_is_compressed_is_split_into_messages() -> None:
     found = read(written(zlib.compress(item(b"one") + item(b"two")), b"", flags=0xC1))
     assert in_short(found) == [(7, b"one", {}), (8, b"two", {})]
 
 
 @pytest.mark.parametrize("flags", [0, 0x40, 0x80])
-def test_only_both_bits_make_a_batch(flags: int) -> None:
+def test_batch_requires_both_flag_bits(flags: int) -> None:
     assert [it.body for it in read(written(item(b"one"), flags=flags))] == [item(b"one")]
 
 
@@ -363,20 +367,20 @@ BAD_BATCHES = {
 
 
 @pytest.mark.parametrize("items", BAD_BATCHES.values(), ids=BAD_BATCHES)
-def test_a_batch_that_cannot_be_taken_apart_is_one_damaged_message_and_stops_nothing(items: bytes) -> None:
+def test_batch_that_is_malformed_is_one_damaged_message_and_the_next_is_decoded(items: bytes) -> None:
     found, following = read(written(items, flags=0xC0) + written())
     assert found.body == items
     assert found.damage.startswith("it is a batch that cannot be taken apart: ")
     assert following == HELLO
 
 
-def test_a_batch_has_no_more_messages_than_a_broker_counts() -> None:
+def test_batch_has_at_most_32767_messages() -> None:
     assert len(read(written(item(b"") * LARGEST_BATCH, flags=0xC0))) == LARGEST_BATCH
     found = one(written(zlib.compress(item(b"") * (LARGEST_BATCH + 1)), flags=0xC1))
     assert found.damage == "it is a batch that cannot be taken apart: it has more than 32,767 messages"
 
 
-def test_a_batch_that_does_not_match_its_checksum_is_not_taken_apart() -> None:
+def test_batch_with_a_wrong_checksum_is_not_split() -> None:
     found = one(written(item(b"one"), flags=0xC0).replace(b"one", b"two"))
     assert (found.body, found.damage) == (item(b"two"), "its checksum does not match")
 
@@ -407,7 +411,7 @@ def admitted(data: Sequence[bytes], room: Room, start: int = 0) -> tuple[list[in
     return [it.offset for it in messages], refused_offset
 
 
-def test_admission_is_asked_for_each_message_with_its_unpacked_size() -> None:
+def test_memory_admission_counts_each_message_with_its_decompressed_size() -> None:
     room = Room(10 * MEBIBYTE)
     data = [a_pack(LIMIT, 7), a_pack(LIMIT + 1, 8), written(bytes(1000), offset=9), V1]
     assert admitted(data, room) == ([7, 8, 9, 7], None)
@@ -416,7 +420,7 @@ def test_admission_is_asked_for_each_message_with_its_unpacked_size() -> None:
 
 
 @pytest.mark.parametrize("kept", range(4))
-def test_admission_that_is_refused_ends_the_pull_before_the_message(kept: int) -> None:
+def test_memory_admission_refusal_ends_the_pull_before_the_message(kept: int) -> None:
     data = [a_pack(1000, 7), written(bytes(1000), offset=8), a_pack(1000, 9), written(bytes(1000), offset=10)]
     cost = 1000 + MESSAGE_OVERHEAD_BYTES
     for room in (Room(kept * cost), Room((kept + 1) * cost - 1)):
@@ -424,7 +428,7 @@ def test_admission_that_is_refused_ends_the_pull_before_the_message(kept: int) -
         assert len(room.asked) == kept + 1  # nothing behind it was read
 
 
-def test_admission_takes_a_batch_message_by_message_and_the_next_pull_goes_on_within_it() -> None:
+def test_memory_admission_splits_a_batch_and_the_next_pull_resumes_within_it() -> None:
     batch = written(zlib.compress(b"".join(item(b"%d" % number) for number in range(5))), flags=0x3C1, offset=7)
     cost = 1 + MESSAGE_OVERHEAD_BYTES
     data = [batch, written(b"x", offset=12)]
@@ -435,7 +439,7 @@ def test_admission_takes_a_batch_message_by_message_and_the_next_pull_goes_on_wi
     assert room.asked == [cost] * 3  # what lies before the offset is nobody's memory
 
 
-def test_admission_of_a_batch_that_unpacks_beyond_the_limit_is_of_its_packed_body() -> None:
+def test_memory_admission_of_a_batch_over_the_limit_counts_its_compressed_body() -> None:
     packed = zlib.compress(item(bytes(1000)) * 5000)
     room = Room(MEBIBYTE)
     [message], refused_offset = prefix(written(packed, flags=0x3C1), "broker-a", 0, room)
@@ -461,14 +465,14 @@ def properties_of(number: int, value: str = "v") -> bytes:
         (b"a\x01b\x02" * 1000, 4000 - 512),  # one property
     ],
 )
-def test_admission_is_asked_for_a_messages_properties(properties: bytes, properties_bytes: int) -> None:
+def test_memory_admission_counts_message_properties(properties: bytes, properties_bytes: int) -> None:
     room = Room(10 * MEBIBYTE)
     [message], _ = prefix(written(b"x", properties), "broker-a", 0, room)
     assert message.memory_bytes == 1 + properties_bytes + MESSAGE_OVERHEAD_BYTES
     assert room.asked == [message.memory_bytes]
 
 
-def test_admission_is_asked_for_the_own_and_the_common_properties_of_each_message_of_a_batch() -> None:
+def test_memory_admission_counts_own_and_common_properties_in_a_batch() -> None:
     room = Room(10 * MEBIBYTE)
     items = item(b"x", properties_of(2000)) + item(b"y") + item(b"z", properties_of(4))
     prefix(written(items, properties_of(7), flags=0xC0), "broker-a", 0, room)
@@ -477,7 +481,7 @@ def test_admission_is_asked_for_the_own_and_the_common_properties_of_each_messag
     assert room.asked == [1 + it + MESSAGE_OVERHEAD_BYTES for it in properties_bytes]
 
 
-def test_memory_of_many_properties_is_not_more_than_what_is_counted() -> None:
+def test_memory_of_many_properties_does_not_exceed_the_count() -> None:
     data = [written(b"x", properties_of(2704, f"{number:03}"), offset=number) for number in range(20)]
     tracemalloc.start()
     try:
@@ -489,7 +493,7 @@ def test_memory_of_many_properties_is_not_more_than_what_is_counted() -> None:
     assert counted_bytes / 2 < taken_bytes < counted_bytes
 
 
-def test_a_pull_within_a_batch_reads_no_properties_before_its_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_read_from_an_inner_offset_parses_no_earlier_properties(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
     read_text = messages_module._properties
 
@@ -503,7 +507,7 @@ def test_a_pull_within_a_batch_reads_no_properties_before_its_offset(monkeypatch
     assert parsed == ["", "N\x013\x02", "N\x014\x02"]
 
 
-def test_all_is_admitted_where_no_memory_is_limited() -> None:
+def test_memory_admission_without_a_limit_accepts_all_messages() -> None:
     assert len(read(a_pack(LIMIT, 7) + a_pack(LIMIT, 8))) == 2
 
 
@@ -511,7 +515,7 @@ def test_all_is_admitted_where_no_memory_is_limited() -> None:
 
 
 @pytest.mark.parametrize("data", [V1, V2, written(flags=0x30), written(item(b"one"), flags=0xC0)])
-def test_messages_cut_off_at_any_byte_are_malformed(data: bytes) -> None:
+def test_message_truncated_at_any_byte_is_malformed(data: bytes) -> None:
     for at in range(1, len(data)):
         for before in (b"", V1):
             with pytest.raises(Malformed, match="A message at byte "):
@@ -519,19 +523,19 @@ def test_messages_cut_off_at_any_byte_are_malformed(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("magic", [b"\xda\xa3\x20\xa8", b"\xcb\xd4\x31\x94", bytes(4), b"\xff\xff\xff\xff"])
-def test_another_layout_is_malformed(magic: bytes) -> None:
+def test_message_of_an_unknown_layout_is_malformed(magic: bytes) -> None:
     with pytest.raises(Malformed, match=f"A message at byte 111 begins with 0x0*{magic.hex().lstrip('0')}"):
         read(V1 + V1[:4] + magic + V1[8:])
 
 
 @pytest.mark.parametrize("value", [0, 1, 110, 112, 2**31 - 1, -1, -111, -(2**31)])
-def test_a_message_of_another_length_than_it_says_is_malformed(value: int) -> None:
+def test_message_of_a_wrong_total_length_is_malformed(value: int) -> None:
     with pytest.raises(Malformed, match="A message at byte 0 "):
         read(struct.pack(">i", value) + V1[4:] + bytes(8))
 
 
 @pytest.mark.parametrize("value", [0, 4, 6, 2**31 - 1, -1, -88, -(2**31)])
-def test_a_body_of_another_length_than_it_says_is_malformed(value: int) -> None:
+def test_message_of_a_wrong_body_length_is_malformed(value: int) -> None:
     with pytest.raises(Malformed, match="A message at byte 0 "):
         read(V1[:84] + struct.pack(">i", value) + V1[88:])
 
@@ -542,12 +546,12 @@ def test_a_body_of_another_length_than_it_says_is_malformed(value: int) -> None:
     ids=["topic in 8 bits", "properties", "topic in 16 bits"],
 )
 @pytest.mark.parametrize("value", [0, 1, 5, 127, 128, 255])
-def test_a_topic_or_properties_of_another_length_are_malformed(data: bytes, at: int, value: int) -> None:
+def test_message_of_a_wrong_topic_or_properties_length_is_malformed(data: bytes, at: int, value: int) -> None:
     with pytest.raises(Malformed, match="A message at byte 0 "):
         read(data[:at] + bytes([value]) + data[at + 1 :])
 
 
-def test_a_topic_that_is_no_utf_8_is_malformed() -> None:
+def test_message_topic_that_is_not_utf_8_is_malformed() -> None:
     with pytest.raises(Malformed, match="A message at byte 0 of 111 cannot be read: 'utf-8' codec"):
         read(written(topic=b"order\xff"))
 
@@ -567,7 +571,7 @@ def test_a_topic_that_is_no_utf_8_is_malformed() -> None:
         ("🚀", 1_773_027),  # two units to Java: 31 * 0xD83D + 0xDE80
     ],
 )
-def test_a_tag_has_javas_hash(text: str, expected: int) -> None:
+def test_filter_tag_hash_matches_java(text: str, expected: int) -> None:
     assert java_hash(text) == expected
 
 
@@ -587,7 +591,7 @@ BODIES = st.binary(max_size=60)
     numbers=st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
     v2=st.booleans(),
 )
-def test_what_is_written_is_read_again(
+def test_message_round_trips(
     *,
     topic: str,
     properties: dict[str, str],
@@ -615,6 +619,6 @@ def test_what_is_written_is_read_again(
 
 
 @given(st.lists(st.tuples(BODIES, st.dictionaries(WORDS, WORDS, max_size=3)), min_size=1, max_size=5))
-def test_a_batch_that_is_written_is_read_again(items: list[tuple[bytes, dict[str, str]]]) -> None:
+def test_batch_round_trips(items: list[tuple[bytes, dict[str, str]]]) -> None:
     data = b"".join(item(body, write_properties(properties).encode()) for body, properties in items)
     assert in_short(read(written(data, b"", flags=0xC0))) == [(7 + at, *it) for at, it in enumerate(items)]

@@ -77,7 +77,7 @@ EACH = pytest.mark.parametrize(("code", "frame"), EVERYTHING.items(), ids=[code.
 
 
 @EACH
-def test_every_value_of_a_field_is_a_text_in_java_spelling(code: Request, frame: Frame) -> None:
+def test_request_fields_are_strings_in_java_spelling(code: Request, frame: Frame) -> None:
     assert frame.code == code
     assert not frame.answers
     assert all(isinstance(value, str) for value in frame.fields.values())
@@ -85,16 +85,16 @@ def test_every_value_of_a_field_is_a_text_in_java_spelling(code: Request, frame:
 
 
 @EACH
-def test_every_body_is_json_or_a_message(code: Request, frame: Frame) -> None:
+def test_request_body_is_json_or_a_message(code: Request, frame: Frame) -> None:
     if frame.body and code is not Request.SEND_MESSAGE_V2:
         assert isinstance(msgspec.json.decode(frame.body), dict)
 
 
-def test_a_route_is_asked_for_in_proper_json() -> None:
+def test_request_for_a_route_wants_standard_json() -> None:
     assert requests.route("orders").fields == {"topic": "orders", "acceptStandardJsonOnly": "true"}
 
 
-def test_an_offset_that_there_is_not_is_not_told_as_0() -> None:
+def test_request_for_an_offset_wants_no_default_of_0() -> None:
     assert requests.committed("shop", QUEUE).fields == {
         "consumerGroup": "shop",
         "setZeroIfNotFound": "false",
@@ -115,24 +115,24 @@ def test_an_offset_that_there_is_not_is_not_told_as_0() -> None:
         ("b || a||a ||  || polygenelubricants", ["a", "b", "polygenelubricants"], [97, 98, -(2**31)]),
     ],
 )
-def test_tags_are_told_with_their_hashes(expression: str, tags: list[str], hashes: list[int]) -> None:
+def test_filter_tags_are_sent_with_their_hashes(expression: str, tags: list[str], hashes: list[int]) -> None:
     found = requests.subscription(Subscription(topic="orders", expression=expression), 5)
     assert (found.sub_string, found.tags_set, found.code_set) == (expression, tags, hashes)
     assert (found.expression_type, found.sub_version) == ("TAG", 5)
 
 
-def test_blanks_around_the_star_make_no_tag_of_it() -> None:
+def test_filter_star_with_blanks_is_no_tag() -> None:
     found = requests.subscription(Subscription(topic="orders", expression=" * "), 5)
     assert (found.sub_string, found.tags_set, found.code_set) == ("*", [], [])
 
 
-def test_an_expression_of_sql_has_no_tags() -> None:
+def test_filter_by_sql_has_no_tags() -> None:
     found = requests.subscription(Subscription(topic="orders", expression="a > 1 || b", type="SQL92"), 5)
     assert (found.sub_string, found.tags_set, found.code_set) == ("a > 1 || b", [], [])
     assert found.expression_type == "SQL92"
 
 
-def test_a_sign_of_life_has_the_protocols_names() -> None:
+def test_heartbeat_has_the_field_names_of_the_protocol() -> None:
     assert msgspec.json.decode(requests.heartbeat("c1", MEMBER).body) == {
         "clientID": "c1",
         "consumerDataSet": [
@@ -161,7 +161,7 @@ def test_a_sign_of_life_has_the_protocols_names() -> None:
     }
 
 
-def test_locks_have_the_protocols_names() -> None:
+def test_lock_requests_have_the_field_names_of_the_protocol() -> None:
     body = {
         "consumerGroup": "shop",
         "clientId": "c1",
@@ -175,7 +175,7 @@ def test_locks_have_the_protocols_names() -> None:
 # Messages.
 
 
-def test_a_pull_brings_its_subscription_along_and_commits_nothing() -> None:
+def test_request_to_pull_carries_its_subscription_and_commits_nothing() -> None:
     assert pull().fields == {
         "consumerGroup": "shop",
         "queueOffset": "100",
@@ -193,12 +193,12 @@ def test_a_pull_brings_its_subscription_along_and_commits_nothing() -> None:
     }
 
 
-def test_a_pull_that_does_not_wait_is_answered_at_once() -> None:
+def test_request_to_pull_without_wait_is_not_suspended() -> None:
     fields = pull(wait=0).fields
     assert (fields["sysFlag"], fields["suspendTimeoutMillis"]) == ("4", "0")
 
 
-def test_a_message_is_sent_with_letters_for_names() -> None:
+def test_request_to_send_uses_single_letter_field_names() -> None:
     frame = send(TAGS="red", KEYS="k 1")
     assert frame.body == b"body"
     assert frame.fields == {
@@ -220,12 +220,12 @@ def test_a_message_is_sent_with_letters_for_names() -> None:
 
 
 @pytest.mark.parametrize("properties", [{"a\x01": "b"}, {"a": "b\x02c"}, {"a": "b", "\x02": ""}])
-def test_a_property_with_a_separator_in_it_is_refused(properties: dict[str, str]) -> None:
+def test_request_to_send_rejects_separators_in_properties(properties: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"The property '.*' has a character \\x01 or \\x02 in it"):
         send(**properties)
 
 
-def test_figures_of_topics_are_asked_for_in_one_field() -> None:
+def test_request_for_consume_stats_lists_topics_in_one_field() -> None:
     assert requests.consume_stats("shop", ["a", "b"]).fields == {"consumerGroup": "shop", "topicList": "a;b"}
     assert requests.consume_stats("shop").fields == {"consumerGroup": "shop"}
 
@@ -258,12 +258,12 @@ EMPTY: dict[str, tuple[Ask, tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize(("ask", "given", "told"), EMPTY.values(), ids=EMPTY)
-def test_what_names_nothing_is_refused(ask: Ask, given: tuple[Any, ...], told: str) -> None:
+def test_request_with_an_empty_name_is_rejected(ask: Ask, given: tuple[Any, ...], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         ask(*given)
 
 
-def test_a_queue_or_an_offset_below_0_is_refused() -> None:
+def test_request_with_a_negative_queue_or_offset_is_rejected() -> None:
     with pytest.raises(ValueError, match="orders/broker-a/-1 is no queue: its id is negative"):
         pull(queue=Queue("orders", "broker-a", -1))
     with pytest.raises(ValueError, match="-1 is no offset to commit for orders/broker-a/2"):
@@ -277,7 +277,7 @@ def proof(secret: bytes, content: bytes) -> str:
     return base64.b64encode(hmac.new(secret, content, hashlib.sha1).digest()).decode()
 
 
-def test_a_signature_covers_all_values_in_the_order_of_their_names_and_the_body() -> None:
+def test_signature_covers_all_fields_in_name_order_and_the_body() -> None:
     frame = Frame(code=10, opaque=3, fields={"b": "2", "a": "ü", "Z": "9"}, body=b"\x00body")
     found = signed(frame, Credentials("key", "secret"))
     content = b"key9" + "ü".encode() + b"2" + b"\x00body"  # AccessKey, Z, a, b: capitals come first
@@ -286,34 +286,34 @@ def test_a_signature_covers_all_values_in_the_order_of_their_names_and_the_body(
     assert "Signature" not in frame.fields
 
 
-def test_a_token_is_signed_too() -> None:
+def test_signature_covers_the_security_token() -> None:
     found = signed(Frame(code=10, fields={"topic": "orders"}), Credentials("key", "secret", "token"))
     assert found.fields["SecurityToken"] == "token"
     assert found.fields["Signature"] == proof(b"secret", b"keytokenorders")
 
 
-def test_what_is_signed_again_has_the_same_signature() -> None:
+def test_signature_is_the_same_when_signed_again() -> None:
     who = Credentials("key", "secret")
     once = signed(Frame(code=10, fields={"topic": "orders"}, body=b"body"), who)
     assert signed(once, who) == once
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_credentials_repr_hides_the_secret() -> None:
     assert "secret" not in repr(Credentials("key", "secret", "token-secret"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("a\n", 1), ("a", "1\nb=2"), ("a", "1\r"), ("a", "\n1")])
-def test_a_setting_is_one_line(name: str, value: object) -> None:
+def test_request_to_update_broker_config_rejects_line_breaks(name: str, value: object) -> None:
     with pytest.raises(ValueError, match="has a line break in it"):
         requests.update_broker_config({name: value})
 
 
-def test_settings_are_lines() -> None:
+def test_request_to_update_broker_config_has_a_line_per_setting() -> None:
     assert requests.update_broker_config({"a": 1, "b": True}).body == b"a=1\nb=true"
 
 
 @pytest.mark.parametrize("queues", [[], [QUEUE, QUEUE._replace(broker="broker-b")]])
-def test_queues_are_locked_at_one_broker(queues: list[Queue]) -> None:
+def test_lock_requires_queues_of_exactly_one_broker(queues: list[Queue]) -> None:
     with pytest.raises(ValueError, match="Queues of one broker are locked at a time"):
         requests.one_broker(queues)
 
@@ -337,5 +337,5 @@ def test_queues_are_locked_at_one_broker(queues: list[Queue]) -> None:
         (612, "612"),
     ],
 )
-def test_a_clients_version_is_spelled_as_rocketmq_does(version: int, name: str) -> None:
+def test_connection_client_version_is_spelled_as_in_rocketmq(version: int, name: str) -> None:
     assert spelled(version) == name

@@ -6,7 +6,7 @@ from rota.weights import settled
 Q = [Queue("orders", "a", number) for number in range(3)]
 
 
-def test_what_was_measured_stands_until_somebody_carries_clearly_more_or_less() -> None:
+def test_weight_measurement_is_kept_until_a_members_load_clearly_changes() -> None:
     before = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 20.0}
     owners = {Q[0]: "m1", Q[1]: "m1", Q[2]: "m2"}
     assert settled({}, before, owners) is before
@@ -25,7 +25,7 @@ def test_what_was_measured_stands_until_somebody_carries_clearly_more_or_less() 
     assert settled(nothing, before, owners) is before
 
 
-def test_a_queue_of_next_to_nothing_does_not_unsettle_the_others() -> None:
+def test_weight_change_of_a_nearly_idle_queue_keeps_the_measurement() -> None:
     before = {Q[0]: 10.0, Q[1]: 10.0, Q[2]: 0.01}
     owners = {Q[0]: "m1", Q[1]: "m2", Q[2]: "m3"}
     assert settled(before, {**before, Q[2]: 0.1}, owners) is before

@@ -79,7 +79,7 @@ def owning(**changed: Any) -> Assignment:
     return a_document(members={"m1": Q[:3], "m2": Q[3:6]}, **changed)
 
 
-def test_of_a_group_that_was_never_planned_for_nothing_is_made_up() -> None:
+def test_api_group_without_a_plan_has_no_invented_figures() -> None:
     fact = a_fact(a_group())
     nothing: dict[str, Any] = dict.fromkeys(("members", "queues", "idle", "unowned", "generation"), 0)
     nothing |= {"ready": False, "moving": False} | dict.fromkeys(("reason", "message", "strategy"), "")
@@ -89,14 +89,14 @@ def test_of_a_group_that_was_never_planned_for_nothing_is_made_up() -> None:
     assert {(queue.state, queue.owner, queue.lag) for queue in found.queues} == {("Free", None, None)}
 
 
-def test_a_group_without_topics_or_a_spec_is_shown_too() -> None:
+def test_api_shows_a_group_without_topics_or_valid_spec() -> None:
     group = Group("shop", "orders")
     group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {"subscriptions": 5}), None)
     found = showing.detail(LEADS, Fact(group, Tally(), AtBroker(), Lag({})), {})
     assert (found.at_broker, found.topics, found.queues) == ("orders", [], [])
 
 
-def test_before_the_first_plan_what_people_were_told_last_is_shown() -> None:
+def test_api_shows_the_published_status_before_the_first_plan() -> None:
     found = showing.summary(a_fact(a_group(owning(), STATUS)))
     assert (found.ready, found.reason, found.message) == (True, "Settled", "6 queues, 2 members")
     assert (found.members, found.queues, found.idle, found.unowned) == (2, 6, 1, 0)
@@ -104,7 +104,7 @@ def test_before_the_first_plan_what_people_were_told_last_is_shown() -> None:
     assert found.last_rebalance == shown.Rebalance("MemberLeft", "", "2026-11-21T08:00:00.000Z", 0, 3, 0, 1.5)
 
 
-def test_after_a_plan_it_is_what_that_said() -> None:
+def test_api_shows_the_status_of_the_latest_plan() -> None:
     now = {**STATUS, "members": 7, "conditions": [{**READY, "status": "False", "reason": "NoMembers"}]}
     fact = a_fact(a_group(owning(), STATUS), status=now)
     fact.tally.rebalances.appendleft(shown.Rebalance("MemberJoined", "m2 joined", "later", 6))
@@ -115,14 +115,14 @@ def test_after_a_plan_it_is_what_that_said() -> None:
 
 
 @pytest.mark.parametrize(("progressing", "moving"), [("True", True), ("False", False)])
-def test_a_handover_is_under_way_while_the_plan_or_the_record_says_so(progressing: str, moving: bool) -> None:  # noqa: FBT001 - a row of the table
+def test_api_shows_a_handover_under_way_by_plan_or_stored_assignment(progressing: str, moving: bool) -> None:  # noqa: FBT001 - a row of the table
     status = {"conditions": [{"type": "Progressing", "status": progressing, "reason": "x"}]}
     assert showing.summary(a_fact(a_group(owning(), status))).moving == moving
     taken = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m1", "m2")})
     assert showing.summary(a_fact(a_group(taken, status))).moving
 
 
-def test_a_condition_is_shown_as_it_stands_in_the_status() -> None:
+def test_api_shows_conditions_as_in_the_status() -> None:
     bare = {"type": "Degraded", "status": "False", "reason": "Settled"}
     found = showing.detail(
         LEADS,
@@ -135,7 +135,7 @@ def test_a_condition_is_shown_as_it_stands_in_the_status() -> None:
     ]
 
 
-def test_lag_is_told_by_queue_by_topic_and_by_group() -> None:
+def test_api_shows_lag_by_queue_topic_and_group() -> None:
     fact = a_fact(a_group(owning()), lagging(1, 2, 3, 0, 0, 0), dead=4, at=NOW)
     found = showing.detail(LEADS, fact, {})
     assert found.looked_at == "2025-11-21T08:00:00.000Z"
@@ -147,7 +147,7 @@ def test_lag_is_told_by_queue_by_topic_and_by_group() -> None:
     assert found.queues[2] == shown.Queue(**orders, **offsets, state="Owned", owner="m1")
 
 
-def test_a_lag_that_is_not_known_is_no_number_and_no_verdict_is_made_up() -> None:
+def test_api_shows_unknown_lag_as_null_without_a_verdict() -> None:
     lags = lagging(1, 2, 3, 0, 0) | lagging(None, verdict=None)
     found = showing.detail(LEADS, a_fact(a_group(owning()), lags), {})
     assert [queue.lag for queue in found.queues] == [None, 2, 3, 0, 0, None]
@@ -156,7 +156,7 @@ def test_a_lag_that_is_not_known_is_no_number_and_no_verdict_is_made_up() -> Non
     assert found.summary.verdicts == {"KeepingUp": 4}
 
 
-def test_where_a_filter_passes_over_messages_all_that_is_counted_is_an_estimate() -> None:
+def test_api_marks_lag_with_a_filter_as_estimate() -> None:
     group = a_group(owning(), subscriptions=[{"topic": "orders", "expression": "paid"}])
     found = showing.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
     assert found.summary.estimate
@@ -164,7 +164,7 @@ def test_where_a_filter_passes_over_messages_all_that_is_counted_is_an_estimate(
     assert {queue.estimate for queue in found.queues} == {True}
 
 
-def test_queues_tell_who_has_them_who_gets_them_and_what_was_forced() -> None:
+def test_api_shows_owner_next_owner_and_forced_grant_of_each_queue() -> None:
     document = a_document(
         members={"m1": Q[:2], "m2": Q[2:3]}, taken={Q[3]: ("m1", "m2"), Q[4]: ("m2", None)}, forced={Q[2]: 4}
     )
@@ -179,7 +179,7 @@ def test_queues_tell_who_has_them_who_gets_them_and_what_was_forced() -> None:
     }
 
 
-def test_what_foreigners_work_is_not_shown_as_free() -> None:
+def test_api_does_not_show_queues_of_unmanaged_consumers_as_free() -> None:
     group = a_group(a_document(members={"m1": Q[:3]}))
     fact = a_fact(group, foreign=frozenset({*Q[2:5]}), foreigners=("10.0.0.9@1",))
     assert [(it.state, it.owner) for it in showing.detail(LEADS, fact, {}).queues] == [
@@ -189,7 +189,7 @@ def test_what_foreigners_work_is_not_shown_as_free() -> None:
     ]
 
 
-def test_while_its_spec_cannot_be_understood_a_group_is_told_of_by_the_last_one_that_could() -> None:
+def test_api_shows_a_group_with_an_invalid_spec_by_its_last_valid_one() -> None:
     group = a_group(
         owning(), group="shop-orders", subscriptions=[{"topic": "orders", "expression": "paid"}, {"topic": RETRY}]
     )
@@ -204,7 +204,7 @@ def test_while_its_spec_cannot_be_understood_a_group_is_told_of_by_the_last_one_
     assert (other.at_broker, other.topics[0].estimate) == ("orders", False), "it is another group"
 
 
-def test_an_operator_that_never_understood_a_spec_knows_from_the_record_what_brokers_call_the_group() -> None:
+def test_api_takes_the_group_name_at_brokers_from_stored_settings() -> None:
     group = a_group()
     settings = '{"group": "shop-orders", "schema": 1}'
     group.wants(Custom(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
@@ -216,7 +216,7 @@ def test_an_operator_that_never_understood_a_spec_knows_from_the_record_what_bro
         assert showing.detail(LEADS, a_fact(group), {}).at_broker == told
 
 
-def test_another_groups_retries_are_subscribed_to_as_any_topic_is() -> None:
+def test_api_shows_retry_topics_of_other_groups_as_subscribed() -> None:
     others = Queue("%RETRY%others", "a", 0)
     group = a_group(a_document(members={"m1": [others]}), subscriptions=[{"topic": others.topic}])
     fact = a_fact(group)._replace(broker=AtBroker({others.topic: a_view(1, others.topic)}, ()))
@@ -224,7 +224,7 @@ def test_another_groups_retries_are_subscribed_to_as_any_topic_is() -> None:
     assert [it.kind for it in found.queues] == [found.topics[0].kind] == ["Subscribed"]
 
 
-def test_queues_on_record_that_are_not_seen_are_shown_and_retries_are_of_their_kind_in_order() -> None:
+def test_api_shows_stored_queues_missing_at_brokers_with_their_kind() -> None:
     retried = Queue(RETRY, "a", 0)
     document = a_document(members={"m1": [*Q[:6], retried]}, taken={Queue("old", "a", 0): ("m1", None)})
     fact = a_fact(a_group(document))._replace(broker=AtBroker({"orders": None}))
@@ -245,23 +245,23 @@ def everyones(**spec: Any) -> Group:
     return group
 
 
-def test_in_a_broadcasting_group_every_queue_is_everyones_but_one_that_is_not_on_record_yet() -> None:
+def test_broadcasting_queues_belong_to_everyone_once_stored() -> None:
     found = showing.detail(LEADS, a_fact(everyones()), {})
     assert [(it.state, it.owner, it.to) for it in found.queues] == [("Everyone", None, None)] * 5 + [
         ("Free", None, None)
     ]
 
 
-def test_in_a_broadcasting_group_whoever_has_an_entry_has_every_queue_and_its_rate_is_not_known() -> None:
+def test_broadcasting_member_with_an_entry_has_every_queue_and_an_unknown_rate() -> None:
     found = showing.detail(LEADS, a_fact(everyones()), {})
     assert {it.name: (it.queues, it.rate) for it in found.members} == {"m1": (5, None), "m2": (5, None), "m3": (0, 0)}
 
 
-def test_a_broadcasting_group_has_no_strategy_and_that_is_known() -> None:
+def test_broadcasting_group_shows_a_dash_as_strategy() -> None:
     assert showing.summary(a_fact(everyones())).strategy == "-"
 
 
-async def test_of_a_broadcasting_group_no_queue_is_counted_as_unowned() -> None:
+async def test_broadcasting_queues_are_not_counted_as_unowned_in_metrics() -> None:
     class Known:
         def fact(self, _: tuple[str, str]) -> Fact:
             return a_fact(everyones(), status={"unownedQueues": 0, "queues": 5})
@@ -281,7 +281,7 @@ def a_report(name: str, **told: Any) -> Report:
     return Report(member=name, uid=f"uid-{name}", generation=5, held=to_ranges(Q[:3]), **told)
 
 
-def test_a_member_tells_what_it_obeys_works_and_is_kept_from() -> None:
+def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
     group = a_group(owning())
     group.see(a_pod("m1"), now=0.0)
     group.pods["m1"].hear(a_report("m1", troubles={"AppNotListening": "its app does not listen"}), 1.0, 1.0)
@@ -303,7 +303,7 @@ def test_a_member_tells_what_it_obeys_works_and_is_kept_from() -> None:
     )
 
 
-def test_of_a_member_that_was_not_heard_no_generation_is_known_and_of_one_that_no_broker_sees_no_client() -> None:
+def test_api_shows_unknown_generation_and_client_of_a_silent_member() -> None:
     group = a_group(owning())
     group.see(a_pod("m2", "False"), now=0.0)
     group.see(a_pod("m1"), now=0.0)
@@ -313,7 +313,7 @@ def test_of_a_member_that_was_not_heard_no_generation_is_known_and_of_one_that_n
     assert (m1.queues, m1.rate) == (3, None), "of two of its queues nobody knows how quickly they are worked"
 
 
-def test_a_pod_that_was_made_anew_under_the_name_of_an_owner_owns_nothing() -> None:
+def test_api_shows_no_queues_for_a_recreated_pod_of_the_same_name() -> None:
     group = a_group(a_document(members={"m1": Q[:3]}))
     body = a_pod("m1")
     group.see(msgspec.structs.replace(body, metadata=msgspec.structs.replace(body.metadata, uid="new")), now=0.0)
@@ -321,7 +321,7 @@ def test_a_pod_that_was_made_anew_under_the_name_of_an_owner_owns_nothing() -> N
     assert found.queues == 0
 
 
-def test_foreign_members_come_after_ours_with_what_their_broker_knows() -> None:
+def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
     group = a_group(owning())
     group.see(a_pod("m1"), now=0.0)
     clients = {"10.0.0.9@1": Client("10.0.0.9@1", "10.0.0.9:41", "JAVA", "V4_9_4")}
@@ -333,11 +333,11 @@ def test_foreign_members_come_after_ours_with_what_their_broker_knows() -> None:
     assert (java.queues, java.generation, java.rate) == (None, None, None)
 
 
-def test_whose_foreign_members_are_not_known_shows_none() -> None:
+def test_api_lists_no_unmanaged_consumers_while_they_are_unknown() -> None:
     assert showing.detail(LEADS, a_fact(a_group(), foreigners=None), {}).members == []
 
 
-def test_who_stands_by_shows_who_owns_what_and_no_lag() -> None:
+def test_api_of_a_standby_operator_shows_owners_without_lag() -> None:
     standby = shown.Operator("rota-1", "0.1.0", leads=False)
     fact = Fact(a_group(owning(), STATUS), Tally(), AtBroker(), Lag({}))
     found = showing.detail(standby, fact, {})
@@ -347,12 +347,12 @@ def test_who_stands_by_shows_who_owns_what_and_no_lag() -> None:
     assert (found.summary.lag, found.summary.queues, found.topics, found.looked_at) == (None, 6, [], None)
 
 
-def test_a_group_has_another_name_at_brokers_if_its_spec_says_so() -> None:
+def test_api_shows_the_group_name_at_brokers_from_the_spec() -> None:
     assert showing.detail(LEADS, a_fact(a_group(group="shop-orders")), {}).at_broker == "shop-orders"
     assert showing.detail(LEADS, a_fact(a_group()), {}).at_broker == "orders"
 
 
-def test_what_is_shown_can_be_read_back() -> None:
+def test_api_detail_round_trips_through_json() -> None:
     group = everyones()
     found = showing.detail(LEADS, a_fact(group, lagging(1, None), at=NOW), {})
     assert msgspec.json.decode(msgspec.json.encode(found), type=shown.Detail) == found

@@ -31,12 +31,12 @@ def keys(access: Access) -> tuple[str, str]:
     return found.access_key, found.secret_key
 
 
-def test_without_secrets_nobody_asks_who_one_is() -> None:
+def test_credentials_and_tls_are_absent_without_secrets() -> None:
     site = Access(WHO).site(RocketMQ(name_servers=["ns:9876"]))
     assert (site.credentials, site.tls) == (None, None)
 
 
-def test_renewed_credentials_sign_the_next_request(tmp_path: Path) -> None:
+def test_credentials_are_replaced_after_the_secret_is_renewed(tmp_path: Path) -> None:
     mount(tmp_path, "1", accessKey="rota\n", secretKey="one")
     access = Access(WHO._replace(credentials=str(tmp_path)))
     assert keys(access) == ("rota", "one")
@@ -47,7 +47,7 @@ def test_renewed_credentials_sign_the_next_request(tmp_path: Path) -> None:
     assert site.credentials().secret_key == "two"
 
 
-def test_what_cannot_be_read_at_first_is_a_sentence_and_later_leaves_what_there_was(
+def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_ones_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     access = Access(WHO._replace(credentials=str(tmp_path)))
@@ -64,7 +64,7 @@ def test_what_cannot_be_read_at_first_is_a_sentence_and_later_leaves_what_there_
     assert len([it for it in caplog.messages if "goes on with what was there before" in it]) == 1
 
 
-def test_an_authority_that_comes_is_trusted_beside_the_one_before(tmp_path: Path) -> None:
+def test_tls_trusts_a_new_certificate_authority_and_the_previous_one(tmp_path: Path) -> None:
     one, other = (Authority(tmp_path / "keys", name).own.certificate.read_text() for name in ("one", "other"))
     mount(tmp_path / "ca", "1", **{"ca.crt": one})
     access = Access(WHO._replace(authorities=str(tmp_path / "ca")))
@@ -77,7 +77,7 @@ def test_an_authority_that_comes_is_trusted_beside_the_one_before(tmp_path: Path
         assert len(tls.get_ca_certs()) == 2
 
 
-def test_an_authority_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(tmp_path: Path) -> None:
     mount(tmp_path, "1", **{"ca.crt": "nonsense"})
     access = Access(WHO._replace(authorities=str(tmp_path)))
     with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; put one there in PEM"):

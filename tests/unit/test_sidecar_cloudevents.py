@@ -38,7 +38,7 @@ def events(*messages: tuple[Message, int], generation: int = 42) -> list[dict[st
     return found
 
 
-def test_a_message_is_told_by_headers() -> None:
+def test_cloudevent_headers_describe_a_message() -> None:
     assert headers(a_message(TAGS="paid", KEYS="17")) == {
         "ce-specversion": "1.0",
         "ce-id": "7F01",
@@ -57,7 +57,7 @@ def test_a_message_is_told_by_headers() -> None:
     }
 
 
-def test_what_a_message_does_not_have_is_not_told() -> None:
+def test_cloudevent_headers_omit_absent_attributes() -> None:
     told = headers(Message(Q, 7, b"", {}))
     assert "ce-rocketmqtag" not in told
     assert "ce-rocketmqkeys" not in told
@@ -80,13 +80,13 @@ def test_what_a_message_does_not_have_is_not_told() -> None:
     ],
     ids=["blank", "quote", "percent", "line end", "control", "non-ASCII", "beyond 16 bits", "the others", "surrogate"],
 )
-def test_what_no_header_may_hold_is_percent_encoded(given: str, told: str) -> None:
+def test_cloudevent_headers_percent_encode_forbidden_characters(given: str, told: str) -> None:
     for name, key in (("ce-rocketmqkeys", "KEYS"), ("ce-rocketmqtag", "TAGS"), ("ce-id", "UNIQ_KEY")):
         assert headers(a_message(**dict[str, Any]({key: given})))[name] == told
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
-def test_any_text_is_read_as_it_was(text: str) -> None:
+def test_cloudevent_headers_decode_to_the_original_text(text: str) -> None:
     assert unquote(headers(a_message(KEYS=text))["ce-rocketmqkeys"]) == text
 
 
@@ -96,7 +96,7 @@ TRACES: dict[str, Any] = {
 }
 
 
-def test_trace_context_is_passed_on_as_it_came_since_nobody_decodes_it() -> None:
+def test_trace_context_is_passed_on_unchanged() -> None:
     told = headers(a_message(**TRACES))
     assert {name: told[name] for name in TRACES} == TRACES
 
@@ -106,7 +106,7 @@ def test_trace_context_cannot_forge_a_header() -> None:
     assert (told["traceparent"], told["tracestate"], told["ce-id"]) == ("00%0D%0Ace-id: forged", "%C3%BC", "7F01")
 
 
-def test_a_message_that_is_tried_again_tells_the_topic_it_was_sent_to_and_the_queue_it_lies_in() -> None:
+def test_cloudevent_of_a_retried_message_has_its_original_topic_and_its_retry_queue() -> None:
     told = headers(a_message(queue=AGAIN, RETRY_TOPIC="orders"), attempt=3)
     assert (told["ce-source"], told["ce-rocketmqtopic"], told["ce-rotaattempt"]) == ("/rocketmq/orders", "orders", "3")
     assert (told["ce-rocketmqbroker"], told["ce-rocketmqqueue"]) == ("broker-a", "0")
@@ -114,12 +114,12 @@ def test_a_message_that_is_tried_again_tells_the_topic_it_was_sent_to_and_the_qu
 
 
 @pytest.mark.parametrize("born", [2**62, -(2**62), 253_402_300_800_000])
-def test_a_time_that_no_calendar_has_is_left_out(born: int) -> None:
+def test_cloudevent_omits_a_time_that_no_calendar_has(born: int) -> None:
     assert "ce-time" not in headers(a_message(born=born))
     assert "time" not in events((a_message(born=born), 1))[0]
 
 
-def test_a_batch_tells_each_message_with_its_attempt() -> None:
+def test_cloudevent_batch_has_each_message_with_its_attempt() -> None:
     first, second = events((a_message(TAGS="paid"), 1), (a_message(b"\x00\xff", offset=8, KEYS="ü \n"), 4))
     assert first == {
         "specversion": "1.0",
@@ -140,39 +140,39 @@ def test_a_batch_tells_each_message_with_its_attempt() -> None:
     assert (b64decode(second["data_base64"]), second["rocketmqkeys"], second["rotaattempt"]) == (b"\x00\xff", "ü \n", 4)
 
 
-def test_numbers_of_a_batch_fit_into_32_bits_or_are_text() -> None:
+def test_cloudevent_batch_numbers_fit_into_32_bits_or_are_text() -> None:
     [event] = events((a_message(offset=2**40), 1), generation=2**40)
     assert (event["rocketmqoffset"], event["rotageneration"]) == (str(2**40), str(2**40))
     assert all(it < 2**31 for it in event.values() if isinstance(it, int))
 
 
-def test_a_batch_tells_trace_context_and_the_first_topic_too() -> None:
+def test_cloudevent_batch_has_trace_context_and_the_original_topic() -> None:
     [event] = events((a_message(queue=AGAIN, RETRY_TOPIC="orders", **TRACES), 2))
     assert {name: event[name] for name in TRACES} == TRACES
     assert (event["rocketmqtopic"], event["source"]) == ("orders", "/rocketmq/orders")
 
 
-def test_names_of_attributes_are_as_cloudevents_wants_them() -> None:
+def test_cloudevent_attribute_names_follow_the_specification() -> None:
     [event] = events((a_message(TAGS="a", KEYS="b", **TRACES), 1))
     names = event.keys() - {"data_base64"}
     assert all(name.isalnum() and name.islower() and name.isascii() for name in names)
 
 
-def test_times_are_as_rfc_3339_wants_them() -> None:
+def test_cloudevent_time_follows_rfc_3339() -> None:
     assert datetime.fromisoformat(headers(a_message())["ce-time"]).timestamp() == BORN / 1000
 
 
-def test_a_batch_says_what_it_is() -> None:
+def test_cloudevent_batch_has_its_content_type() -> None:
     assert cloudevents.BATCH == b"content-type: application/cloudevents-batch+json\r\n"
 
 
-def test_a_body_that_is_not_what_was_sent_is_told_of() -> None:
+def test_cloudevent_reports_damage_of_the_message_body() -> None:
     damaged = Message(Q, 7, b"?", {"UNIQ_KEY": "7F01"}, damage="its checksum does not match")
     assert headers(damaged)["ce-rocketmqdamage"] == "its%20checksum%20does%20not%20match"
     assert events((damaged, 1))[0]["rocketmqdamage"] == "its checksum does not match"
 
 
-def test_no_long_tag_stays_in_the_cache() -> None:
+def test_cloudevent_header_cache_excludes_long_tags() -> None:
     cloudevents._quoted.cache_clear()
     for tag in ("t" * cloudevents.LONGEST_CACHED, "t" * (cloudevents.LONGEST_CACHED + 1)):
         assert headers(a_message(TAGS=tag))["ce-rocketmqtag"] == tag

@@ -40,7 +40,7 @@ def taken(window: Window) -> Taken:
     return Taken(Q, window, delivery)
 
 
-def test_of_what_an_app_that_is_away_did_not_get_the_lowest_goes_first_however_often_it_came_back() -> None:
+def test_push_repeats_undelivered_messages_from_the_lowest_offset() -> None:
     member = AMember(Health(), read_settings(write_settings("shop", a_spec(), 30.0, None)))
     endings, window = Endings(member), Window(next=0, orderly=False, committed=0)
     window.put(0, Pulled(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
@@ -52,7 +52,7 @@ def test_of_what_an_app_that_is_away_did_not_get_the_lowest_goes_first_however_o
         endings.back(it, it.delivery.messages)
 
 
-def test_a_message_that_does_not_go_back_is_named_in_at_most_a_hundred_characters() -> None:
+def test_retry_rejection_names_the_message_in_at_most_100_characters() -> None:
     message = Message(Q, 7, b"", {"UNIQ_KEY": "k\n" * 15_000})
     told = _not_taken(message, BrokerError("it is full"))
     assert told.startswith(f"The broker keeps {'k ' * 50}…, offset 7 of ")

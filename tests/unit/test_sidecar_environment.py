@@ -10,7 +10,7 @@ from rota.sidecar.environment import Who, memory
 NEEDED = {"POD_NAME": "orders-1", "POD_NAMESPACE": "shop", "POD_UID": "0a1b2c3d-4e5f"}
 
 
-def test_a_member_needs_its_name_its_namespace_and_its_uid_and_the_rest_is_as_the_image_has_it() -> None:
+def test_sidecar_environment_needs_pod_name_namespace_and_uid_and_has_defaults() -> None:
     assert Who.read(NEEDED) == Who(
         pod="orders-1",
         namespace="shop",
@@ -24,7 +24,7 @@ def test_a_member_needs_its_name_its_namespace_and_its_uid_and_the_rest_is_as_th
     )
 
 
-def test_whatever_is_given_is_taken() -> None:
+def test_sidecar_environment_overrides_the_defaults() -> None:
     given = {
         "POD_IP": "10.0.0.7",
         "ROTA_LOCAL": "::1",
@@ -41,7 +41,7 @@ def test_whatever_is_given_is_taken() -> None:
 @pytest.mark.parametrize(
     "name", ["POD_IP", "ROTA_LOCAL", "ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA"]
 )
-def test_what_is_empty_is_as_if_it_were_not_given(name: str) -> None:
+def test_sidecar_environment_treats_an_empty_variable_as_unset(name: str) -> None:
     assert Who.read(NEEDED | {name: ""}) == Who.read(NEEDED)
 
 
@@ -50,7 +50,11 @@ def test_what_is_empty_is_as_if_it_were_not_given(name: str) -> None:
     [("POD_NAME", "metadata.name"), ("POD_NAMESPACE", "metadata.namespace"), ("POD_UID", "metadata.uid")],
 )
 @pytest.mark.parametrize("empty", [False, True])
-def test_what_is_missing_is_a_sentence(name: str, field: str, empty: bool) -> None:  # noqa: FBT001 - a case
+def test_sidecar_environment_without_a_required_variable_is_rejected_with_a_sentence(
+    name: str,
+    field: str,
+    empty: bool,  # noqa: FBT001 - a case
+) -> None:
     given = {key: value for key, value in NEEDED.items() if key != name} | ({name: ""} if empty else {})
     with pytest.raises(
         ValueError, match=f"^The variable {name} is not set; give the container the pod's {field} in it$"
@@ -58,7 +62,7 @@ def test_what_is_missing_is_a_sentence(name: str, field: str, empty: bool) -> No
         Who.read(given)
 
 
-def test_brokers_know_a_member_by_its_address_its_pod_and_the_beginning_of_its_uid() -> None:
+def test_sidecar_client_id_consists_of_address_pod_name_and_uid_prefix() -> None:
     assert Who.read(NEEDED | {"POD_IP": "10.0.0.7"}).client_id == "10.0.0.7@orders-1#0a1b2c3d"
 
 
@@ -71,7 +75,7 @@ def test_brokers_know_a_member_by_its_address_its_pod_and_the_beginning_of_its_u
         ("cpu.max", "1\n", inf),
     ],
 )
-def test_the_containers_memory_is_what_its_group_says(tmp_path: Path, name: str, text: str, bytes_: float) -> None:
+def test_memory_limit_is_read_from_the_containers_cgroup(tmp_path: Path, name: str, text: str, bytes_: float) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)

@@ -7,18 +7,18 @@ import pytest
 from rota.sidecar.health import UNREACHABLE, Health
 
 
-def test_a_broker_that_was_never_asked_is_not_spoken_of() -> None:
+def test_health_omits_a_broker_that_was_never_contacted() -> None:
     assert Health().brokers(0.0) == {}
 
 
-def test_a_broker_that_answers_can_be_reached() -> None:
+def test_health_reports_a_broker_that_answered_as_reachable() -> None:
     health = Health()
     health.reached("a")
     assert health.brokers(1e9) == {"a": True}
 
 
 @pytest.mark.parametrize("answered_before", [False, True])
-def test_a_broker_cannot_be_reached_once_it_has_not_answered_for_a_while(
+def test_health_reports_a_broker_as_unreachable_after_a_time_without_responses(
     answered_before: bool,  # noqa: FBT001 - a case
 ) -> None:
     health = Health()
@@ -30,7 +30,7 @@ def test_a_broker_cannot_be_reached_once_it_has_not_answered_for_a_while(
     assert health.brokers(10.0 + UNREACHABLE) == {"a": False}
 
 
-def test_one_answer_makes_up_for_it() -> None:
+def test_health_reports_a_broker_as_reachable_again_after_one_response() -> None:
     health = Health()
     health.missed("a", 10.0)
     health.reached("a")
@@ -40,7 +40,7 @@ def test_one_answer_makes_up_for_it() -> None:
     assert health.brokers(105.0) == {"a": False}
 
 
-def test_brokers_are_judged_one_by_one() -> None:
+def test_health_is_tracked_for_each_broker() -> None:
     health = Health()
     health.reached("a")
     health.missed("b", 0.0)
@@ -48,7 +48,7 @@ def test_brokers_are_judged_one_by_one() -> None:
     assert health.brokers(10.0) == {"a": True, "b": False, "c": True}
 
 
-def test_a_trouble_is_told_until_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
     health = Health()
     with caplog.at_level(logging.INFO, "rota"):
         for told in ("one", "one", "another", "", ""):
@@ -56,7 +56,7 @@ def test_a_trouble_is_told_until_it_is_no_more(caplog: pytest.LogCaptureFixture)
     assert [it.getMessage() for it in caplog.records] == ["Why: one", "Why: another", "Why is no more"]
 
 
-def test_troubles_are_there_to_be_read() -> None:
+def test_health_lists_current_problems() -> None:
     health = Health()
     health.trouble("Other", "something else")
     health.trouble("Why", "one")

@@ -106,7 +106,7 @@ def told(before: tuple[Event, ...], event: Event) -> str:
         for story in stories
     ],
 )
-def test_each_row_leads_where_it_says(story: Story, orderly: bool, wary: bool) -> None:  # noqa: FBT001 - a case
+def test_queue_lifecycle_rows_lead_to_their_states_and_commands(story: Story, orderly: bool, wary: bool) -> None:  # noqa: FBT001 - a case
     before, event, rows, after, commanded = story
     life = a_life(*before, orderly=orderly, wary=wary)
     assert acts(life.happened(event, 0.0)) == commanded
@@ -115,11 +115,11 @@ def test_each_row_leads_where_it_says(story: Story, orderly: bool, wary: bool) -
     assert TABLE[rows[-1]][0] is after
 
 
-def test_every_row_has_its_story() -> None:
+def test_queue_lifecycle_rows_are_all_covered_by_cases() -> None:
     assert {row for story in [*CONCURRENTLY, *ORDERED, *WARILY] for row in story[2]} == set(TABLE)
 
 
-def test_running_is_entered_by_a_start_or_straight_back_and_left_with_a_stop() -> None:
+def test_queue_lifecycle_enters_running_with_a_fetch_and_leaves_it_with_a_stop() -> None:
     into = {(state, event) for (state, event), (after, _) in TABLE.items() if after is RUNNING is not state}
     assert into == {(STARTING, PLACED), (DRAINING, GIVEN)}
     fetching = {row for row, (_, commanded) in TABLE.items() if FETCH in commanded}
@@ -128,17 +128,17 @@ def test_running_is_entered_by_a_start_or_straight_back_and_left_with_a_stop() -
     assert all(STOP in commanded for commanded in out)
 
 
-def test_a_queue_is_released_out_of_draining_only() -> None:
+def test_queue_release_happens_only_from_draining() -> None:
     assert {row for row, (after, _) in TABLE.items() if after is RELEASED} == {(DRAINING, UNLOCKED)}
 
 
-def test_a_queue_can_be_taken_in_every_state_that_lasts() -> None:
+def test_queue_lifecycle_drains_a_revoked_queue_from_every_lasting_state() -> None:
     for state in (LOCKING, STARTING, RUNNING, STUCK, DRAINING):
         assert TABLE[state, TAKEN][0] is DRAINING
 
 
 @pytest.mark.parametrize("end", [RUNNING, RELEASED])
-def test_from_every_state_there_is_a_way_to_the_end(end: State) -> None:
+def test_queue_lifecycle_reaches_running_and_released_from_every_state(end: State) -> None:
     reached, look = {end}, deque([end])
     while look:
         goal = look.popleft()
@@ -150,21 +150,21 @@ def test_from_every_state_there_is_a_way_to_the_end(end: State) -> None:
 
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("event", [LOCKED, REFUSED, PLACED, FAILED, EMPTY, UNLOCKED, LATE, RETRY, HELD, EXPIRED])
-def test_nothing_but_given_begins_a_life(event: Event, orderly: bool) -> None:  # noqa: FBT001 - a case
+def test_queue_lifecycle_starts_only_by_an_assignment(event: Event, orderly: bool) -> None:  # noqa: FBT001 - a case
     life = a_life(orderly=orderly)
     assert life.happened(event, 0.0) == []
     assert life.state is RELEASED
 
 
 @pytest.mark.parametrize("event", [LOCKED, PLACED, FAILED, UNLOCKED])
-def test_an_answer_to_a_question_from_before_does_not_start_a_draining_queue(event: Event) -> None:
+def test_drain_is_not_interrupted_by_a_response_to_an_earlier_request(event: Event) -> None:
     for before in ((GIVEN, TAKEN), (GIVEN, LOCKED, TAKEN), (*UP, TAKEN)):
         life = a_life(*before, orderly=True)
         assert life.happened(event, 0.0) == []
         assert life.state in {DRAINING, RELEASED}
 
 
-def test_no_number_fetches_after_its_stop_and_none_is_used_twice() -> None:
+def test_queue_lifecycle_number_fetches_at_most_once_and_never_after_its_stop() -> None:
     life = a_life(orderly=True)
     events = [*UP, TAKEN, GIVEN, EXPIRED, LOCKED, PLACED, REFUSED, RETRY, LOCKED, TAKEN, GIVEN, EMPTY, UNLOCKED]
     commands = [command for event in [*events, LOCKED, PLACED] for command in life.happened(event, 0.0)]
@@ -176,7 +176,7 @@ def test_no_number_fetches_after_its_stop_and_none_is_used_twice() -> None:
         assert STOP not in mine or FETCH not in mine[mine.index(STOP) :]
 
 
-def test_a_lock_is_trusted_for_half_a_minute_from_sending_its_request() -> None:
+def test_lock_is_trusted_for_30_seconds_from_sending_its_request() -> None:
     life = a_life(GIVEN, orderly=True)
     life.happened(LOCKED, 109.0, sent=100.0)
     life.happened(PLACED, 110.0)
@@ -193,7 +193,7 @@ def test_a_lock_is_trusted_for_half_a_minute_from_sending_its_request() -> None:
     assert life.due() == (145.0, RENEW)
 
 
-def test_a_delivery_must_end_while_the_broker_keeps_the_lock() -> None:
+def test_lock_allows_only_pushes_that_end_while_the_broker_keeps_it() -> None:
     life = a_life(*UP, orderly=True)
     assert life.trusts(29.9, push_timeout=30.0)
     assert life.trusts(14.9, push_timeout=45.0)
@@ -201,14 +201,14 @@ def test_a_delivery_must_end_while_the_broker_keeps_the_lock() -> None:
     assert a_life(GIVEN, PLACED).trusts(1e9, push_timeout=45.0)
 
 
-def test_a_broker_that_does_not_answer_a_renewal_takes_no_lock_away() -> None:
+def test_lock_is_kept_when_its_renewal_is_not_answered() -> None:
     life = a_life(*UP, RENEW, orderly=True)
     assert life.happened(FAILED, 21.0) == []
     assert life.state is RUNNING
     assert life.due() == (20.0, RENEW)
 
 
-def test_a_lock_that_is_taken_first_is_not_held() -> None:
+def test_lock_acquired_for_the_first_time_is_used_without_waiting() -> None:
     life = a_life(GIVEN, REFUSED, RETRY, LOCKED, orderly=True)
     life.happened(PLACED, 1.0)
     assert life.state is RUNNING
@@ -219,7 +219,7 @@ def test_a_lock_that_is_taken_first_is_not_held() -> None:
     [(*UP, EXPIRED), (*UP, REFUSED, RETRY), (GIVEN, LOCKED, EXPIRED), (GIVEN, LOCKED, REFUSED, RETRY)],
     ids=["Running, expired", "Running, refused", "Starting, expired", "Starting, refused"],
 )
-def test_a_lock_that_was_lost_is_held_for_a_minute_and_the_start_looked_up_anew(lost: tuple[Event, ...]) -> None:
+def test_lock_that_was_lost_is_held_for_a_minute_and_the_start_offset_read_again(lost: tuple[Event, ...]) -> None:
     life = a_life(*lost, orderly=True)
     life.happened(LOCKED, 40.0, sent=39.0)
     assert life.happened(PLACED, 41.0) == []
@@ -236,14 +236,14 @@ def test_a_lock_that_was_lost_is_held_for_a_minute_and_the_start_looked_up_anew(
     assert life.state is RUNNING
 
 
-def test_a_lock_after_a_forced_grant_is_held_however_often_it_was_refused_before() -> None:
+def test_forced_grant_delays_use_of_the_lock_however_often_it_was_refused() -> None:
     life = a_life(GIVEN, REFUSED, RETRY, REFUSED, RETRY, orderly=True, wary=True)
     life.happened(LOCKED, 7.0, sent=7.0)
     assert life.happened(PLACED, 8.0) == []
     assert life.not_before == 7.0 + HOLD
 
 
-def test_a_start_that_was_found_too_early_is_forgotten_when_it_begins_anew() -> None:
+def test_lock_wait_discards_the_start_offset_of_an_earlier_attempt() -> None:
     life = a_life(GIVEN, LOCKED, PLACED, FAILED, RETRY, orderly=True, wary=True)
     life.happened(LOCKED, 50.0, sent=29.0)
     assert life.not_before == HOLD
@@ -252,7 +252,7 @@ def test_a_start_that_was_found_too_early_is_forgotten_when_it_begins_anew() -> 
     assert life.due() == (77.0, RENEW)  # and no start to look up again before one was found
 
 
-def test_a_lock_that_was_given_back_in_order_is_taken_anew_without_a_doubt() -> None:
+def test_lock_that_was_released_in_order_is_used_without_waiting_when_acquired_again() -> None:
     life = a_life(*UP, TAKEN, LATE, GIVEN, EMPTY, orderly=True)
     assert acts(life.happened(UNLOCKED, 40.0)) == [LOCK]
     life.happened(LOCKED, 41.0, sent=40.0)
@@ -260,7 +260,7 @@ def test_a_lock_that_was_given_back_in_order_is_taken_anew_without_a_doubt() -> 
     assert life.state is RUNNING
 
 
-def test_trust_that_ran_out_while_stuck_makes_a_lock_doubtful_too() -> None:
+def test_lock_whose_trust_expired_while_stuck_is_held_before_use() -> None:
     life = a_life(GIVEN, LOCKED, FAILED, orderly=True)
     life.happened(RETRY, 29.0)
     life.happened(LOCKED, 29.5, sent=29.4)
@@ -271,33 +271,33 @@ def test_trust_that_ran_out_while_stuck_makes_a_lock_doubtful_too() -> None:
     assert life.not_before == 61.0 + HOLD
 
 
-def test_a_renewal_that_was_sent_too_late_is_no_renewal() -> None:
+def test_lock_renewal_that_was_requested_too_late_loses_the_lock() -> None:
     life = a_life(*UP, orderly=True)
     assert acts(life.happened(LOCKED, 31.0, sent=30.0)) == [STOP, LOCK]
     life.happened(LOCKED, 33.0, sent=32.0)
     assert life.not_before == 33.0 + HOLD
 
 
-def test_a_drained_queue_whose_lock_is_in_doubt_does_not_go_straight_back() -> None:
+def test_drain_with_an_expired_lock_does_not_return_to_running() -> None:
     life = a_life(*UP, TAKEN, orderly=True)
     assert life.happened(GIVEN, 30.0) == []
     assert life.state is DRAINING
 
 
-def test_a_queue_that_was_never_fetched_has_nowhere_to_go_straight_back_to() -> None:
+def test_drain_of_a_queue_that_was_never_fetched_ends_before_it_starts_again() -> None:
     for before in ((GIVEN,), (GIVEN, FAILED)):
         life = a_life(*before, TAKEN, GIVEN)
         assert life.state is DRAINING
         assert acts(life.happened(EMPTY, 1.0)) == [PLACE]
 
 
-def test_a_queue_that_is_taken_once_more_does_not_begin_again() -> None:
+def test_drain_of_a_queue_that_is_revoked_again_ends_in_released() -> None:
     life = a_life(GIVEN, PLACED, TAKEN, LATE, GIVEN, TAKEN)
     assert life.happened(EMPTY, 1.0) == []
     assert life.state is RELEASED
 
 
-def test_a_drain_is_cut_once_and_in_time() -> None:
+def test_drain_is_cut_once_and_in_time() -> None:
     life = a_life(GIVEN, PLACED)
     life.happened(TAKEN, 100.0)
     life.happened(TAKEN, 120.0)
@@ -306,7 +306,7 @@ def test_a_drain_is_cut_once_and_in_time() -> None:
     assert life.due() is None
 
 
-def test_pauses_grow_from_one_second_to_half_a_minute_and_a_start_ends_them() -> None:
+def test_queue_lifecycle_retry_pauses_grow_to_30_seconds_and_end_with_a_start() -> None:
     life, now, pauses = a_life(GIVEN), 0.0, []
     for _ in range(7):
         life.happened(FAILED, now)
@@ -321,7 +321,7 @@ def test_pauses_grow_from_one_second_to_half_a_minute_and_a_start_ends_them() ->
     assert life.pause == 0
 
 
-def test_the_page_in_the_docs_has_the_theory_and_the_picture_of_the_table() -> None:
+def test_queue_lifecycle_theory_and_diagram_are_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "handover.md").read_text()
     assert str(machine.__doc__).partition("\n\n")[2] in page
     assert picture() in page

@@ -19,7 +19,7 @@ RETRIES = Queue("%RETRY%shop", "broker-a", 0)
         (RETRIES, {}, "%RETRY%shop"),
     ],
 )
-def test_messages_are_counted_by_a_topic_of_the_group_or_else_of_the_queue(
+def test_metrics_count_messages_by_a_topic_of_the_group_or_else_of_the_queue(
     queue: Queue, properties: dict[str, str], topic: str
 ) -> None:
     measures = Measures()

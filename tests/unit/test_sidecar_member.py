@@ -67,7 +67,7 @@ def releasing(member: Member) -> list[Queue]:
     return from_ranges(member.report().releasing)
 
 
-def test_it_takes_up_what_the_first_document_gives_it_and_remembers_first() -> None:
+def test_member_starts_the_queues_of_its_first_assignment_and_stores_the_generation() -> None:
     member = Member(NAME, UID)
     step = member.read(a_document(5, B, A), 0.0)
     assert step.remember == 5
@@ -78,7 +78,7 @@ def test_it_takes_up_what_the_first_document_gives_it_and_remembers_first() -> N
     assert set(states(member).values()) == {State.RUNNING}
 
 
-def test_a_higher_generation_takes_before_it_gives_and_leaves_alone_what_stays() -> None:
+def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> None:
     member = a_member(A, B)
     step = member.read(a_document(7, B, C), 10.0)
     assert step.remember == 7
@@ -101,7 +101,7 @@ def test_a_higher_generation_takes_before_it_gives_and_leaves_alone_what_stays()
     ],
     ids=["gone", "empty", "torn", "changed", "older", "two texts", "foreign", "schema", "the same"],
 )
-def test_what_is_not_to_be_obeyed_changes_nothing(text: str | bytes | None, why: str | None) -> None:
+def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | None, why: str | None) -> None:
     member = a_member(A)
     before = member.report()
     step = member.read(text, 1.0)
@@ -111,11 +111,11 @@ def test_what_is_not_to_be_obeyed_changes_nothing(text: str | bytes | None, why:
     assert states(member) == {A: State.RUNNING}
 
 
-def test_the_same_document_again_is_nothing_to_speak_of() -> None:
+def test_assignment_that_is_read_again_unchanged_does_nothing() -> None:
     assert a_member(A).read(a_document(5, A), 1.0) == Step()
 
 
-def test_a_document_of_a_foreign_group_is_refused_from_the_start_where_the_group_is_known() -> None:
+def test_assignment_of_another_group_is_rejected_from_the_start_if_the_group_is_known() -> None:
     member = Member(NAME, UID, group="shop/bills")
     assert member.read(a_document(9, A), 0.0).why is not None
     assert member.obeyed == 0
@@ -127,7 +127,7 @@ def test_a_document_of_a_foreign_group_is_refused_from_the_start_where_the_group
     [a_document(6, A, B, name="m2"), a_document(6, A, B, uid="uid-2"), a_document(6)],
     ids=["not named", "another pod's", "nothing for it"],
 )
-def test_a_document_that_gives_it_nothing_is_obeyed(text: str) -> None:
+def test_assignment_without_queues_for_the_member_is_applied(text: str) -> None:
     member = a_member(A, B)
     step = member.read(text, 1.0)
     assert step.remember == 6
@@ -136,7 +136,7 @@ def test_a_document_that_gives_it_nothing_is_obeyed(text: str) -> None:
     assert (member.report().generation, member.report().working) == (6, frozenset())
 
 
-def test_after_a_restart_it_obeys_the_generation_it_remembers_or_a_higher_one() -> None:
+def test_restart_of_a_member_applies_the_stored_generation_but_no_lower_one() -> None:
     member = Member(NAME, UID, obeyed=5)
     assert member.report().generation == 5
     assert member.read(a_document(4, A), 0.0).remember is None
@@ -148,7 +148,7 @@ def test_after_a_restart_it_obeys_the_generation_it_remembers_or_a_higher_one() 
     )
 
 
-def test_broadcasting_gives_every_queue_to_every_member_that_is_listed() -> None:
+def test_broadcasting_assigns_every_queue_to_a_listed_member_only() -> None:
     member = Member(NAME, UID)
     member.read(a_document(1, everyone=(A, B, C)), 0.0)
     assert sorted(member.lives) == [A, B, C]
@@ -156,13 +156,13 @@ def test_broadcasting_gives_every_queue_to_every_member_that_is_listed() -> None
     assert {act for act, _ in acts(step)} == {Act.STOP}
 
 
-def test_without_a_document_it_goes_on() -> None:
+def test_member_keeps_consuming_without_an_assignment() -> None:
     member = a_member(A)
     assert member.read(None, 1e6).commands == ()
     assert member.may_deliver(A, 1e6, 30.0)
 
 
-def test_a_queue_is_given_back_only_after_its_last_commit_and_its_lock() -> None:
+def test_queue_release_waits_for_the_last_commit_and_the_unlock() -> None:
     member = a_member(A, orderly=True)
     stop = member.read(a_document(6), 1.0).commands[0]
     assert not member.may_deliver(A, 1.0, 30.0)
@@ -175,7 +175,7 @@ def test_a_queue_is_given_back_only_after_its_last_commit_and_its_lock() -> None
     assert not member.may_commit(A)
 
 
-def test_a_drain_is_cut_after_the_time_since_the_document_was_obeyed() -> None:
+def test_drain_is_cut_after_its_timeout_since_the_assignment_was_applied() -> None:
     member = a_member(A, drain_timeout=20.0)
     stop = member.read(a_document(6), 100.0).commands[0]
     member.read(a_document(7), 110.0)
@@ -188,7 +188,7 @@ def test_a_drain_is_cut_after_the_time_since_the_document_was_obeyed() -> None:
     assert releasing(member) == []
 
 
-def test_given_again_while_it_drains_it_goes_straight_back() -> None:
+def test_drain_is_cancelled_when_the_queue_is_assigned_again() -> None:
     member = a_member(A)
     stop = member.read(a_document(6), 1.0).commands[0]
     assert acts(member.read(a_document(7, A), 2.0)) == [(Act.FETCH, A)]
@@ -202,7 +202,7 @@ def test_given_again_while_it_drains_it_goes_straight_back() -> None:
     assert member.lives == {}
 
 
-def test_given_again_after_the_cut_it_is_given_back_first() -> None:
+def test_drain_that_was_cut_ends_before_the_queue_starts_again() -> None:
     member = a_member(A)
     member.read(a_document(6), 1.0)
     cut = member.tick(31.0).commands[0]
@@ -213,7 +213,7 @@ def test_given_again_after_the_cut_it_is_given_back_first() -> None:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_answers_from_an_earlier_life_change_nothing(orderly: bool) -> None:  # noqa: FBT001 - a case
+def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -> None:  # noqa: FBT001 - a case
     member = Member(NAME, UID, orderly=orderly)
     old = member.read(a_document(5, A), 0.0).commands[0]
     answer(member, member.read(a_document(6), 1.0), 1.0)
@@ -227,7 +227,7 @@ def test_answers_from_an_earlier_life_change_nothing(orderly: bool) -> None:  # 
     assert states(member) == before
 
 
-def test_stuck_queues_are_held_named_and_tried_again() -> None:
+def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
     member = Member(NAME, UID, orderly=True)
     locks = {command.queue: command.life for command in member.read(a_document(5, A, B), 0.0).commands}
     member.happened(Event.REFUSED, A, locks[A], 0.0)
@@ -241,14 +241,14 @@ def test_stuck_queues_are_held_named_and_tried_again() -> None:
     assert member.stuck == {}
 
 
-def test_locked_needs_to_know_when_it_was_asked() -> None:
+def test_lock_event_requires_the_time_of_its_request() -> None:
     member = Member(NAME, UID, orderly=True)
     lock = member.read(a_document(5, A), 0.0).commands[0]
     with pytest.raises(ValueError, match="needs the time"):
         member.happened(Event.LOCKED, A, lock.life, 1.0)
 
 
-def test_trust_counts_from_sending_the_request() -> None:
+def test_lock_trust_counts_from_sending_the_request() -> None:
     member = a_member(A, orderly=True)
     renewal = member.tick(20.0).commands[0]
     member.happened(Event.LOCKED, A, renewal.life, 24.0, 21.0)
@@ -256,7 +256,7 @@ def test_trust_counts_from_sending_the_request() -> None:
     assert not member.may_deliver(A, 51.0, 1.0)
 
 
-def test_a_lock_in_use_is_renewed_and_without_an_answer_given_up() -> None:
+def test_lock_in_use_is_renewed_and_given_up_without_a_response() -> None:
     member = a_member(A, orderly=True)
     assert member.may_deliver(A, 29.9, 30.0)
     assert not member.may_deliver(A, 29.9, 30.1)
@@ -289,7 +289,7 @@ def fetched(member: Member, step: Step) -> float:
     ],
     ids=["graceful", "another queue", "forced", "forced before the restart", "Concurrent"],
 )
-def test_a_queue_newly_given_by_force_waits_a_minute_under_its_lock(
+def test_forced_grant_of_an_orderly_queue_waits_a_minute_under_its_lock(
     orderly: bool,  # noqa: FBT001 - a case
     forced: Mapping[Queue, int],
     obeyed: int,
@@ -300,7 +300,7 @@ def test_a_queue_newly_given_by_force_waits_a_minute_under_its_lock(
 
 
 @pytest.mark.parametrize(("orderly", "waits"), [(False, 0.0), (True, HOLD)])
-def test_a_queue_that_another_may_have_worked_meanwhile_begins_anew(
+def test_forced_grant_in_a_missed_generation_restarts_the_queue(
     orderly: bool,  # noqa: FBT001 - a case
     waits: float,
 ) -> None:
@@ -312,14 +312,14 @@ def test_a_queue_that_another_may_have_worked_meanwhile_begins_anew(
     assert acts(member.read(a_document(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
 
 
-def test_a_queue_that_was_granted_by_force_while_it_drained_does_not_go_straight_back() -> None:
+def test_forced_grant_during_a_drain_prevents_its_cancellation() -> None:
     member = a_member(A)
     member.read(a_document(7, forced={A: 6}), 0.0)
     assert member.read(a_document(8, A), 1.0).commands == ()
     assert releasing(member) == [A]
 
 
-def test_a_drain_gives_everything_up_and_back_takes_up_what_is_still_given() -> None:
+def test_drain_releases_every_queue_and_its_end_starts_those_still_assigned() -> None:
     member = a_member(A, B)
     step = member.drain(final=False, now=1.0)
     assert acts(step) == [(Act.STOP, A), (Act.STOP, B)]
@@ -336,7 +336,7 @@ def test_a_drain_gives_everything_up_and_back_takes_up_what_is_still_given() -> 
     assert member.back(6.0) == Step()
 
 
-def test_back_before_the_drain_has_ended_finishes_it_first() -> None:
+def test_drain_that_is_reverted_early_ends_before_a_queue_restarts() -> None:
     member = a_member(A, B)
     stops = {command.queue: command.life for command in member.drain(final=False, now=1.0).commands}
     member.happened(Event.EMPTY, A, stops[A], 1.5)
@@ -345,7 +345,7 @@ def test_back_before_the_drain_has_ended_finishes_it_first() -> None:
     assert acts(member.happened(Event.EMPTY, B, stops[B], 3.0)) == [(Act.PLACE, B)]
 
 
-def test_a_document_that_gives_a_queue_again_during_a_drain_waits_for_the_app() -> None:
+def test_drain_delays_a_new_assignment_until_the_app_is_back() -> None:
     member = a_member(A)
     member.read(a_document(6), 0.5)
     member.drain(final=False, now=1.0)
@@ -355,7 +355,7 @@ def test_a_document_that_gives_a_queue_again_during_a_drain_waits_for_the_app() 
     assert states(member) == {A: State.RUNNING}
 
 
-def test_a_final_drain_is_for_good_restarted_or_not() -> None:
+def test_drain_that_is_final_cannot_be_reverted_even_by_a_restart() -> None:
     member = a_member(A)
     step = member.drain(final=True, now=1.0)
     assert step.remember_final
@@ -369,7 +369,7 @@ def test_a_final_drain_is_for_good_restarted_or_not() -> None:
         assert again.report().drained
 
 
-def test_a_drain_for_a_restart_can_become_one_for_good() -> None:
+def test_drain_for_a_restart_can_become_final() -> None:
     member = a_member(A)
     member.drain(final=False, now=1.0)
     before = member.report().revision
@@ -379,13 +379,13 @@ def test_a_drain_for_a_restart_can_become_one_for_good() -> None:
     assert member.final
 
 
-def test_a_member_without_queues_is_drained_at_once() -> None:
+def test_drain_of_a_member_without_queues_ends_at_once() -> None:
     member = Member(NAME, UID)
     member.drain(final=False, now=0.0)
     assert member.report().state == "drained"
 
 
-def test_after_standing_still_it_reads_before_it_delivers_or_commits() -> None:
+def test_member_that_stalled_reads_the_assignment_before_it_delivers_or_commits() -> None:
     member = a_member(A)
     member.stood_still()
     assert not member.may_deliver(A, 1.0, 1.0)
@@ -395,7 +395,7 @@ def test_after_standing_still_it_reads_before_it_delivers_or_commits() -> None:
     assert member.may_commit(A)
 
 
-def test_the_revision_grows_with_what_the_report_says_and_only_then() -> None:
+def test_report_revision_grows_only_when_its_queues_or_generation_change() -> None:
     member = a_member(A, orderly=True)
     before = member.report()
     renewal = member.tick(20.0).commands[0]
@@ -410,7 +410,7 @@ def test_the_revision_grows_with_what_the_report_says_and_only_then() -> None:
     assert member.report().revision == before.revision + 2
 
 
-def test_the_revision_grows_when_brokers_come_out_of_reach_or_back_and_only_then() -> None:
+def test_report_revision_grows_only_when_broker_reachability_changes() -> None:
     member = a_member(A)
     assert member.report().brokers == {}
     before = member.report().revision
@@ -421,7 +421,7 @@ def test_the_revision_grows_when_brokers_come_out_of_reach_or_back_and_only_then
     assert member.report().revision == before + 4
 
 
-def test_what_a_report_says_of_brokers_stays_as_it_was_said() -> None:
+def test_report_copies_broker_reachability_when_it_is_set() -> None:
     member, reached = a_member(A), {"a": True}
     member.reaches(reached)
     reached["a"] = False
@@ -430,7 +430,7 @@ def test_what_a_report_says_of_brokers_stays_as_it_was_said() -> None:
     assert member.report().brokers == {"a": False}
 
 
-def test_what_is_told_of_brokers_moves_no_queue() -> None:
+def test_member_keeps_its_queues_when_a_broker_is_unreachable() -> None:
     member = a_member(A)
     member.reaches({"broker-a": False})
     assert (held(member), states(member)) == ([A], {A: State.RUNNING})
@@ -438,7 +438,7 @@ def test_what_is_told_of_brokers_moves_no_queue() -> None:
     assert member.may_commit(A)
 
 
-def test_what_it_reports_can_be_read_by_the_operator() -> None:
+def test_report_of_a_member_can_be_read_by_the_operator() -> None:
     report = a_member(A, B, C).report()
     assert read_report(msgspec.json.encode(report)).working == {A, B, C}
 
@@ -592,7 +592,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_order_of_events_makes_it_work_what_is_not_its(seed: int) -> None:
+def test_member_never_consumes_unassigned_queues_in_random_orders_of_events(seed: int) -> None:
     walk = Walk(Random(seed))
     for step in walk.chance.choices(list(STEPS), list(STEPS.values()), k=250):
         step(walk)

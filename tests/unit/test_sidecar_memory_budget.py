@@ -34,7 +34,7 @@ class AQueue:
         self.window.done(delivery, delivery.messages[0])
 
 
-class Member:
+class BudgetedMember:
     """Some queues with one budget."""
 
     def __init__(self, *limits: int, budget: float = BUDGET) -> None:
@@ -62,48 +62,48 @@ def admit(admission: PullAdmission, *memory_bytes: int) -> int:
 # One pull.
 
 
-def test_admission_keeps_messages_up_to_the_queues_limit() -> None:
-    member = Member(10_000)
+def test_memory_admission_keeps_messages_up_to_the_queues_limit() -> None:
+    member = BudgetedMember(10_000)
     assert admit(member.pull(0), 4000, 6000, 2000) == 2
 
 
-def test_admission_counts_what_the_window_holds() -> None:
-    member = Member(10_000)
+def test_memory_admission_counts_messages_in_the_window() -> None:
+    member = BudgetedMember(10_000)
     member.queues[0].put(4000)
     assert admit(member.pull(0), 6000, 2000) == 1
     assert admit(member.pull(0), 6001) == 0
 
 
-def test_admission_of_a_queue_that_holds_nothing_keeps_one_message_over_the_queues_limit() -> None:
-    member = Member(10_000)
+def test_memory_admission_of_an_empty_queue_keeps_one_message_over_the_queues_limit() -> None:
+    member = BudgetedMember(10_000)
     assert admit(member.pull(0), 50_000, 2000) == 1
     member.queues[0].put(2000)
     assert admit(member.pull(0), 50_000) == 0
 
 
-def test_admission_keeps_messages_up_to_the_members_budget() -> None:
-    member = Member(BUDGET, BUDGET)
+def test_memory_admission_keeps_messages_up_to_the_members_budget() -> None:
+    member = BudgetedMember(BUDGET, BUDGET)
     member.queues[0].put(60_000)
     assert admit(member.pull(1), 20_000, 20_000, 2000) == 2
 
 
-def test_admission_counts_what_other_pulls_have_admitted_until_they_are_closed() -> None:
-    member = Member(BUDGET, BUDGET)
+def test_memory_admission_counts_messages_of_other_pulls_until_they_are_closed() -> None:
+    member = BudgetedMember(BUDGET, BUDGET)
     with member.pull(0) as other:
         assert admit(other, 90_000) == 1
         assert admit(member.pull(1), 20_000) == 0
     assert (member.budget.used_bytes, admit(member.pull(1), 20_000)) == (0, 1)
 
 
-def test_admission_of_a_member_that_holds_nothing_keeps_one_message_of_any_size() -> None:
-    member = Member(10_000, 10_000)
+def test_memory_admission_of_an_empty_member_keeps_one_message_of_any_size() -> None:
+    member = BudgetedMember(10_000, 10_000)
     assert admit(member.pull(0), 10 * BUDGET, 2000) == 1
     assert admit(member.pull(1), 2000) == 0
 
 
 @pytest.mark.parametrize("held", ["by a window", "by a pull"])
-def test_admission_of_a_member_that_holds_something_keeps_no_message_over_the_budget(held: str) -> None:
-    member = Member(10_000, 10_000)
+def test_memory_admission_of_a_member_that_holds_messages_keeps_none_over_the_budget(held: str) -> None:
+    member = BudgetedMember(10_000, 10_000)
     if held == "by a window":
         member.queues[1].put(2000)
     else:
@@ -112,16 +112,16 @@ def test_admission_of_a_member_that_holds_something_keeps_no_message_over_the_bu
     assert admit(member.pull(0), BUDGET - 2000) == 1
 
 
-def test_admission_that_is_closed_counts_nothing() -> None:
-    member = Member(10_000)
+def test_memory_admission_that_is_closed_counts_nothing() -> None:
+    member = BudgetedMember(10_000)
     with member.pull(0) as admission:
         admission.admit(2000)
     assert admission.admit(10 * BUDGET)
     assert member.budget.used_bytes == 0
 
 
-def test_admission_is_closed_by_an_error() -> None:
-    member = Member(10_000)
+def test_memory_admission_is_closed_by_an_error() -> None:
+    member = BudgetedMember(10_000)
     admission = member.pull(0)
     admission.admit(2000)
     with pytest.raises(OSError, match="gone"), admission:
@@ -129,8 +129,8 @@ def test_admission_is_closed_by_an_error() -> None:
     assert member.budget.used_bytes == 0
 
 
-def test_admission_unpacks_up_to_the_size_that_is_in_force() -> None:
-    member = Member(10_000)
+def test_memory_admission_uses_the_current_limit_of_a_decompressed_body() -> None:
+    member = BudgetedMember(10_000)
     admission = member.pull(0)
     assert admission.largest_body_bytes == 4 * MEBIBYTE
     member.queues[0].limits = Limits(body=7)
@@ -140,14 +140,14 @@ def test_admission_unpacks_up_to_the_size_that_is_in_force() -> None:
 # The line.
 
 
-def test_budget_reserves_at_once_what_is_free() -> None:
-    member = Member(BUDGET)
+def test_memory_budget_reserves_free_memory_at_once() -> None:
+    member = BudgetedMember(BUDGET)
     assert member.wait("a", BUDGET).granted
     assert member.budget.used_bytes == BUDGET
 
 
-def test_budget_grants_the_first_in_the_line_what_becomes_free() -> None:
-    member = Member(BUDGET, BUDGET)
+def test_memory_budget_grants_freed_memory_in_order_of_waiting() -> None:
+    member = BudgetedMember(BUDGET, BUDGET)
     member.queues[0].put(60_000, 30_000)
     waiting = [member.wait("large", 50_000), member.wait("small", 20_000), member.wait("next", 60_000)]
     assert [it.granted for it in waiting] == [False] * 3  # the small one waits behind the large one
@@ -156,8 +156,8 @@ def test_budget_grants_the_first_in_the_line_what_becomes_free() -> None:
     assert (member.woken, [it.granted for it in waiting]) == (["large", "small"], [True, True, False])
 
 
-def test_budget_promises_memory_to_the_line_before_later_pulls() -> None:
-    member = Member(BUDGET, BUDGET)
+def test_memory_budget_prefers_waiting_reservations_to_later_pulls() -> None:
+    member = BudgetedMember(BUDGET, BUDGET)
     member.queues[0].put(60_000)
     member.wait("large", 50_000)
     assert admit(member.pull(1), 2000) == 0
@@ -166,8 +166,8 @@ def test_budget_promises_memory_to_the_line_before_later_pulls() -> None:
     assert admit(member.pull(1), 50_000, 2000) == 1
 
 
-def test_budget_grants_one_message_of_any_size_once_nothing_is_held() -> None:
-    member = Member(BUDGET, BUDGET)
+def test_memory_budget_grants_one_message_of_any_size_once_nothing_is_held() -> None:
+    member = BudgetedMember(BUDGET, BUDGET)
     member.queues[0].put(2000)
     large, next_one = member.wait("large", 3 * BUDGET), member.wait("next", 2000)
     assert not large.granted
@@ -176,8 +176,8 @@ def test_budget_grants_one_message_of_any_size_once_nothing_is_held() -> None:
     assert (large.granted, next_one.granted) == (True, False)
 
 
-def test_reservation_is_used_by_its_pull_whatever_the_line_wants() -> None:
-    member = Member(BUDGET, BUDGET)
+def test_memory_reservation_stays_available_to_its_pull_while_others_wait() -> None:
+    member = BudgetedMember(BUDGET, BUDGET)
     member.queues[1].put(50_000)
     reservation = member.wait("a", 50_000)
     member.wait("b", 90_000)
@@ -187,8 +187,8 @@ def test_reservation_is_used_by_its_pull_whatever_the_line_wants() -> None:
     assert member.budget.used_bytes == BUDGET
 
 
-def test_reservation_that_its_pull_does_not_use_goes_to_the_next_in_the_line() -> None:
-    member = Member(BUDGET, BUDGET)
+def test_memory_reservation_that_is_unused_goes_to_the_next_waiting_pull() -> None:
+    member = BudgetedMember(BUDGET, BUDGET)
     member.queues[1].put(50_000)
     reservation = member.wait("a", 50_000)
     member.wait("b", 40_000)
@@ -198,8 +198,8 @@ def test_reservation_that_its_pull_does_not_use_goes_to_the_next_in_the_line() -
 
 
 @pytest.mark.parametrize("granted", [True, False])
-def test_reservation_that_is_cancelled_goes_to_the_next_in_the_line(granted: bool) -> None:  # noqa: FBT001 - a case
-    member = Member(BUDGET, BUDGET)
+def test_memory_reservation_that_is_cancelled_goes_to_the_next_waiting_pull(granted: bool) -> None:  # noqa: FBT001 - a case
+    member = BudgetedMember(BUDGET, BUDGET)
     member.queues[0].put(60_000)
     first, second = member.wait("first", 40_000 if granted else 50_000), member.wait("second", 30_000)
     assert (first.granted, second.granted) == (granted, False)
@@ -214,7 +214,7 @@ class Walk:
     """Four queues that pull, wait and finish in any order."""
 
     def __init__(self, budget: int) -> None:
-        self.member, self.budget = Member(*[5000] * 4, budget=budget), budget
+        self.member, self.budget = BudgetedMember(*[5000] * 4, budget=budget), budget
         self.waiting: dict[int, tuple[int, Reservation]] = {}
 
     def pull(self, queue: int, memory_bytes: int) -> None:
@@ -251,7 +251,9 @@ class Walk:
     budget=st.integers(10_000, 60_000),
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(2000, 30_000), st.booleans()), max_size=60),
 )
-def test_every_queue_goes_on_as_long_as_deliveries_end(budget: int, steps: Sequence[tuple[int, int, bool]]) -> None:
+def test_memory_budget_lets_every_queue_continue_as_long_as_deliveries_end(
+    budget: int, steps: Sequence[tuple[int, int, bool]]
+) -> None:
     walk = Walk(budget)
     for queue, memory_bytes, ends in steps:
         if ends:
@@ -264,12 +266,12 @@ def test_every_queue_goes_on_as_long_as_deliveries_end(budget: int, steps: Seque
 # Messages beyond their queues' shares.
 
 
-def a_divided_member() -> Member:
+def a_divided_member() -> BudgetedMember:
     """Return one of four queues with shares of 10,000; 60,000 are the common part."""
-    return Member(*[10_000] * 4)
+    return BudgetedMember(*[10_000] * 4)
 
 
-def test_messages_beyond_their_shares_have_the_common_part_and_no_more() -> None:
+def test_memory_beyond_the_queue_shares_is_limited_to_the_common_part() -> None:
     member = a_divided_member()
     for queue in range(2):
         with member.pull(queue) as admission:
@@ -279,8 +281,8 @@ def test_messages_beyond_their_shares_have_the_common_part_and_no_more() -> None
     assert admit(member.pull(2), 10_000) == 1
 
 
-def test_messages_that_are_never_finished_take_no_queues_share() -> None:
-    member = Member(*[10_000] * 32, budget=400_000)  # 80,000 are the common part
+def test_memory_share_of_a_queue_is_not_taken_by_messages_that_never_finish() -> None:
+    member = BudgetedMember(*[10_000] * 32, budget=400_000)  # 80,000 are the common part
     waiting = []
     for queue in range(16):
         with member.pull(queue) as admission:
@@ -296,7 +298,7 @@ def test_messages_that_are_never_finished_take_no_queues_share() -> None:
     assert member.budget.used_bytes == 2 * 50_000 + 16 * 10_000
 
 
-def test_messages_beyond_their_shares_get_the_common_part_first_come_first_served() -> None:
+def test_memory_beyond_the_queue_shares_is_granted_first_come_first_served() -> None:
     member = a_divided_member()
     member.queues[0].put(60_000)
     large, larger = member.wait("large", 20_000, 1), member.wait("larger", 60_000, 2)
@@ -313,7 +315,7 @@ def test_messages_beyond_their_shares_get_the_common_part_first_come_first_serve
     assert member.woken == ["large", "larger", "small"]
 
 
-def test_a_message_too_large_for_the_common_part_is_not_overtaken() -> None:
+def test_memory_for_a_message_above_the_common_part_is_not_overtaken() -> None:
     member = a_divided_member()
     member.queues[1].put(2000)
     member.queues[0].put(30_000)
@@ -326,7 +328,7 @@ def test_a_message_too_large_for_the_common_part_is_not_overtaken() -> None:
     assert member.budget.used_bytes == 77_000
 
 
-def test_a_message_too_large_for_the_common_part_stops_nothing_while_another_message_has_that() -> None:
+def test_memory_for_a_message_above_the_common_part_blocks_nothing_while_that_is_in_use() -> None:
     member = a_divided_member()
     member.queues[0].put(60_000)
     member.wait("large", 40_000, 1)
@@ -335,7 +337,7 @@ def test_a_message_too_large_for_the_common_part_stops_nothing_while_another_mes
     assert admit(member.pull(3), 10_000) == 1
 
 
-def test_messages_within_shares_wait_while_others_hold_more_than_the_shares_leave() -> None:
+def test_memory_share_must_wait_while_others_hold_more_than_the_shares_leave() -> None:
     member = a_divided_member()
     member.queues[0].put(95_000)  # of a time when its share was larger
     assert admit(member.pull(1), 4000, 2000) == 1
@@ -347,7 +349,7 @@ def test_messages_within_shares_wait_while_others_hold_more_than_the_shares_leav
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(2000, 60_000), st.booleans()), max_size=60))
-def test_a_message_within_its_queues_share_never_waits(steps: Sequence[tuple[int, int, bool]]) -> None:
+def test_memory_within_a_queues_share_is_granted_without_waiting(steps: Sequence[tuple[int, int, bool]]) -> None:
     member = a_divided_member()
     waiting: set[int] = set()
     for queue, memory_bytes, ends in steps:
@@ -371,24 +373,24 @@ def test_a_message_within_its_queues_share_never_waits(steps: Sequence[tuple[int
 # Shares.
 
 
-def test_shares_leave_memory_for_one_largest_message() -> None:
+def test_memory_shares_leave_room_for_one_largest_message() -> None:
     budget = MemoryBudget(64 * MEBIBYTE, list)
     divided_bytes = 60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES - LARGEST_PROPERTIES_BYTES
     assert budget.share_bytes(16, 4 * MEBIBYTE) == divided_bytes / 16
     assert budget.share_bytes(0, 4 * MEBIBYTE) == divided_bytes
 
 
-def test_shares_are_of_half_the_budget_at_least() -> None:
+def test_memory_shares_divide_at_least_half_of_the_budget() -> None:
     budget = MemoryBudget(4 * MEBIBYTE, list)
     assert budget.share_bytes(2, 64 * MEBIBYTE) == MEBIBYTE
 
 
-def test_shares_have_no_end_where_nothing_limits_the_container() -> None:
+def test_memory_shares_are_unlimited_without_a_container_limit() -> None:
     assert MemoryBudget(float("inf"), list).share_bytes(7, MEBIBYTE) == float("inf")
 
 
-def test_budget_is_divided_among_queues_and_a_topics_limits_among_its_own() -> None:
-    member = Member(1, 1, 1, budget=64 * MEBIBYTE)
+def test_memory_budget_is_divided_among_queues_and_topic_limits_among_those_of_a_topic() -> None:
+    member = BudgetedMember(1, 1, 1, budget=64 * MEBIBYTE)
     names = [Queue("orders", "b", 0), Queue("orders", "b", 1), Queue("bills", "b", 0)]
     buffer = Buffer(messages_per_topic=100, mebibytes_per_message=2)
     member.budget.divide(buffer, dict(zip(names, member.queues, strict=True)))

@@ -43,13 +43,13 @@ def kept(folder: Path, obeyed: int, *, final: bool = False) -> Notes:
 # What was obeyed
 
 
-def test_a_new_pod_remembers_nothing_and_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sidecar_state_of_a_new_pod_is_empty_and_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert loaded(tmp_path) == loaded(tmp_path / "away") == Remembered(0, final=False)
     assert caplog.messages == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_kept_is_remembered(tmp_path: Path) -> None:
+def test_sidecar_state_is_read_back_after_a_write(tmp_path: Path) -> None:
     notes = kept(tmp_path / "made" / "at once", 42)
     assert loaded(tmp_path / "made" / "at once") == Remembered(42, final=False)
     notes.keep(final=True)
@@ -58,7 +58,7 @@ def test_what_was_kept_is_remembered(tmp_path: Path) -> None:
     assert loaded(tmp_path / "made" / "at once") == Remembered(2**63 - 1, final=True)
 
 
-def test_it_never_goes_back(tmp_path: Path) -> None:
+def test_sidecar_state_never_goes_back(tmp_path: Path) -> None:
     kept(tmp_path, 42, final=True)
     notes = Notes(tmp_path)
     notes.load("u1")
@@ -67,14 +67,14 @@ def test_it_never_goes_back(tmp_path: Path) -> None:
     assert loaded(tmp_path) == Remembered(42, final=True)
 
 
-def test_what_is_kept_already_is_not_written_again(tmp_path: Path) -> None:
+def test_sidecar_state_that_is_stored_already_is_not_written_again(tmp_path: Path) -> None:
     notes = kept(tmp_path, 42)
     with room_for(0):
         notes.keep(obeyed=42)
         notes.keep(obeyed=7)
 
 
-def test_notes_are_a_pods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sidecar_state_of_another_pod_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept(tmp_path, 42, final=True)
     assert loaded(tmp_path, "u2") == Remembered()
     assert caplog.messages == [f"{tmp_path / 'obeyed.json'} is of pod u1, not of u2, so nothing was obeyed yet"]
@@ -84,7 +84,7 @@ def test_notes_are_a_pods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     assert loaded(tmp_path, "u2") == Remembered(3)
 
 
-def test_notes_are_loaded_before_they_are_kept(tmp_path: Path) -> None:
+def test_sidecar_state_must_be_loaded_before_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="load them before"):
         Notes(tmp_path).keep(obeyed=1)
 
@@ -105,7 +105,7 @@ def test_notes_are_loaded_before_they_are_kept(tmp_path: Path) -> None:
         '{"uid":"\ud800","obeyed":42,"final":false}',
     ],
 )
-def test_what_is_torn_is_as_nothing_told_and_overwritten(
+def test_sidecar_state_that_is_torn_counts_as_empty_and_is_logged_and_overwritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     (tmp_path / "obeyed.json").write_bytes(text.encode(errors="surrogatepass"))
@@ -116,12 +116,14 @@ def test_what_is_torn_is_as_nothing_told_and_overwritten(
     assert loaded(tmp_path) == Remembered(43)
 
 
-def test_fields_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+def test_sidecar_state_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "obeyed.json").write_text('{"uid":"u1","obeyed":42,"final":true,"more":[1]}')
     assert loaded(tmp_path) == Remembered(42, final=True)
 
 
-def test_what_is_unreadable_is_as_nothing_and_cannot_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sidecar_state_that_is_unreadable_counts_as_empty_and_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "obeyed.json").mkdir()
     assert loaded(tmp_path) == Remembered()
     assert "Is a directory" in caplog.messages[0]
@@ -130,7 +132,7 @@ def test_what_is_unreadable_is_as_nothing_and_cannot_be_kept(tmp_path: Path, cap
     assert [path.name for path in tmp_path.iterdir()] == ["obeyed.json"]
 
 
-def test_on_a_full_disk_the_one_before_stays_and_keeping_can_be_tried_again(tmp_path: Path) -> None:
+def test_sidecar_state_survives_a_full_disk_and_can_be_written_later(tmp_path: Path) -> None:
     notes = kept(tmp_path, 42)
     size = (tmp_path / "obeyed.json").stat().st_size
     for room in range(size):
@@ -143,7 +145,7 @@ def test_on_a_full_disk_the_one_before_stays_and_keeping_can_be_tried_again(tmp_
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
-def test_no_space_left_is_an_error_too(tmp_path: Path) -> None:
+def test_sidecar_state_survives_an_error_of_no_space_left_on_the_disk(tmp_path: Path) -> None:
     notes = kept(tmp_path, 42)
     (tmp_path / "obeyed.json.new").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
@@ -153,7 +155,7 @@ def test_no_space_left_is_an_error_too(tmp_path: Path) -> None:
     assert loaded(tmp_path) == Remembered(43)
 
 
-def test_what_a_writer_left_half_done_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_sidecar_state_write_replaces_the_temporary_file_of_an_interrupted_one(tmp_path: Path) -> None:
     kept(tmp_path, 42)
     (tmp_path / "obeyed.json.new").write_text('{"uid":"u1","obeyed":43,"fin' + " " * 1000)
     kept(tmp_path, 44)
@@ -172,7 +174,7 @@ for generation in itertools.count(notes.load("u1").obeyed + 1):
 """
 
 
-def test_whoever_is_killed_has_kept_what_it_said(tmp_path: Path) -> None:
+def test_sidecar_state_that_was_written_survives_a_kill(tmp_path: Path) -> None:
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", KEEPING, tmp_path], stdout=subprocess.PIPE, text=True) as keeping:
             assert keeping.stdout
@@ -185,7 +187,7 @@ def test_whoever_is_killed_has_kept_what_it_said(tmp_path: Path) -> None:
 # Local offsets
 
 
-def test_offsets_are_kept_by_group_and_topic(tmp_path: Path) -> None:
+def test_offset_files_are_kept_by_group_and_topic(tmp_path: Path) -> None:
     Offsets(tmp_path, "shop").keep({A: 7, B: 8, C: 9})
     Offsets(tmp_path, "other").keep({A: 1})
     again = Offsets(tmp_path, "shop")
@@ -198,7 +200,7 @@ def test_offsets_are_kept_by_group_and_topic(tmp_path: Path) -> None:
     assert told == {"group": "shop", "topic": "orders", "begun": again.begun("orders"), "offsets": offsets}
 
 
-def test_since_when_a_topic_is_worked_is_kept_with_its_first_offset(tmp_path: Path) -> None:
+def test_offset_file_keeps_the_time_when_consumption_of_its_topic_started(tmp_path: Path) -> None:
     first, began = Offsets(tmp_path, "shop"), time.time()
     first.load("orders")
     began_at = first.begun("orders")
@@ -209,19 +211,19 @@ def test_since_when_a_topic_is_worked_is_kept_with_its_first_offset(tmp_path: Pa
     assert again.begun("orders") == began_at
 
 
-def test_the_longest_names_and_the_oddest_letters_have_their_files(tmp_path: Path) -> None:
+def test_offset_files_support_the_longest_names_and_special_characters(tmp_path: Path) -> None:
     group, topic = "g" * 255, "%RETRY%|" + "t" * 119
     Offsets(tmp_path, group).keep({Queue(topic, "b", 0): 5})
     assert Offsets(tmp_path, group).load(topic) == {Queue(topic, "b", 0): 5}
 
 
-def test_queues_that_are_not_named_stay_and_offsets_may_go_back(tmp_path: Path) -> None:
+def test_offset_file_keeps_queues_that_are_not_named_and_lets_offsets_go_back(tmp_path: Path) -> None:
     Offsets(tmp_path, "shop").keep({A: 7, B: 8})
     Offsets(tmp_path, "shop").keep({A: 2})  # without having loaded it
     assert Offsets(tmp_path, "shop").load("orders") == {A: 2, B: 8}
 
 
-def test_what_was_loaded_is_the_callers(tmp_path: Path) -> None:
+def test_offset_file_is_returned_as_a_copy(tmp_path: Path) -> None:
     offsets = Offsets(tmp_path, "shop")
     offsets.keep({A: 7})
     offsets.load("orders")[A] = 100
@@ -229,7 +231,7 @@ def test_what_was_loaded_is_the_callers(tmp_path: Path) -> None:
     assert Offsets(tmp_path, "shop").load("orders") == {A: 100}
 
 
-def test_equal_offsets_are_not_written_again(tmp_path: Path) -> None:
+def test_offset_file_is_not_written_again_for_equal_offsets(tmp_path: Path) -> None:
     offsets = Offsets(tmp_path, "shop")
     offsets.keep({A: 7})
     with room_for(0):
@@ -254,7 +256,9 @@ WHOLE = '{"group":"shop","topic":"orders","begun":5.5,"offsets":{"broker-a":{"0"
         WHOLE.replace('{"0":7}', "7"),
     ],
 )
-def test_torn_offsets_are_set_aside_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+def test_offset_file_that_is_torn_is_set_aside_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
     path = tmp_path / "shop" / "orders.json"
     path.parent.mkdir()
     path.write_text(text)
@@ -268,13 +272,13 @@ def test_torn_offsets_are_set_aside_and_told(tmp_path: Path, caplog: pytest.LogC
     assert Offsets(tmp_path, "shop").load("orders") == {B: 8}
 
 
-def test_whole_offsets_are_read(tmp_path: Path) -> None:
+def test_offset_file_that_is_intact_is_read(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "orders.json").write_text(WHOLE)
     assert Offsets(tmp_path, "shop").load("orders") == {A: 7}
 
 
-def test_unreadable_offsets_are_an_error_for_nothing_is_guessed(tmp_path: Path) -> None:
+def test_offset_file_that_is_unreadable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "shop" / "orders.json").mkdir(parents=True)
     offsets = Offsets(tmp_path, "shop")
     with pytest.raises(IsADirectoryError):
@@ -284,7 +288,7 @@ def test_unreadable_offsets_are_an_error_for_nothing_is_guessed(tmp_path: Path) 
     assert Offsets(tmp_path, "shop").load("returns") == {C: 9}
 
 
-def test_on_a_full_disk_the_offsets_before_stay(tmp_path: Path) -> None:
+def test_offset_files_survive_a_full_disk(tmp_path: Path) -> None:
     offsets = Offsets(tmp_path, "shop")
     offsets.keep({A: 7, C: 9})
     with room_for(10), pytest.raises(OSError, match="File too large"):

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from ground.poll import PATIENCE_SECONDS
 from rota.sidecar.post import LONGEST_HEAD, Away, Broken, Forbidden, Post
 
 NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -70,7 +71,7 @@ class Server:
             writer.close()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not true():  # noqa: ASYNC110 - what is waited for is a server's, not an event of ours
                 await asyncio.sleep(0.005)
 
@@ -100,7 +101,7 @@ async def ask(
 # What is sent.
 
 
-async def test_a_request_is_what_a_server_expects() -> None:
+async def test_push_request_has_path_host_headers_length_and_body() -> None:
     async with a_server(NO_CONTENT) as (server, post):
         assert await ask(post, b"hello", path="/orders?x=1") == 204
         told = f"POST /orders?x=1 HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\nce-id: 1\r\ncontent-length: 5\r\n\r\n"
@@ -108,7 +109,7 @@ async def test_a_request_is_what_a_server_expects() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", bytes(5_000_000)], ids=["empty", "5 MB"])
-async def test_any_body_arrives_whole(body: bytes) -> None:
+async def test_push_request_delivers_an_empty_or_large_body_completely(body: bytes) -> None:
     async with a_server(NO_CONTENT) as (server, post):
         assert await ask(post, body) == 204
         assert server.heard[0].body == body
@@ -118,13 +119,13 @@ async def test_any_body_arrives_whole(body: bytes) -> None:
     ("path", "line"),
     [("/a b", "/a%20b"), ("/a\r\nx: y", "/a%0D%0Ax:%20y"), ("/ü", "/%C3%BC"), ("/a%20b?c=%25&d#e", "/a%20b?c=%25&d#e")],
 )
-async def test_a_path_cannot_break_the_request(path: str, line: str) -> None:
+async def test_push_request_line_cannot_be_broken_by_the_path(path: str, line: str) -> None:
     async with a_server(NO_CONTENT) as (server, post):
         await ask(post, path=path)
         assert server.heard[0].head.split("\r\n")[0] == f"POST {line} HTTP/1.1"
 
 
-async def test_what_may_not_be_sent_once_it_is_connected_is_not_and_the_app_is_left_alone() -> None:
+async def test_push_that_is_forbidden_after_connecting_sends_nothing_and_disconnects() -> None:
     async with a_server(NO_CONTENT) as (server, post):
         with pytest.raises(Forbidden):
             await ask(post, b"late", may=lambda: False)
@@ -133,7 +134,7 @@ async def test_what_may_not_be_sent_once_it_is_connected_is_not_and_the_app_is_l
         assert 1 in server.ended, "an app that serves one connection at a time would serve nobody else"
 
 
-def test_an_address_of_ipv6_stands_in_brackets() -> None:
+def test_push_request_host_of_an_ipv6_address_is_in_brackets() -> None:
     assert Post("::1", 8080)._host == b"host: [::1]:8080\r\n"
     assert Post("localhost", 8080)._host == b"host: localhost:8080\r\n"
 
@@ -169,7 +170,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_ends_where_it_ends_and_the_connection_is_used_again(name: str) -> None:
+async def test_push_response_end_is_detected_and_its_connection_is_reused(name: str) -> None:
     said, status = ANSWERS[name]
     async with a_server(said) as (server, post):
         assert [await ask(post) for _ in range(3)] == [status] * 3
@@ -178,7 +179,7 @@ async def test_an_answer_ends_where_it_ends_and_the_connection_is_used_again(nam
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_is_put_together_wherever_it_is_split(name: str) -> None:
+async def test_push_response_is_assembled_wherever_it_is_split(name: str) -> None:
     said, status = ANSWERS[name]
 
     def split(heard: Heard) -> Iterator[bytes]:
@@ -192,7 +193,7 @@ async def test_an_answer_is_put_together_wherever_it_is_split(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_may_come_byte_by_byte(name: str) -> None:
+async def test_push_response_may_arrive_byte_by_byte(name: str) -> None:
     said, status = ANSWERS[name]
     async with a_server(lambda _: (bytes([it]) for it in said)) as (server, post):
         assert [await ask(post), await ask(post)] == [status] * 2
@@ -209,7 +210,7 @@ async def test_an_answer_may_come_byte_by_byte(name: str) -> None:
     ],
     ids=["length", "chunks", "HTTP/1.0", "more than was asked"],
 )
-async def test_a_connection_that_is_to_end_with_its_answer_is_closed_and_the_next_one_is_new(said: bytes) -> None:
+async def test_push_connection_that_ends_with_its_response_is_closed_and_the_next_is_new(said: bytes) -> None:
     async with a_server(said) as (server, post):
         assert [await ask(post), await ask(post)] == [202, 202]
         assert [(it.connection, it.before) for it in server.heard] == [(1, 0), (2, 0)]
@@ -219,7 +220,7 @@ async def test_a_connection_that_is_to_end_with_its_answer_is_closed_and_the_nex
 @pytest.mark.parametrize(
     "said", [b"HTTP/1.1 202 OK\r\n\r\n", b"HTTP/1.0 202 OK\r\n\r\nsome", b"HTTP/1.1 202 OK\r\n\r\nsome"]
 )
-async def test_a_body_without_a_length_ends_with_its_connection(said: bytes) -> None:
+async def test_push_response_without_a_length_ends_with_its_connection(said: bytes) -> None:
     async with a_server(lambda _: iter([said, b"more", CLOSES])) as (server, post):
         assert [await ask(post), await ask(post)] == [202, 202]
         assert server.connections == 2
@@ -237,7 +238,7 @@ async def test_a_body_without_a_length_ends_with_its_connection(said: bytes) -> 
     ],
     ids=["body", "chunks", "the last line", "head", "provisional only", "nothing"],
 )
-async def test_an_answer_that_is_cut_off_is_none(said: bytes) -> None:
+async def test_push_response_that_is_cut_off_is_an_error(said: bytes) -> None:
     async with a_server(lambda _: iter([said, CLOSES])) as (server, post):
         with pytest.raises(Broken, match="closed the connection without an answer"):
             await ask(post)
@@ -265,7 +266,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-async def test_garbage_is_no_answer_and_ends_the_connection(name: str) -> None:
+async def test_push_response_that_is_no_http_is_an_error_and_closes_the_connection(name: str) -> None:
     async with a_server(lambda heard: GARBAGE[name] if heard.connection == 1 else NO_CONTENT) as (server, post):
         with pytest.raises(Broken, match="no HTTP"):
             await ask(post)
@@ -275,7 +276,7 @@ async def test_garbage_is_no_answer_and_ends_the_connection(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_any_bytes_are_no_answer(seed: int) -> None:
+async def test_push_response_of_random_bytes_is_an_error(seed: int) -> None:
     chance = Random(f"{seed}/post")
     async with a_server(lambda _: iter([chance.randbytes(chance.randint(1, 200)), CLOSES])) as (_, post):
         for _ in range(3):
@@ -283,7 +284,7 @@ async def test_any_bytes_are_no_answer(seed: int) -> None:
                 await ask(post)
 
 
-async def test_what_nobody_asked_for_ends_the_connection() -> None:
+async def test_push_connection_is_closed_by_an_unsolicited_response() -> None:
     async with a_server(NO_CONTENT) as (server, post):
         await ask(post)
         server.writers[0].write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
@@ -295,14 +296,14 @@ async def test_what_nobody_asked_for_ends_the_connection() -> None:
 # Connections.
 
 
-async def test_who_posts_at_once_has_a_connection_each_and_all_are_used_again() -> None:
+async def test_push_requests_have_a_connection_each_when_concurrent_and_reuse_them() -> None:
     async with a_server(NO_CONTENT) as (server, post):
         for _ in range(3):
             await asyncio.gather(*(ask(post) for _ in range(7)))
         assert (server.connections, len(server.heard)) == (7, 21)
 
 
-async def test_an_idle_connection_that_was_closed_meanwhile_is_not_used() -> None:
+async def test_push_connection_that_was_closed_while_idle_is_not_reused() -> None:
     async with a_server(NO_CONTENT) as (server, post):
         await ask(post)
         server.writers[0].close()
@@ -311,7 +312,7 @@ async def test_an_idle_connection_that_was_closed_meanwhile_is_not_used() -> Non
         assert server.connections == 2
 
 
-async def test_a_connection_that_ends_as_it_is_used_again_did_not_hear_us_and_a_new_one_is_taken() -> None:
+async def test_push_on_a_reused_connection_that_ends_is_repeated_on_a_new_one() -> None:
     def say(heard: Heard) -> Said:
         return CLOSES if heard.before else EMPTY
 
@@ -323,7 +324,7 @@ async def test_a_connection_that_ends_as_it_is_used_again_did_not_hear_us_and_a_
         )
 
 
-async def test_a_connection_that_is_used_again_and_says_anything_has_heard_us() -> None:
+async def test_push_on_a_reused_connection_with_a_partial_response_is_not_repeated() -> None:
     def say(heard: Heard) -> Said | Iterator[Said]:
         return iter([b"HTTP/1.1 100 Continue\r\n\r\n", CLOSES]) if heard.before else EMPTY
 
@@ -334,14 +335,14 @@ async def test_a_connection_that_is_used_again_and_says_anything_has_heard_us() 
         assert len(server.heard) == 2
 
 
-async def test_a_new_connection_that_breaks_is_not_tried_again() -> None:
+async def test_push_on_a_new_connection_that_breaks_is_not_repeated() -> None:
     async with a_server(CLOSES) as (server, post):
         with pytest.raises(Broken):
             await ask(post)
         assert len(server.heard) == 1
 
 
-async def test_where_nobody_listens_the_app_is_away() -> None:
+async def test_push_to_a_port_without_listener_reports_the_app_as_unreachable() -> None:
     async with a_server(NO_CONTENT) as (_, post):
         await ask(post)
         port = post.port
@@ -349,7 +350,7 @@ async def test_where_nobody_listens_the_app_is_away() -> None:
         await ask(Post("127.0.0.1", port))
 
 
-async def test_where_nobody_takes_a_connection_in_time_the_app_is_away_for_nothing_was_sent() -> None:
+async def test_push_that_times_out_while_connecting_reports_the_app_as_unreachable() -> None:
     with closing(socket.socket()) as deaf, closing(socket.socket()) as first, closing(socket.socket()) as second:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
@@ -363,7 +364,7 @@ async def test_where_nobody_takes_a_connection_in_time_the_app_is_away_for_nothi
 @pytest.mark.parametrize(
     "said", [SILENCE, b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"]
 )
-async def test_who_does_not_answer_in_time_loses_the_connection_and_the_next_one_is_new(said: bytes) -> None:
+async def test_push_timeout_closes_the_connection_and_the_next_is_new(said: bytes) -> None:
     async with a_server(lambda heard: NO_CONTENT if heard.connection == 2 else said) as (server, post):
         with pytest.raises(TimeoutError):
             await ask(post, seconds=0.05)
@@ -372,7 +373,7 @@ async def test_who_does_not_answer_in_time_loses_the_connection_and_the_next_one
         assert server.connections == 2
 
 
-async def test_what_kills_who_works_it_is_sent_by_one_kept_connection_and_a_new_one_however_many_there_are() -> None:
+async def test_push_that_ends_its_connection_is_repeated_once_however_many_connections_are_idle() -> None:
     async with a_server(lambda heard: CLOSES if heard.body == b"poison" else NO_CONTENT) as (server, post):
         await asyncio.gather(*(ask(post) for _ in range(4)))
         assert server.connections == 4
@@ -381,7 +382,7 @@ async def test_what_kills_who_works_it_is_sent_by_one_kept_connection_and_a_new_
         assert [it.body for it in server.heard].count(b"poison") == 2
 
 
-async def test_an_answer_that_is_there_when_a_process_that_stood_still_goes_on_counts() -> None:
+async def test_push_response_that_arrived_while_the_process_stalled_counts() -> None:
     def still(_: Heard) -> bytes:
         time.sleep(0.2)  # the one loop of both sides: its next look finds an answer, and that the time is up
         return NO_CONTENT
@@ -390,7 +391,7 @@ async def test_an_answer_that_is_there_when_a_process_that_stood_still_goes_on_c
         assert await ask(post, seconds=0.1) == 204
 
 
-async def test_who_does_not_even_read_loses_the_connection_with_all_that_waits_to_be_sent() -> None:
+async def test_push_timeout_discards_the_unsent_part_of_the_request() -> None:
     given_up, read, ended = asyncio.Event(), [0], asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -406,13 +407,13 @@ async def test_who_does_not_even_read_loses_the_connection_with_all_that_waits_t
     with pytest.raises(TimeoutError):
         await ask(post, bytes(50_000_000), seconds=0.05)
     given_up.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await ended.wait()
     assert read[0] < 50_000_000
     server.close()
 
 
-async def test_who_waits_no_more_leaves_no_connection_behind() -> None:
+async def test_push_that_is_cancelled_closes_its_connection() -> None:
     async with a_server(lambda heard: NO_CONTENT if heard.connection == 2 else SILENCE) as (server, post):
         asking = asyncio.create_task(ask(post))
         await server.until(lambda: bool(server.heard))
@@ -423,7 +424,7 @@ async def test_who_waits_no_more_leaves_no_connection_behind() -> None:
         assert await ask(post) == 204
 
 
-async def test_an_answer_may_come_before_all_was_sent() -> None:
+async def test_push_response_may_arrive_before_the_request_is_complete() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -438,7 +439,7 @@ async def test_an_answer_may_come_before_all_was_sent() -> None:
     server.close()
 
 
-async def test_an_answer_before_all_was_sent_ends_a_connection_that_the_app_keeps_open() -> None:
+async def test_push_response_before_the_request_is_complete_closes_the_connection() -> None:
     ended = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -455,12 +456,12 @@ async def test_an_answer_before_all_was_sent_ends_a_connection_that_the_app_keep
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     post = Post(*server.sockets[0].getsockname())
     assert await ask(post, bytes(20_000_000)) == 413
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await ended.wait()
     server.close()
 
 
-async def test_closed_it_keeps_no_connection_not_even_one_that_is_in_use() -> None:
+async def test_push_client_that_is_closed_keeps_neither_idle_nor_busy_connections() -> None:
     async with a_server(lambda heard: SILENCE if heard.body == b"held" else NO_CONTENT) as (server, post):
         asking = asyncio.create_task(ask(post, b"held"))
         await server.until(lambda: bool(server.heard))

@@ -46,17 +46,17 @@ def finish(taken: Taken) -> None:
         taken.window.done(taken.delivery, message)
 
 
-def test_queues_take_turns_in_the_order_in_which_they_were_offered() -> None:
+def test_delivery_turns_follow_the_order_in_which_queues_were_offered() -> None:
     assert turns(a_shelf(B, A, C, messages=2)) == [B, A, C, B, A, C]
 
 
-def test_a_queue_that_is_offered_again_keeps_its_turn() -> None:
+def test_delivery_turn_is_kept_by_a_queue_that_is_offered_again() -> None:
     shelf = a_shelf(A, B)
     shelf.offer(A, a_window(A))
     assert turns(shelf, most=3) == [A, B, A]
 
 
-def test_a_queue_that_has_nothing_is_passed_over_until_it_is_offered_again() -> None:
+def test_delivery_skips_an_empty_queue_until_it_is_offered_again() -> None:
     shelf, window = a_shelf(A, B, messages=1), a_window(C, 0)
     shelf.offer(C, window)
     assert turns(shelf) == [A, B]
@@ -66,13 +66,13 @@ def test_a_queue_that_has_nothing_is_passed_over_until_it_is_offered_again() -> 
     assert turns(shelf) == [C]
 
 
-def test_what_is_taken_together_is_as_much_as_is_said_of_the_queue() -> None:
+def test_delivery_has_at_most_the_batch_size_of_its_queue() -> None:
     shelf = a_shelf(A, B, messages=5)
     taken = [shelf.take(0.0, lambda queue: 3 if queue == A else 1) for _ in range(4)]
     assert [len(it.delivery.messages) for it in taken if it] == [3, 1, 2, 1]
 
 
-def test_an_orderly_queue_has_its_next_turn_when_it_is_offered_after_the_end() -> None:
+def test_orderly_queue_has_its_next_turn_when_it_is_offered_after_its_delivery_ends() -> None:
     shelf = a_shelf(A, orderly=True)
     taken = shelf.take(0.0, one)
     assert taken
@@ -84,7 +84,7 @@ def test_an_orderly_queue_has_its_next_turn_when_it_is_offered_after_the_end() -
 
 
 @pytest.mark.parametrize("free", [0, -3])
-def test_nothing_begins_where_no_more_may_be_open(free: int) -> None:
+def test_delivery_does_not_start_without_a_free_slot(free: int) -> None:
     shelf = a_shelf(A)
     assert shelf.take(0.0, one, free) is None
     assert turns(shelf, 1) == [A]
@@ -96,12 +96,12 @@ def test_nothing_begins_where_no_more_may_be_open(free: int) -> None:
 @pytest.mark.parametrize(
     ("slots", "share"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (10, 8), (16, 12), (100, 75), (1000, 750)]
 )
-def test_a_queue_alone_gets_three_quarters_of_all(slots: int, share: int) -> None:
+def test_delivery_share_of_a_single_queue_is_three_quarters_of_the_slots(slots: int, share: int) -> None:
     assert len(turns(a_shelf(A, messages=2000), slots, every=slots)) == share
 
 
 @pytest.mark.parametrize(("slots", "hanging"), [(4, 1), (16, 1), (16, 4), (64, 15), (500, 7), (500, 124)])
-def test_queues_that_hang_one_after_the_other_leave_something_for_the_next(slots: int, hanging: int) -> None:
+def test_delivery_slots_remain_for_the_next_queue_after_others_hang_in_turn(slots: int, hanging: int) -> None:
     shelf, taken = a_shelf(), list[Queue]()
     for number in range(hanging):
         queue = Queue("hangs", "broker-a", number)
@@ -112,12 +112,12 @@ def test_queues_that_hang_one_after_the_other_leave_something_for_the_next(slots
     assert turns(shelf, slots - len(taken), every=slots)[:1] == [D]
 
 
-def test_two_queues_that_hang_together_have_as_much_each() -> None:
+def test_delivery_slots_are_shared_equally_by_two_queues_that_hang() -> None:
     taken = turns(a_shelf(A, B), 80, every=80)
     assert (taken.count(A), taken.count(B)) == (30, 30)
 
 
-def test_who_had_its_share_has_its_turn_when_others_have_ended() -> None:
+def test_delivery_turn_returns_to_a_queue_at_its_share_when_a_delivery_ends() -> None:
     shelf = a_shelf(A)
     taken = [it for it in (shelf.take(0.0, one, 4 - number, 4) for number in range(4)) if it]
     assert len(taken) == 3
@@ -125,11 +125,11 @@ def test_who_had_its_share_has_its_turn_when_others_have_ended() -> None:
     assert turns(shelf, 2, every=4) == [A]
 
 
-def test_without_a_limit_there_is_no_share() -> None:
+def test_delivery_share_is_unlimited_without_a_slot_limit() -> None:
     assert len(turns(a_shelf(A, messages=500))) == 500
 
 
-def test_a_queue_that_was_given_anew_delivers_from_what_it_is_now() -> None:
+def test_delivery_uses_the_latest_window_of_a_queue() -> None:
     shelf, before, now = a_shelf(), a_window(A, 0), a_window(A, 1)
     shelf.offer(A, before)
     shelf.offer(A, now)
@@ -141,7 +141,7 @@ def test_a_queue_that_was_given_anew_delivers_from_what_it_is_now() -> None:
 # What may not deliver.
 
 
-def test_a_queue_that_may_not_is_looked_at_no_more_until_it_is_offered_again() -> None:
+def test_delivery_skips_a_forbidden_queue_until_it_is_offered_again() -> None:
     allowed = {B}
     shelf, window = a_shelf(B, messages=1, allowed=allowed), a_window(A)
     shelf.offer(A, window)
@@ -153,7 +153,7 @@ def test_a_queue_that_may_not_is_looked_at_no_more_until_it_is_offered_again() -
     assert turns(shelf, most=2) == [A, A]
 
 
-def test_a_queue_that_has_its_share_is_not_even_asked_whether_it_may() -> None:
+def test_delivery_permission_is_not_checked_for_a_queue_at_its_share() -> None:
     asked: list[Queue] = []
 
     def may(queue: Queue) -> bool:
@@ -168,18 +168,18 @@ def test_a_queue_that_has_its_share_is_not_even_asked_whether_it_may() -> None:
     assert len(asked) == before
 
 
-def test_what_is_withdrawn_has_no_turn() -> None:
+def test_delivery_skips_a_withdrawn_queue() -> None:
     shelf = a_shelf(A, B, messages=1)
     shelf.withdraw(A)
     shelf.withdraw(C)
     assert turns(shelf) == [B]
 
 
-def test_an_empty_shelf_gives_nothing() -> None:
+def test_delivery_is_none_without_queues() -> None:
     assert a_shelf().take(0.0, one) is None
 
 
-def test_who_asks_whether_a_queue_may_can_have_all_of_them_withdrawn() -> None:
+def test_delivery_permission_check_may_withdraw_all_queues() -> None:
     def may(_: Queue) -> bool:
         for queue in (A, B, C):
             shelf.withdraw(queue)

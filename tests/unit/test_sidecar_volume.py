@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from ground.poll import PATIENCE_SECONDS
 from rota.documents import PACKED, PLAIN
 from rota.sidecar.volume import DATA, SETTINGS, Files, Volume
 
 NEVER, AT_ONCE = 3600.0, 0.001
-LIMIT = 60.0  # after it a test has failed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify and /proc are Linux's")
 
@@ -67,12 +67,14 @@ def open_files() -> int:
 # Reading
 
 
-def test_without_a_folder_there_is_nothing_and_nothing_to_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_config_map_folder_that_is_missing_reads_as_none_and_logs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert Volume(tmp_path / "away").read() is None
     assert caplog.messages == []
 
 
-def test_what_is_not_there_is_absent(tmp_path: Path) -> None:
+def test_config_map_files_that_are_missing_read_as_absent(tmp_path: Path) -> None:
     volume = Volume(tmp_path)
     assert volume.read() == Files()
     swap(tmp_path, {})
@@ -83,7 +85,7 @@ def test_what_is_not_there_is_absent(tmp_path: Path) -> None:
     assert volume.read() == Files(None, b"\x1f\x8b")
 
 
-def test_a_plain_folder_and_one_of_links_are_read_too(tmp_path: Path) -> None:
+def test_config_map_reader_accepts_a_plain_folder_and_one_of_links(tmp_path: Path) -> None:
     for name, content in of(2).items():
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         (tmp_path / "elsewhere" / name).write_bytes(content)
@@ -94,12 +96,12 @@ def test_a_plain_folder_and_one_of_links_are_read_too(tmp_path: Path) -> None:
     assert Volume(tmp_path / "elsewhere").read() == Volume(linked).read() == read_of(2)
 
 
-def test_the_plain_assignment_is_read_where_both_are_there_as_the_operator_does(tmp_path: Path) -> None:
+def test_config_map_with_both_assignments_yields_the_uncompressed_one(tmp_path: Path) -> None:
     swap(tmp_path, {PLAIN: b"plain", PACKED: b"packed"})
     assert Volume(tmp_path).read() == Files(None, b"plain")
 
 
-def test_the_link_counts_and_not_what_stands_beside_it(tmp_path: Path) -> None:
+def test_config_map_data_link_takes_precedence_over_files_next_to_it(tmp_path: Path) -> None:
     swap(tmp_path, of(2))
     for name in of(2):
         (tmp_path / name).unlink()
@@ -107,7 +109,9 @@ def test_the_link_counts_and_not_what_stands_beside_it(tmp_path: Path) -> None:
     assert Volume(tmp_path).read() == read_of(2)
 
 
-def test_a_link_that_leads_nowhere_is_nothing_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / DATA).symlink_to("..2026")
     (tmp_path / SETTINGS).write_bytes(b"beside it")
     volume = Volume(tmp_path)
@@ -119,7 +123,7 @@ def test_a_link_that_leads_nowhere_is_nothing_and_told_once(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("where", ["", SETTINGS, DATA])
-def test_what_cannot_be_read_is_nothing_and_told_once_until_it_can(
+def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     folder = tmp_path / "documents"
@@ -145,7 +149,7 @@ def test_what_cannot_be_read_is_nothing_and_told_once_until_it_can(
     assert all("a directory" in message and str(folder) in message for message in caplog.messages)
 
 
-def test_both_files_are_of_one_generation_however_often_it_is_swapped(tmp_path: Path) -> None:
+def test_config_map_files_are_of_one_generation_however_often_they_are_swapped(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
     numbers = range(1, 1001)
 
@@ -166,7 +170,7 @@ def test_both_files_are_of_one_generation_however_often_it_is_swapped(tmp_path: 
     assert volume.read() == read_of(1000)
 
 
-def test_a_folder_that_comes_and_goes_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_config_map_folder_that_comes_and_goes_is_read_completely_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
 
     def come_and_go() -> None:
@@ -186,7 +190,7 @@ def test_a_folder_that_comes_and_goes_is_read_whole_or_not_at_all(tmp_path: Path
 
 
 @linux
-def test_reading_leaves_nothing_open(tmp_path: Path) -> None:
+def test_config_map_reader_leaves_no_file_open(tmp_path: Path) -> None:
     swap(tmp_path, of(2))
     (tmp_path / "wrong" / SETTINGS).mkdir(parents=True)
     before = open_files()
@@ -230,7 +234,7 @@ async def told(volume: Volume) -> AsyncGenerator[asyncio.Queue[Files | None], No
 
     following = asyncio.create_task(follow())
     try:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             yield found
     finally:
         following.cancel()
@@ -238,7 +242,7 @@ async def told(volume: Volume) -> AsyncGenerator[asyncio.Queue[Files | None], No
         assert following.cancelled()
 
 
-async def test_the_start_is_a_change(tmp_path: Path) -> None:
+async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) -> None:
     swap(tmp_path, of(2))
     for folder, files in ((tmp_path / "away", None), (tmp_path, read_of(2))):
         async with told(Volume(folder, alone=NEVER, besides=NEVER)) as found:
@@ -247,7 +251,7 @@ async def test_the_start_is_a_change(tmp_path: Path) -> None:
 
 @linux
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
-async def test_each_swap_is_one_change(tmp_path: Path, besides: float) -> None:
+async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
     async with told(Volume(tmp_path, alone=NEVER, besides=besides)) as found:
         for number in range(0, 20, 2):
@@ -257,7 +261,7 @@ async def test_each_swap_is_one_change(tmp_path: Path, besides: float) -> None:
 
 @linux
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
-async def test_a_burst_is_one_change(tmp_path: Path, besides: float) -> None:
+async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
     async with told(Volume(tmp_path, alone=NEVER, besides=besides)) as found:
         assert await found.get() == read_of(0)
@@ -269,10 +273,10 @@ async def test_a_burst_is_one_change(tmp_path: Path, besides: float) -> None:
 
 
 @linux
-async def test_nothing_is_missed_between_turns(tmp_path: Path) -> None:
+async def test_config_map_watch_misses_no_swap_between_iterations(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
     volume = Volume(tmp_path, alone=NEVER, besides=NEVER)
-    async with asyncio.timeout(LIMIT), aclosing(volume.changes()) as changes:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
         await anext(changes)
         swap(tmp_path, of(1))  # after the turn, before the next is asked for
         await anext(changes)
@@ -284,7 +288,7 @@ def most_events() -> int:
 
 
 @linux
-async def test_what_inotify_lost_is_a_change(tmp_path: Path) -> None:
+async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
     (tmp_path / "this").touch()
     async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
@@ -297,7 +301,7 @@ async def test_what_inotify_lost_is_a_change(tmp_path: Path) -> None:
 
 
 @linux
-async def test_files_of_a_plain_folder_are_told_when_they_are_whole_and_when_they_go(tmp_path: Path) -> None:
+async def test_config_map_watch_of_a_plain_folder_reports_complete_files_and_deletions(tmp_path: Path) -> None:
     async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
         assert await found.get() == Files()
         (tmp_path / SETTINGS).write_bytes(b"s")
@@ -310,7 +314,7 @@ async def test_files_of_a_plain_folder_are_told_when_they_are_whole_and_when_the
 
 
 @linux
-async def test_other_files_are_no_change(tmp_path: Path) -> None:
+async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
     volume = Counted(tmp_path, besides=AT_ONCE)
     async with told(volume) as found:
         assert await found.get() == Files()
@@ -320,7 +324,7 @@ async def test_other_files_are_no_change(tmp_path: Path) -> None:
 
 
 @linux
-async def test_what_was_written_anew_is_told_though_it_looks_the_same(tmp_path: Path) -> None:
+async def test_config_map_watch_reports_a_rewrite_with_equal_content(tmp_path: Path) -> None:
     # On an older kernel two writes within 4 ms bear one time.
     (tmp_path / SETTINGS).write_bytes(b"s")
     async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
@@ -330,7 +334,7 @@ async def test_what_was_written_anew_is_told_though_it_looks_the_same(tmp_path: 
 
 
 @linux
-async def test_an_empty_folder_is_told_when_it_comes_and_when_it_goes(tmp_path: Path) -> None:
+async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
     async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
         assert await found.get() is None
@@ -340,7 +344,7 @@ async def test_an_empty_folder_is_told_when_it_comes_and_when_it_goes(tmp_path: 
         assert await found.get() is None
 
 
-async def test_looking_alone_tells_nothing(tmp_path: Path) -> None:
+async def test_config_map_watch_reports_nothing_when_polling_finds_no_change(tmp_path: Path) -> None:
     swap(tmp_path / "there", of(0))
     for folder in (tmp_path / "there", tmp_path / "away"):
         volume = Counted(folder, alone=AT_ONCE, besides=AT_ONCE)
@@ -352,7 +356,7 @@ async def test_looking_alone_tells_nothing(tmp_path: Path) -> None:
 
 @linux
 @pytest.mark.parametrize("moved", [False, True])
-async def test_a_folder_may_come_and_go_and_come_again(
+async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     moved: bool,  # noqa: FBT001 - a case
@@ -377,7 +381,7 @@ async def test_a_folder_may_come_and_go_and_come_again(
 
 
 @linux
-async def test_what_inotify_cannot_tell_is_seen_all_the_same(tmp_path: Path) -> None:
+async def test_config_map_watch_detects_by_polling_changes_that_inotify_cannot_report(tmp_path: Path) -> None:
     folder = tmp_path / "pod" / "documents"
     swap(folder, of(0))
     async with told(Volume(folder, alone=NEVER, besides=AT_ONCE)) as found:
@@ -406,13 +410,13 @@ def no_more_open_files() -> Iterator[None]:
 
 
 @linux
-async def test_without_inotify_it_looks_and_takes_it_when_it_can_be_had(
+async def test_config_map_watch_without_inotify_polls_until_it_is_available(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     swap(tmp_path, of(0))
     prepare(tmp_path, of(2))
     volume = Volume(tmp_path, alone=AT_ONCE, besides=NEVER)
-    async with asyncio.timeout(LIMIT), aclosing(volume.changes()) as changes:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
         with no_more_open_files():
             await anext(changes)
             show(tmp_path)
@@ -427,7 +431,7 @@ async def test_without_inotify_it_looks_and_takes_it_when_it_can_be_had(
     assert "Too many open files" in reading
 
 
-async def test_a_file_in_place_of_the_folder_is_no_error(tmp_path: Path) -> None:
+async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
     folder.touch()
     async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
@@ -440,7 +444,7 @@ async def test_a_file_in_place_of_the_folder_is_no_error(tmp_path: Path) -> None
 
 
 @linux
-async def test_several_may_follow_and_nothing_stays_open(tmp_path: Path) -> None:
+async def test_config_map_watch_supports_two_followers_and_leaves_no_file_open(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
     volume = Volume(tmp_path, alone=NEVER, besides=NEVER)
     before = open_files()

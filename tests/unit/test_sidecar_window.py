@@ -69,24 +69,24 @@ def to_commit(window: Window) -> int | None:
 # Handing out
 
 
-def test_messages_are_handed_out_in_order_and_each_once() -> None:
+def test_window_delivers_messages_in_order_and_each_once() -> None:
     window = a_window(0, 1, 2, 3, 4)
     assert [offsets_of(window.take(2, 0.0)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
 
 
-def test_where_nothing_is_fetched_no_delivery_begins() -> None:
+def test_window_without_messages_starts_no_delivery() -> None:
     window = a_window()
     assert window.take(32, 0.0) is None
     assert window.empty
 
 
-def test_what_was_fetched_before_is_passed_over() -> None:
+def test_window_ignores_messages_that_were_fetched_before() -> None:
     window = a_window(0, 1, 2)
     window.put(3, a_pull(1, 2, 3, 4))
     assert offsets_of(window.take(32, 0.0)) == [0, 1, 2, 3, 4]
 
 
-def test_an_answer_never_leads_back() -> None:
+def test_window_next_offset_never_goes_back_with_a_pull() -> None:
     window = a_window(0, 1, 2)
     window.put(3, a_pull(then=2))
     assert window.next == 3
@@ -94,13 +94,13 @@ def test_an_answer_never_leads_back() -> None:
     assert window.next == 5
 
 
-def test_a_queue_is_concurrent_unless_told_otherwise() -> None:
+def test_window_is_concurrent_by_default() -> None:
     window = Window(next=0)
     window.put(0, a_pull(0, 1))
     assert [offsets_of(window.take(1, 0.0)) for _ in range(2)] == [[0], [1]]
 
 
-def test_an_orderly_queue_has_one_open_delivery_at_a_time() -> None:
+def test_orderly_queue_has_one_open_delivery_at_a_time() -> None:
     window = a_window(0, 1, 2, 3, orderly=True)
     delivery = taken(window, 2)
     assert window.take(2, 0.0) is None
@@ -110,7 +110,7 @@ def test_an_orderly_queue_has_one_open_delivery_at_a_time() -> None:
     assert offsets_of(window.take(2, 0.0)) == [2, 3]
 
 
-def test_what_comes_back_goes_first_again_in_its_order_and_alone() -> None:
+def test_orderly_queue_repeats_returned_messages_first_in_order_and_one_by_one() -> None:
     window = a_window(0, 1, 2, 3, 4, orderly=True)
     delivery = taken(window, 4)
     finish(window, delivery, 0, 2)
@@ -123,13 +123,13 @@ def test_what_comes_back_goes_first_again_in_its_order_and_alone() -> None:
     assert offsets_of(window.take(32, 0.0)) == [4]
 
 
-def test_fresh_messages_go_together_beside_what_came_back() -> None:
+def test_window_delivers_returned_messages_one_by_one_and_new_ones_together() -> None:
     window = a_window(0, 1, 2, 3)
     bring_back(window, taken(window, 2), 0, 1)
     assert [offsets_of(window.take(2, 0.0)) for _ in range(3)] == [[0], [1], [2, 3]]
 
 
-def test_an_orderly_queue_waits_until_all_that_came_back_may_be_tried() -> None:
+def test_orderly_queue_waits_until_all_returned_messages_may_be_retried() -> None:
     window = a_window(0, 1, 2, orderly=True)
     delivery = taken(window, 2)
     bring_back(window, delivery, 0, until=5.0)
@@ -139,7 +139,7 @@ def test_an_orderly_queue_waits_until_all_that_came_back_may_be_tried() -> None:
     assert offsets_of(window.take(1, 5.0)) == [0]
 
 
-def test_what_nobody_would_have_does_not_hold_up_a_concurrent_queue() -> None:
+def test_window_of_a_concurrent_queue_is_not_blocked_by_messages_awaiting_retry() -> None:
     window = a_window(0, 1, 2, 3)
     bring_back(window, taken(window, 2), 0, 1, until=5.0)
     assert offsets_of(window.take(1, 4.9)) == [2]
@@ -148,7 +148,7 @@ def test_what_nobody_would_have_does_not_hold_up_a_concurrent_queue() -> None:
     assert offsets_of(window.take(9, 5.0)) == [3]
 
 
-def test_what_may_be_tried_sooner_comes_sooner() -> None:
+def test_window_delivers_first_the_message_that_may_be_retried_first() -> None:
     window = a_window(0, 1)
     delivery = taken(window)
     bring_back(window, delivery, 0, until=7.0)
@@ -156,13 +156,13 @@ def test_what_may_be_tried_sooner_comes_sooner() -> None:
     assert offsets_of(window.take(9, 5.0)) == [1]
 
 
-def test_what_comes_back_may_have_another_attempt() -> None:
+def test_window_keeps_the_attempt_of_a_returned_message() -> None:
     window = a_window(0, orderly=True)
     window.back(taken(window), Message(Q, 0, b"x" * 10, {}, attempt=1), 0.0)
     assert [message.attempt for message in taken(window).messages] == [1]
 
 
-def test_an_end_that_is_told_twice_counts_once() -> None:
+def test_window_counts_repeated_ends_of_a_message_once() -> None:
     window = a_window(0, 1)
     first = taken(window)
     bring_back(window, first, 0)
@@ -178,13 +178,13 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
 # Committing
 
 
-def test_a_start_that_the_broker_does_not_have_is_committed() -> None:
+def test_offset_commit_includes_a_start_that_the_broker_does_not_have() -> None:
     assert to_commit(Window(next=7)) == 7
     assert to_commit(Window(next=7, committed=7)) is None
     assert to_commit(Window(next=7, committed=3)) == 7
 
 
-def test_the_lowest_unfinished_offset_is_committed_whatever_ends_first() -> None:
+def test_offset_commit_is_the_lowest_unfinished_offset_whatever_ends_first() -> None:
     window = a_window(0, 1, 2, 3)
     one, other = taken(window, 2), taken(window, 2)
     told = []
@@ -194,7 +194,7 @@ def test_the_lowest_unfinished_offset_is_committed_whatever_ends_first() -> None
     assert told == [None, None, 2, 4]
 
 
-def test_a_gap_is_passed_once_what_lies_before_it_is_finished() -> None:
+def test_offset_commit_passes_a_gap_once_the_messages_before_it_are_finished() -> None:
     window = a_window(5, 9, then=40)
     assert to_commit(window) == 5
     delivery = taken(window)
@@ -204,11 +204,11 @@ def test_a_gap_is_passed_once_what_lies_before_it_is_finished() -> None:
     assert to_commit(window) == 40
 
 
-def test_where_everything_was_filtered_out_the_next_offset_is_committed() -> None:
+def test_offset_commit_is_the_next_offset_where_every_message_was_filtered_out() -> None:
     assert to_commit(a_window(then=64)) == 64
 
 
-def test_what_came_back_is_not_passed() -> None:
+def test_offset_commit_does_not_pass_a_returned_message() -> None:
     window = a_window(0, 1, 2)
     delivery = taken(window)
     bring_back(window, delivery, 1)
@@ -218,7 +218,7 @@ def test_what_came_back_is_not_passed() -> None:
     assert to_commit(window) == 3
 
 
-def test_what_is_answered_is_not_committed_again() -> None:
+def test_offset_commit_that_was_answered_is_not_repeated() -> None:
     window = a_window(0, 1)
     delivery = taken(window)
     finish(window, delivery, 0)
@@ -233,7 +233,7 @@ def test_what_is_answered_is_not_committed_again() -> None:
 # Stopping
 
 
-def test_a_stopped_window_hands_out_nothing_and_is_empty_once_the_last_delivery_ends() -> None:
+def test_window_that_is_stopped_starts_no_delivery_and_is_empty_after_its_last_one() -> None:
     window = a_window(0, 1, 2, 3)
     delivery = taken(window, 2)
     window.stop()
@@ -243,7 +243,7 @@ def test_a_stopped_window_hands_out_nothing_and_is_empty_once_the_last_delivery_
     assert window.empty
 
 
-def test_what_was_never_handed_out_is_forgotten_and_not_committed() -> None:
+def test_window_that_is_stopped_discards_undelivered_messages_without_committing() -> None:
     window = a_window(0, 1, 5, 6, then=9)
     delivery = taken(window, 2)
     window.stop()
@@ -252,7 +252,7 @@ def test_what_was_never_handed_out_is_forgotten_and_not_committed() -> None:
     assert (window.buffered, window.bytes, to_commit(window)) == (0, 0, 5)
 
 
-def test_what_was_filtered_out_is_committed_by_a_stopped_window_too() -> None:
+def test_offset_commit_of_a_stopped_window_passes_filtered_messages() -> None:
     window = a_window(0, then=9)
     delivery = taken(window)
     window.stop()
@@ -260,7 +260,7 @@ def test_what_was_filtered_out_is_committed_by_a_stopped_window_too() -> None:
     assert to_commit(window) == 9
 
 
-def test_a_delivery_that_is_cut_is_not_committed() -> None:
+def test_offset_commit_does_not_pass_messages_of_a_cut_delivery() -> None:
     window = a_window(0, 1, 2)
     delivery = taken(window)
     window.stop()
@@ -272,7 +272,7 @@ def test_a_delivery_that_is_cut_is_not_committed() -> None:
     assert to_commit(window) == 1
 
 
-def test_a_pull_that_ends_after_the_stop_leaves_no_hole() -> None:
+def test_window_that_was_stopped_has_no_gap_after_a_late_pull() -> None:
     window = a_window(0, 1, 2)
     taken(window, 1)
     window.stop()
@@ -286,7 +286,7 @@ def test_a_pull_that_ends_after_the_stop_leaves_no_hole() -> None:
     assert offsets_of(window.take(32, 0.0)) == [1, 2, 3]
 
 
-def test_a_resumed_window_goes_on_with_what_is_open() -> None:
+def test_window_that_is_resumed_continues_its_open_delivery() -> None:
     window = a_window(0, 1, orderly=True)
     delivery = taken(window, 1)
     window.stop()
@@ -303,7 +303,7 @@ def test_a_resumed_window_goes_on_with_what_is_open() -> None:
 # Resetting
 
 
-def test_a_reset_forgets_everything_and_commits_where_it_led() -> None:
+def test_window_reset_discards_everything_and_commits_the_new_offset() -> None:
     window = a_window(0, 1, 2, 3)
     bring_back(window, taken(window, 2), 0, 1, until=9.0)
     window.reset(100)
@@ -311,7 +311,7 @@ def test_a_reset_forgets_everything_and_commits_where_it_led() -> None:
     assert window.take(32, 9.0) is None
 
 
-def test_it_goes_on_where_the_group_is_that_has_passed_it_and_what_is_open_finishes_nothing() -> None:
+def test_window_that_the_group_has_passed_continues_at_the_groups_offset() -> None:
     window = a_window(0, 1, 2)
     delivery = taken(window, 1)
     finish(window, delivery)
@@ -323,7 +323,7 @@ def test_it_goes_on_where_the_group_is_that_has_passed_it_and_what_is_open_finis
     assert (window.next, window.committed, to_commit(window), window.empty) == (7, 7, None, True)
 
 
-def test_where_the_group_is_means_nothing_once_somebody_has_set_it() -> None:
+def test_window_reset_voids_the_groups_offset_read_after_an_earlier_commit() -> None:
     window = a_window(0, 1, 2)
     finish(window, taken(window))
     commit = window.to_commit()
@@ -333,7 +333,7 @@ def test_where_the_group_is_means_nothing_once_somebody_has_set_it() -> None:
     assert window.next == 1
 
 
-def test_attempts_are_forgotten_with_the_message_and_with_a_reset() -> None:
+def test_window_forgets_attempts_with_the_message_and_with_a_reset() -> None:
     window = a_window(0, 1)
     window.tried |= {0: 3, 1: 2}
     finish(window, taken(window, 1))
@@ -342,13 +342,13 @@ def test_attempts_are_forgotten_with_the_message_and_with_a_reset() -> None:
     assert window.tried == {}
 
 
-def test_a_queue_has_no_more_room_than_its_part_of_the_memory() -> None:
+def test_memory_limit_of_a_queue_is_at_most_its_share() -> None:
     buffer = Buffer(mebibytes_per_queue=100, mebibytes_per_topic=50)
     assert Limits.of(buffer, 5).bytes == 10 * MEBIBYTE
     assert Limits.of(buffer, 5, 3.5 * MEBIBYTE).bytes == 3.5 * MEBIBYTE
 
 
-def test_of_the_next_messages_those_fit_whose_bodies_have_the_size_together_and_one_always_does() -> None:
+def test_window_fits_the_next_messages_up_to_a_total_body_size_but_at_least_one() -> None:
     window = Window(next=0)
     assert window.fit(32, 100) == 1
     window.put(0, Pulled((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
@@ -390,7 +390,7 @@ def test_memory_of_a_finished_message_is_free_while_others_of_its_delivery_are_o
     assert offsets_of(delivery) == [1]
 
 
-def test_what_was_finished_before_a_reset_is_unfinished_after_it() -> None:
+def test_window_reset_makes_finished_messages_unfinished() -> None:
     window = a_window(0, 1, 2)
     finish(window, taken(window), 1)
     window.reset(0)
@@ -399,13 +399,13 @@ def test_what_was_finished_before_a_reset_is_unfinished_after_it() -> None:
     assert (window.committable, window.buffered) == (1, 2)
 
 
-def test_a_start_that_was_read_from_the_broker_is_not_committed_again() -> None:
+def test_offset_commit_omits_a_start_that_was_read_from_the_broker() -> None:
     window = a_window(0)
     window.reset(100, committed=100)
     assert to_commit(window) is None
 
 
-def test_an_orderly_queue_does_not_wait_for_what_a_reset_has_made_void() -> None:
+def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
     window = a_window(0, orderly=True)
     bring_back(window, taken(window), 0, until=9.0)
     window.reset(0)
@@ -413,13 +413,13 @@ def test_an_orderly_queue_does_not_wait_for_what_a_reset_has_made_void() -> None
     assert offsets_of(window.take(1, 1.0)) == [0]
 
 
-def test_a_pull_that_says_so_resets() -> None:
+def test_window_reset_can_come_with_a_pull() -> None:
     window = a_window(0, 1)
     window.put(2, a_pull(then=50, moved=Moved.RESET))
     assert (window.buffered, window.next, to_commit(window)) == (0, 50, 50)
 
 
-def test_what_the_broker_keeps_no_more_is_finished_first() -> None:
+def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_broker() -> None:
     window = a_window(0, 1)
     delivery = taken(window, 1)
     window.put(2, a_pull(then=50, moved=Moved.OUTSIDE))
@@ -431,21 +431,21 @@ def test_what_the_broker_keeps_no_more_is_finished_first() -> None:
 
 
 @pytest.mark.parametrize(("there", "start"), [(90, 50), (50, 50), (7, 7)])
-def test_nothing_unfinished_is_passed_where_a_queue_lost_its_end(there: int, start: int) -> None:
+def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(there: int, start: int) -> None:
     window = a_window(*range(50, 100))
     bring_back(window, taken(window, 1), 50)
     window.put(100, a_pull(then=there, moved=Moved.OUTSIDE))
     assert (window.buffered, window.next, window.committable) == (0, start, start)
 
 
-def test_where_a_queue_has_nothing_any_more_and_nothing_was_fetched_it_goes_on_at_once() -> None:
+def test_window_without_messages_passes_a_range_deleted_by_the_broker_at_once() -> None:
     window = a_window()
     window.put(window.next, a_pull(then=50, moved=Moved.OUTSIDE))
     assert (window.next, to_commit(window)) == (50, 50)
 
 
 @pytest.mark.parametrize(("moved", "following"), [(Moved.OUTSIDE, 1), (Moved.RESET, 50)])
-def test_a_stopped_window_hears_of_a_reset_only(moved: Moved, following: int) -> None:
+def test_window_that_is_stopped_moves_with_a_reset_only(moved: Moved, following: int) -> None:
     window = a_window(0, 1)
     taken(window, 1)
     window.stop()
@@ -453,7 +453,7 @@ def test_a_stopped_window_hears_of_a_reset_only(moved: Moved, following: int) ->
     assert window.next == following
 
 
-def test_that_another_place_is_outside_means_nothing() -> None:
+def test_window_ignores_an_outside_response_for_another_offset() -> None:
     window = a_window(0, 1)
     window.reset(7)
     window.put(2, a_pull(then=50, moved=Moved.OUTSIDE))
@@ -461,7 +461,7 @@ def test_that_another_place_is_outside_means_nothing() -> None:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_the_end_of_a_delivery_from_before_a_reset_finishes_nothing(orderly: bool) -> None:  # noqa: FBT001 - a case
+def test_window_reset_voids_the_ends_of_earlier_deliveries(orderly: bool) -> None:  # noqa: FBT001 - a case
     window = a_window(0, 1, orderly=orderly)
     old = taken(window)
     window.reset(0)
@@ -472,7 +472,7 @@ def test_the_end_of_a_delivery_from_before_a_reset_finishes_nothing(orderly: boo
     assert offsets_of(window.take(32, 0.0)) == [0, 1]
 
 
-def test_a_delivery_from_before_a_reset_is_open_until_it_ends() -> None:
+def test_window_reset_leaves_earlier_deliveries_open_until_they_end() -> None:
     window = a_window(0, 1, orderly=True)
     old = taken(window, now=3.0)
     window.reset(0)
@@ -484,7 +484,7 @@ def test_a_delivery_from_before_a_reset_is_open_until_it_ends() -> None:
     assert offsets_of(window.take(1, 4.0)) == [0]
 
 
-def test_the_answer_to_a_commit_from_before_a_reset_counts_for_nothing() -> None:
+def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
     window = a_window(then=8)
     commit = window.to_commit()
     assert commit is not None
@@ -507,7 +507,7 @@ def test_the_answer_to_a_commit_from_before_a_reset_counts_for_nothing() -> None
         (Limits(span=20), None),
     ],
 )
-def test_a_window_says_why_it_is_full(limits: Limits, why: str | None) -> None:
+def test_window_that_is_full_gives_the_reason(limits: Limits, why: str | None) -> None:
     sizes = {10: MEBIBYTE, 11: MEBIBYTE - 7, 30: 7}
     for orderly in (False, True):
         window = Window(next=10, orderly=orderly)
@@ -517,26 +517,26 @@ def test_a_window_says_why_it_is_full(limits: Limits, why: str | None) -> None:
         assert window.full(limits) == (None if orderly and limits.span < 2000 else why)
 
 
-def test_an_empty_window_is_never_full() -> None:
+def test_window_without_messages_is_never_full() -> None:
     window = a_window(then=5000)
     assert window.full(Limits(messages=1, bytes=1, span=0)) is None
 
 
-def test_the_limits_are_those_of_the_reference() -> None:
+def test_window_limits_default_to_those_of_the_reference() -> None:
     assert Limits() == Limits(messages=1000, bytes=104857600, span=2000) == Limits.of(Buffer(), 3)
 
 
 @pytest.mark.parametrize(("queues", "share"), [(1, 1024), (2, 512), (3, 341), (2000, 1)])
-def test_the_limits_of_a_topic_are_shared_among_its_queues(queues: int, share: int) -> None:
+def test_window_limits_of_a_topic_are_shared_among_its_queues(queues: int, share: int) -> None:
     assert Limits.of(Buffer(messages_per_queue=7, messages_per_topic=1024), queues) == Limits(messages=share)
     assert Limits.of(Buffer(mebibytes_per_queue=7, mebibytes_per_topic=1024), queues) == Limits(bytes=share << 20)
 
 
-def test_limits_have_the_size_of_an_unpacked_body() -> None:
+def test_window_limits_include_the_size_of_a_decompressed_body() -> None:
     assert Limits.of(Buffer(mebibytes_per_message=7), 3).body == 7 * MEBIBYTE
 
 
-def test_the_limits_of_a_queue_hold_where_its_topic_has_none() -> None:
+def test_window_limits_of_a_queue_apply_where_its_topic_has_none() -> None:
     buffer = Buffer(messages_per_queue=7, mebibytes_per_queue=8)
     assert Limits.of(buffer, 3) == Limits(messages=7, bytes=8 * MEBIBYTE)
 
@@ -544,7 +544,7 @@ def test_the_limits_of_a_queue_hold_where_its_topic_has_none() -> None:
 # Reporting
 
 
-def test_it_tells_what_it_has() -> None:
+def test_window_reports_its_messages_memory_deliveries_and_offsets() -> None:
     window = a_window(3, 4, 7, then=9)
 
     def told() -> tuple[Any, ...]:
@@ -739,7 +739,7 @@ NUMBERS = st.integers(0, 6)
 
 @pytest.mark.parametrize("orderly", [False, True])
 @given(walked=st.lists(st.tuples(st.sampled_from(STEPS + SELDOM), NUMBERS, NUMBERS), max_size=80))
-def test_the_window_does_what_the_model_does(*, orderly: bool, walked: Iterable[tuple[str, int, int]]) -> None:
+def test_window_behaves_like_its_model(*, orderly: bool, walked: Iterable[tuple[str, int, int]]) -> None:
     walk = Walk(orderly=orderly)
     for step, one, other in walked:
         getattr(walk, step)(one, other)
@@ -747,7 +747,7 @@ def test_the_window_does_what_the_model_does(*, orderly: bool, walked: Iterable[
 
 
 @given(ends=st.permutations(range(24)), size=st.integers(1, 9))
-def test_in_whatever_order_deliveries_end_all_is_committed(ends: list[int], size: int) -> None:
+def test_offset_commit_covers_all_messages_in_any_order_of_delivery_ends(ends: list[int], size: int) -> None:
     window = a_window(*range(24))
     deliveries = [taken(window, size) for _ in range(0, 24, size)]
     left = set(range(24))
@@ -790,7 +790,7 @@ def test_memory_of_properties_makes_a_window_full() -> None:
     assert not window.full(Limits(bytes=4 * PROPERTIES_MEMORY + 1))
 
 
-def test_messages_fit_by_their_bodies_and_further_properties_as_they_are_encoded() -> None:
+def test_window_fits_messages_by_their_bodies_and_encoded_properties() -> None:
     window = a_window_with_properties()
     encoded_bytes = 12 * 5 * 1008
     assert window.fit(9, 3 * encoded_bytes) == 3

@@ -22,7 +22,7 @@ LEADS = shown.Operator("rota-0", "0.1.0", leads=True)
 NOBODY: Any = None  # who is not asked here
 
 
-def test_one_address_has_at_most_half_of_the_places_and_who_goes_makes_room() -> None:
+def test_api_event_streams_are_limited_per_address_and_in_total() -> None:
     hub = site.Hub()
     with ExitStack() as open_:
         for _ in range(32):
@@ -37,7 +37,7 @@ def test_one_address_has_at_most_half_of_the_places_and_who_goes_makes_room() ->
     assert hub.refuses("10.0.0.1") == ""
 
 
-async def test_other_things_go_on_while_the_lines_of_many_groups_are_made() -> None:
+async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
     brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
     names = [f"g{number}" for number in range(10 * GENTLY)]
     for name in names:
@@ -82,7 +82,7 @@ class Slow:
         raise NotImplementedError
 
 
-async def test_those_who_ask_while_lines_are_made_for_another_share_the_next_ones() -> None:
+async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
     slow, came = Slow(), asyncio.Semaphore(0)
 
     @web.middleware
@@ -124,7 +124,7 @@ async def test_those_who_ask_while_lines_are_made_for_another_share_the_next_one
         ("GET", "/v1/events?group=shop/none", 404, "There is no group shop/none, or it is not looked after"),
     ],
 )
-async def test_each_refusal_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
+async def test_api_error_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
     app = web.Application()
     app.add_routes(site.routes(Slow(), site.Hub()))
     async with TestClient(TestServer(app)) as client, client.request(method, path) as answer:
@@ -133,7 +133,7 @@ async def test_each_refusal_is_json_with_a_sentence(method: str, path: str, stat
         assert method == "HEAD" or await answer.json() == {"error": sentence}
 
 
-async def test_a_queue_that_is_given_as_nothing_is_no_queue() -> None:
+async def test_api_explain_rejects_an_empty_queue() -> None:
     brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
     brain.group_seen(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
@@ -150,7 +150,7 @@ def usual() -> Iterator[tuple[int, int, int]]:
     gc.set_threshold(*thresholds)
 
 
-def test_the_operators_process_looks_for_garbage_less_often(
+def test_memory_garbage_collector_of_the_operator_runs_less_often(
     monkeypatch: pytest.MonkeyPatch, usual: tuple[int, int, int]
 ) -> None:
     async def operate(_: run.Options) -> int:

@@ -24,7 +24,7 @@ def by_config(*ids: str) -> dict[str, Any]:
     return {"strategy": "ByConfig", "options": {"byConfig": {"members": members}}}
 
 
-def test_what_a_group_does_not_say_has_a_default() -> None:
+def test_spec_of_a_group_has_defaults() -> None:
     spec = group_spec(a_group())
     assert (spec.message_model, spec.ordering, spec.delivery.mode) == ("Clustering", "Concurrent", "Push")
     assert (spec.delivery.push.timeout, spec.delivery.buffer.messages_per_queue) == (30.0, 1000)
@@ -32,18 +32,18 @@ def test_what_a_group_does_not_say_has_a_default() -> None:
     assert spec.max_attempts == 16
 
 
-def test_an_orderly_group_tries_for_ever_unless_told_otherwise() -> None:
+def test_spec_of_an_orderly_group_retries_forever_by_default() -> None:
     assert group_spec(a_group(ordering="Orderly")).max_attempts == -1
     assert group_spec(a_group(ordering="Orderly", delivery={"retry": {"maxAttempts": 3}})).max_attempts == 3
 
 
-def test_what_a_policy_does_not_say_has_a_default() -> None:
+def test_spec_of_a_policy_has_defaults() -> None:
     spec = policy_spec({})
     assert spec == PolicySpec()
     assert (spec.strategy, spec.handover.mode, spec.triggers.resync) == ("Averagely", "Cooperative", 20.0)
 
 
-def test_the_examples_are_understood() -> None:
+def test_spec_of_every_documented_example_is_valid() -> None:
     kinds = {"ConsumerGroup": group_spec, "RebalancePolicy": policy_spec}
     documents = [body for path in EXAMPLES.glob("*.yaml") for body in yaml.safe_load_all(path.read_text())]
     assert [kinds[body["kind"]](body) for body in documents if body["kind"] in kinds]
@@ -98,7 +98,9 @@ def test_the_examples_are_understood() -> None:
         ({"delivery": {"push": {"timeout": "9" * 400 + "s"}}}, "spec.delivery.push.timeout: expected a duration"),
     ],
 )
-def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, Any], sentence: str) -> None:
+def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_field(
+    changed: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(Mistake, match=f"^{sentence}"):
         group_spec(a_group(**changed))
 
@@ -162,12 +164,14 @@ def test_a_mistake_in_a_group_is_a_sentence_with_the_field(changed: dict[str, An
         ),
     ],
 )
-def test_a_mistake_in_a_policy_is_a_sentence_with_the_field(spec: dict[str, Any], sentence: str) -> None:
+def test_spec_of_a_policy_with_a_mistake_is_rejected_with_a_sentence_naming_the_field(
+    spec: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(Mistake, match=f"^{sentence}"):
         policy_spec({"spec": spec})
 
 
-def test_a_groups_name_at_the_broker_is_its_objects_name_unless_said() -> None:
+def test_spec_group_name_at_the_broker_defaults_to_the_objects_name() -> None:
     body = a_group(subscriptions=[{"topic": "%RETRY%shop"}])
     assert group_spec(body).subscriptions[0].topic == "%RETRY%shop"  # another group's
     with pytest.raises(Mistake, match=r"%RETRY%shop is the group's own"):
@@ -175,12 +179,12 @@ def test_a_groups_name_at_the_broker_is_its_objects_name_unless_said() -> None:
 
 
 @pytest.mark.parametrize("spec", [[], 0, "", False, "Sticky"])
-def test_a_spec_that_is_none_is_no_empty_one(spec: object) -> None:
+def test_spec_that_is_no_object_is_rejected(spec: object) -> None:
     with pytest.raises(Mistake, match=r"^spec: expected object"):
         policy_spec({"spec": spec})
 
 
-def test_a_spec_without_end_is_a_sentence() -> None:
+def test_spec_with_endless_nesting_is_rejected_with_a_sentence() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]

@@ -37,7 +37,7 @@ NEAR = {"queueRooms": {"broker-a": "x"}, "memberRooms": {"a": "x"}}
     ],
 )
 @pytest.mark.parametrize("strategy", ["Averagely", "AveragelyByCircle", "Sticky", "Balanced"])
-def test_the_figures_people_know_from_the_classic_client(
+def test_strategy_shares_equal_those_of_the_classic_client(
     strategy: str, queues: int, members: int, shares: list[int]
 ) -> None:
     owners = prepared(strategy)(a_roster(queues, members))
@@ -45,22 +45,22 @@ def test_the_figures_people_know_from_the_classic_client(
 
 
 @pytest.mark.parametrize("strategy", ["Sticky", "Balanced"])
-def test_two_small_topics_leave_nobody_idle_while_somebody_has_two(strategy: str) -> None:
+def test_strategy_leaves_no_member_idle_with_two_small_topics(strategy: str) -> None:
     queues = [(topic, "b", number) for topic in ("one", "two") for number in range(2)]
     assert [len(share) for share in allocate(strategy, queues, ["m0", "m1", "m2", "m3"]).values()] == [1, 1, 1, 1]
 
 
-def test_sticky_takes_one_queue_from_each_for_a_newcomer() -> None:
+def test_sticky_takes_one_queue_from_each_owner_for_a_new_member() -> None:
     roster = a_roster(6, 3, {0: "m0", 1: "m0", 2: "m0", 3: "m1", 4: "m1", 5: "m1"})
     assert list(prepared("Sticky")(roster)) == [0, 0, 2, 1, 1, 2]
 
 
-def test_a_name_of_the_reference_client_is_understood() -> None:
+def test_strategy_accepts_names_of_the_reference_client() -> None:
     assert allocate("AVG", ORDERS, ["a", "b"]) == allocate("Averagely", ORDERS, ["a", "b"])
     assert named("CONSISTENT_HASH") == "ConsistentHash"
 
 
-def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment() -> None:
+def test_by_config_queues_option_gives_every_member_the_same_list() -> None:
     shares = allocate("CONFIG", ORDERS, ["a", "b"], options={"queues": ORDERS[:2]})
     assert shares["a"] == shares["b"] == ORDERS[:2]
 
@@ -152,7 +152,7 @@ def test_the_reference_clients_one_list_for_all_is_answered_but_is_no_assignment
         ("Custom", ORDERS, ["a"], {"name": "mine"}, r"There is no custom strategy mine: .*\(offered: none\)"),
     ],
 )
-def test_bad_input_is_a_sentence(
+def test_strategy_rejects_invalid_input_with_a_sentence(
     strategy: str, queues: Any, members: Any, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
@@ -166,23 +166,23 @@ def test_bad_input_is_a_sentence(
         ({ORDERS[0]: ["a"]}, r"The mapping of present owners has \['a'\] for orders/broker-a/0, which is no name"),
     ],
 )
-def test_present_owners_that_cannot_be_are_a_sentence(current: Any, sentence: str) -> None:
+def test_strategy_rejects_invalid_current_owners_with_a_sentence(current: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         allocate("Averagely", ORDERS, ["a"], current=current)
 
 
-def test_what_is_none_is_as_if_it_were_not_there() -> None:
+def test_strategy_accepts_none_as_current_owner_and_1000_virtual_nodes() -> None:
     assert allocate("Sticky", ORDERS, ["a"], current={ORDERS[0]: None})["a"]  # type: ignore[arg-type]
     assert allocate("ConsistentHash", ORDERS, ["a"], options={"virtualNodes": 1000})["a"]
 
 
-def test_present_owners_that_are_gone_and_queues_that_are_gone_do_not_count() -> None:
+def test_roster_ignores_current_owners_and_queues_that_no_longer_exist() -> None:
     current = {ORDERS[0]: "gone", ("orders", "gone", 0): "a", ORDERS[1]: "b"}
     assert list(Roster.of(ORDERS[:2], ["a", "b"], current).owners) == [-1, 1]
 
 
 @pytest.mark.parametrize("answer", [None, "all of it", [0, 0], [[0], [0], [0]], [0.5, 1.0, 0.0], [0, 1, 2], [0, -2, 1]])
-def test_a_custom_strategys_nonsense_is_refused(answer: object) -> None:
+def test_custom_strategy_result_that_is_invalid_is_rejected(answer: object) -> None:
     with pytest.raises(ValueError, match=r"^Custom strategy mine "):
         checked("mine", answer, a_roster(3, 2))
 
@@ -205,7 +205,7 @@ class Wordless(Exception):  # noqa: N818 - it has none
 @pytest.mark.parametrize(
     "error", [TypeError("x"), RuntimeError("x"), ValueError("x"), SystemExit(0), GeneratorExit(), Wordless()]
 )
-def test_whatever_a_custom_strategy_throws_is_a_sentence(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_strategy_exception_becomes_a_sentence(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def throw(*_: object) -> None:
         raise error
 
@@ -217,7 +217,9 @@ def test_whatever_a_custom_strategy_throws_is_a_sentence(error: BaseException, m
         allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
 
 
-def test_a_module_that_exits_as_it_is_imported_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_strategy_module_that_exits_on_import_becomes_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "exits_at_once.py").write_text("raise SystemExit(3)\n")
     point = EntryPoint("mine", "exits_at_once:mine", "rota.strategies")
     monkeypatch.syspath_prepend(tmp_path)
@@ -226,12 +228,12 @@ def test_a_module_that_exits_as_it_is_imported_is_a_sentence(tmp_path: Path, mon
         allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
 
 
-def test_who_interrupts_a_custom_strategy_means_us_too() -> None:
+def test_custom_strategy_keyboard_interrupt_is_propagated() -> None:
     with pytest.raises(KeyboardInterrupt):
         checked("mine", Throws(KeyboardInterrupt()), a_roster(3, 2))
 
 
-def test_reasons_are_given_for_all_that_can_be_allocated() -> None:
+def test_explain_accepts_every_input_that_can_be_allocated() -> None:
     roster = a_roster(2, 2)
     rooms = {"queueRooms": {"broker-a": "x"}, "memberRooms": {"m0": "x", "m1": "x"}}
     told = explain(
@@ -248,7 +250,7 @@ def test_reasons_are_given_for_all_that_can_be_allocated() -> None:
     assert "its weight cannot be so large and counts as" in told
 
 
-def test_a_reason_names_the_owner_that_is_gone_once() -> None:
+def test_explain_names_an_absent_owner_only_if_it_is_given() -> None:
     roster = a_roster(2, 2)
     owners = prepared("Sticky")(roster)
     (told,) = explain_all("Sticky", roster, owners, roster.queues[:1], present={roster.queues[0]: "old"})
@@ -258,7 +260,7 @@ def test_a_reason_names_the_owner_that_is_gone_once() -> None:
     assert "nobody owned it" in untold
 
 
-def test_present_owners_cannot_be_written_to() -> None:
+def test_roster_current_owners_array_is_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         present(a_roster())[0] = 1
 
@@ -273,20 +275,20 @@ def test_present_owners_cannot_be_written_to() -> None:
         (ORDERS, [None], "A member is named None, which is no name"),
     ],
 )
-def test_a_roster_that_cannot_be_is_a_sentence(queues: Any, members: Any, sentence: str) -> None:
+def test_roster_rejects_invalid_queues_and_members_with_a_sentence(queues: Any, members: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         Roster.of(queues, members)
 
 
-def test_one_text_is_one_member() -> None:
+def test_roster_takes_a_single_string_as_one_member() -> None:
     assert Roster.of(ORDERS, "abc").members == ("abc",)
 
 
-def test_a_custom_strategys_answer_is_taken() -> None:
+def test_custom_strategy_result_that_is_valid_is_accepted() -> None:
     assert list(checked("mine", [1, 0, -1], a_roster(3, 2))) == [1, 0, -1]
 
 
-def test_weights_that_lie_are_replaced_by_ordinary_ones() -> None:
+def test_weight_that_is_implausible_is_replaced_by_a_typical_one() -> None:
     assert trusted([1.0, 3.0, None, float("nan"), -5.0, float("inf")]) == [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
     assert trusted([1.0, 1.0, 1e12]) == [1.0, 1.0, 1000.0]
     assert trusted([0.0, 0.0], least=0.5) == [0.5, 0.5]
@@ -294,7 +296,7 @@ def test_weights_that_lie_are_replaced_by_ordinary_ones() -> None:
 
 
 @pytest.mark.parametrize("weight", [1e308, 10**400, 5e-324, 0.0])
-def test_weights_that_are_absurd_for_everybody_count_as_equal(weight: float) -> None:
+def test_balanced_treats_absurd_weights_common_to_all_as_equal(weight: float) -> None:
     weights = {"memberWeights": dict.fromkeys("ab", weight), "queueWeights": dict.fromkeys(ORDERS, weight)}
     shares = allocate("Balanced", ORDERS, ["a", "b"], options=weights)
     assert [len(share) for share in shares.values()] == [4, 4]
@@ -344,7 +346,7 @@ RATES = {Queue("orders", "broker-a", number): rate for number, rate in enumerate
         ),
     ],
 )
-def test_each_strategy_says_why(strategy: str, options: dict[str, Any], sentence: str) -> None:
+def test_explain_gives_the_reason_of_each_strategy(strategy: str, options: dict[str, Any], sentence: str) -> None:
     assert why(strategy, a_roster(8, 3), 3, **options).startswith(sentence)
 
 
@@ -365,7 +367,7 @@ def test_by_machine_room_names_the_brokers_room(broker: str, sentence: str) -> N
     assert explain("ByMachineRoom", roster, owners, queue, {"rooms": ["east"]}).startswith(f"{queue} {sentence}")
 
 
-def test_sticky_says_what_each_keeps_and_that_retry_queues_come_last() -> None:
+def test_sticky_reason_says_what_each_member_keeps_and_that_retry_queues_are_last() -> None:
     roster = a_roster(6, 2, dict.fromkeys(range(6), "m0"))
     assert why("Sticky", roster, 0) == "stays with m0: m0 keeps 3 of its 6 queues (an even share is 3)"
     assert why("Sticky", roster, 5) == "goes from m0 to m1: m0 had 6 queues and keeps 3, m1 had 0 (an even share is 3)"
@@ -399,13 +401,13 @@ MORE_EVEN = "goes from m1 to m2: with m2 (25% of its share) the fleet is more ev
         (OWNED, 0, {"memberWeights": {"m1": 2.0}}, "the capacity of m0 is unknown and counts as 2"),
     ],
 )
-def test_balanced_says_why_with_its_numbers(
+def test_balanced_reason_gives_its_figures(
     owned: dict[int, str], queue: int, options: dict[str, Any], sentence: str
 ) -> None:
     assert sentence in why("Balanced", a_roster(5, 3, owned), queue, **options)
 
 
-def test_balanced_tells_its_steps_as_it_took_them() -> None:
+def test_balanced_reason_follows_its_steps_in_order() -> None:
     roster = a_roster(5, 3, dict.fromkeys(range(5), "m0"))
     first, second = "m1 was idle, and m0 (5 queues) was", "m2 was idle, and m0 (4 queues) was"
     assert f"goes from m0 to m1: {first} the fullest that could spare one" in why("Balanced", roster, 4)
@@ -414,14 +416,14 @@ def test_balanced_tells_its_steps_as_it_took_them() -> None:
     assert f"goes from m0 to m1: {third}" in why("Balanced", roster, 0)
 
 
-def test_balanced_says_what_would_be_better_if_its_moves_were_not_spent() -> None:
+def test_balanced_reason_names_the_better_owner_when_max_moves_is_reached() -> None:
     roster = a_roster(5, 3, dict.fromkeys(range(5), "m0"))
     told = why("Balanced", roster, 0, maxMoves=1)
     better = "it would be better with m2, the emptiest of the others, but maxMoves 1 allows no more moves"
     assert f"stays with m0: {better} (m0 has 4 queues, m2 0 queues)" in told
 
 
-def test_balanced_says_that_members_are_too_nearly_alike() -> None:
+def test_balanced_reason_says_that_members_are_too_nearly_equal() -> None:
     owned = {number: f"m{number % 2}" for number in range(202)} | {201: "m0"}
     told = why("Balanced", a_roster(202, 2, owned), 0, memberWeights={"m0": 1.0, "m1": 0.999})
     assert "m1, the emptiest of the others, is too nearly as full for a move (m0 has 101% of its share" in told
@@ -443,25 +445,25 @@ def in_two_rooms(east: int, west: int, strays: int = 0) -> list[str]:
     return explain_all("Balanced", roster, owners, roster.queues, TWO_ROOMS)
 
 
-def test_balanced_says_that_a_queue_comes_home() -> None:
+def test_balanced_reason_says_that_a_queue_returns_to_its_room() -> None:
     told = in_two_rooms(40, 40, strays=1)
     assert "goes from m0 to m1: m1 in its own room west (40 queues) could take it home from m0 (40 queues)" in told[40]
 
 
-def test_balanced_says_that_evenness_is_not_worth_leaving_a_room() -> None:
+def test_balanced_reason_says_that_evenness_does_not_justify_leaving_a_room() -> None:
     told = in_two_rooms(42, 40)
     better = "the fleet would be more even with m1, the emptiest of the others in room west"
     assert f"stays with m0: {better}, but not by enough to leave room east (m0 has 42 queues, m1 40 queues)" in told[0]
 
 
-def test_balanced_says_that_a_room_has_no_member() -> None:
+def test_balanced_reason_says_that_a_room_has_no_member() -> None:
     queues = [("orders", "east-b", 0), ("orders", "north-b", 0)]
     roster = Roster.of(queues, ["m0", "m1"])
     told = explain_all("Balanced", roster, prepared("Balanced", TWO_ROOMS)(roster), queues, TWO_ROOMS)
     assert "nobody owned it; its room north has no member, and m1 in room west was the emptiest (0 queues)" in told[1]
 
 
-def test_what_a_strategy_did_not_answer_is_not_given_a_reason() -> None:
+def test_explain_gives_no_reason_for_an_owner_the_strategy_did_not_choose() -> None:
     roster = a_roster(2, 2)
     other = prepared("Averagely")(roster)[::-1]
     assert explain("Averagely", roster, other, roster.queues[0]) == (
@@ -469,7 +471,7 @@ def test_what_a_strategy_did_not_answer_is_not_given_a_reason() -> None:
     )
 
 
-def test_a_queue_that_is_not_in_the_roster_cannot_be_explained() -> None:
+def test_explain_rejects_a_queue_outside_the_roster() -> None:
     roster = a_roster(2, 2)
     with pytest.raises(ValueError, match=r"^There is no queue orders/broker-a/7 among these 2"):
         explain("Averagely", roster, prepared("Averagely")(roster), ("orders", "broker-a", 7))

@@ -45,12 +45,14 @@ def why(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
         ("MachineRoomNearby", {"inner": "Evenly"}, "There is no strategy 'Evenly': choose one of Averagely"),
     ],
 )
-def test_options_that_cannot_be_are_a_sentence(strategy: str, options: dict[str, Any], sentence: str) -> None:
+def test_strategy_rejects_invalid_options_with_a_sentence(
+    strategy: str, options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         allocate(strategy, ORDERS, ["m0", "m1"], options=options)
 
 
-def test_the_inner_strategy_may_be_a_function_and_has_its_own_options() -> None:
+def test_machine_room_nearby_inner_strategy_may_be_a_function_or_have_options() -> None:
     inner = {"inner": STRATEGIES["AveragelyByCircle"]}
     by_function = allocate("MachineRoomNearby", ORDERS, ["m0", "m1", "m2"], options=ROOMS | inner)
     by_name = allocate("MachineRoomNearby", ORDERS, ["m0", "m1", "m2"], options=ROOMS | {"inner": "AVG_BY_CIRCLE"})
@@ -78,7 +80,7 @@ def an_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **functions: s
     monkeypatch.delitem(sys.modules, "strangers", raising=False)  # what another test has imported
 
 
-def test_what_a_stranger_writes_into_the_roster_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_strategy_cannot_modify_the_callers_roster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = "roster.owners[0] = 1; "
     an_installed(tmp_path, monkeypatch, inplace=write + "return roster.owners", throws=write + "raise KeyError")
     roster = a_roster(3, 2, {0: "m0", 1: "m1"})
@@ -88,13 +90,13 @@ def test_what_a_stranger_writes_into_the_roster_is_not_ours(tmp_path: Path, monk
     assert roster.owners.tolist() == [0, 1, -1]
 
 
-def test_what_a_stranger_throws_is_told_in_one_line_that_is_the_same_each_time() -> None:
+def test_custom_strategy_error_text_is_one_stable_line() -> None:
     told = plain(f"{object()!r}\nsecond \ud800 line " + 1000 * "x")
     assert told.startswith("<object object at 0x…> second ? line xxx")
     assert len(told) == 301
 
 
-def test_a_strangers_strategy_is_found_told_its_options_and_checked(
+def test_custom_strategy_from_an_entry_point_is_loaded_given_options_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = "return [options['owner']] * len(roster.queues)"
@@ -119,7 +121,7 @@ def test_a_strangers_strategy_is_found_told_its_options_and_checked(
 # Blocks, circles, rings.
 
 
-def test_ranks_count_equals_in_their_order_however_many_there_are() -> None:
+def test_strategy_ranks_number_equal_keys_in_their_order() -> None:
     groups = np.arange(3000) * 7 % 3
     expected = [int((groups[:place] == group).sum()) for place, group in enumerate(groups)]
     assert ranks(groups).tolist() == expected
@@ -137,7 +139,7 @@ TWO_TOPICS = [(topic, "b", number) for topic in ("orders", "payments") for numbe
         ("AveragelyByCircle", 4, f"m1 is member 2 of 2, and queue 2 of 3 of payments {DEALT}"),
     ],
 )
-def test_reasons_speak_of_the_queues_own_topic(strategy: str, queue: int, reason: str) -> None:
+def test_explain_counts_positions_within_the_topic_of_the_queue(strategy: str, queue: int, reason: str) -> None:
     assert f": {reason}$" in why(strategy, Roster.of(TWO_TOPICS, ["m0", "m1"]), queue) + "$"
 
 
@@ -165,7 +167,7 @@ AMONG_ONE = "goes to m1: its room east has 1 of 2 members; among them "
         ),
     ],
 )
-def test_reasons_name_rooms_and_members(strategy: str, options: dict[str, Any], reason: str) -> None:
+def test_explain_names_rooms_and_members(strategy: str, options: dict[str, Any], reason: str) -> None:
     roster = Roster.of([("orders", "east@b", 0)], ["m0", "m1"])
     assert why(strategy, roster, 0, **options) == f"orders/east@b/0 {reason}"
 
@@ -174,11 +176,11 @@ def test_reasons_name_rooms_and_members(strategy: str, options: dict[str, Any], 
     ("broker", "room"),
     [("east@b", "east"), ("east@b@@", "east"), ("@b", ""), ("east@", None), ("@", None), ("a@b@c", None), ("", None)],
 )
-def test_a_brokers_room_is_read_as_java_splits(broker: str, room: str | None) -> None:
+def test_by_machine_room_parses_the_brokers_room_as_java_does(broker: str, room: str | None) -> None:
     assert room_of(broker) == room
 
 
-def test_where_members_meet_on_the_ring_the_last_one_stands() -> None:
+def test_consistent_hash_collision_on_the_ring_goes_to_the_last_member() -> None:
     places = {f"m{member}-{node}": (member * node * node + node) % 7 for member in range(3) for node in range(200)}
     stands = {place: name.partition("-")[0] for name, place in places.items()}  # the later one overwrites
     queues = [("orders", "broker-a", number) for number in range(7)]
@@ -189,7 +191,7 @@ def test_where_members_meet_on_the_ring_the_last_one_stands() -> None:
     assert owners == {number: stands[place] for number, place in at_or_after.items()}
 
 
-def test_members_have_ten_places_on_the_ring_unless_said() -> None:
+def test_consistent_hash_has_ten_virtual_nodes_by_default() -> None:
     members = [f"m{number}" for number in range(9)]
     queues = [("orders", "broker-a", number) for number in range(90)]
     shares = {
@@ -199,21 +201,21 @@ def test_members_have_ten_places_on_the_ring_unless_said() -> None:
     assert {number: share == unsaid for number, share in shares.items()} == {9: False, 10: True, 11: False}
 
 
-def test_a_name_that_cannot_be_encoded_has_its_place_on_the_ring_as_in_java() -> None:
+def test_consistent_hash_of_an_unencodable_name_is_as_in_java() -> None:
     assert ring_position("\ud800") == ring_position("?")
 
 
-def test_in_a_room_what_nobody_owns_is_dealt_around() -> None:
+def test_machine_room_nearby_deals_unowned_queues_around_within_the_room() -> None:
     owners = prepared("MachineRoomNearby", ROOMS | {"inner": "Sticky"})(a_roster())
     assert owners.tolist() == [1, 2, 1, 2, 1, 2, 1, 2]
 
 
-def test_in_a_room_whose_strategy_gives_nothing_nobody_owns_anything() -> None:
+def test_machine_room_nearby_leaves_queues_unowned_if_its_inner_strategy_does() -> None:
     nothing = {"inner": "ConsistentHash", "innerOptions": {"virtualNodes": 0}}
     assert prepared("MachineRoomNearby", ROOMS | nothing)(a_roster()).tolist() == [-1] * 8
 
 
-def test_an_answer_that_is_no_array_is_refused() -> None:
+def test_custom_strategy_result_that_is_no_array_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^Custom strategy mine must answer one member index for each of 3 queues"):
         checked("mine", [[0], [0, 1], [0]], a_roster(3, 2))
 
@@ -221,7 +223,7 @@ def test_an_answer_that_is_no_array_is_refused() -> None:
 # Sticky.
 
 
-def test_sticky_counts_only_ordinary_queues_where_it_says_what_each_keeps() -> None:
+def test_sticky_reason_counts_only_ordinary_queues() -> None:
     queues = [*ORDERS[:5], ("%RETRY%shop", "broker-a", 0)]
     current = dict.fromkeys([Queue(*it) for it in [*ORDERS[:2], queues[-1]]], "m0") | {Queue(*ORDERS[2]): "m1"}
     roster = Roster.of(queues, ["m0", "m1"], current)
@@ -293,7 +295,7 @@ def steps(scales: Scales) -> str:
         ([7, 5, 3, 2, 2, 1, 1], [2.0, 1.0, 4.0], [2] * 7, None, [0, 2, 1, 2, 2, 2, 2], "IDLE - IDLE - - - -"),
     ],
 )
-def test_small_fleets_are_balanced_as_one_would_by_hand(
+def test_balanced_results_for_small_fleets_match_hand_calculation(
     weights: list[int],
     capacities: list[float],
     current: list[int] | None,
@@ -307,13 +309,13 @@ def test_small_fleets_are_balanced_as_one_would_by_hand(
 
 
 @pytest.mark.parametrize(("east", "west", "kept"), [(23, 20, 23), (24, 20, 23), (100, 90, 100), (103, 90, 101)])
-def test_a_queue_leaves_its_room_only_for_more_than_a_tenth_of_the_mean(east: int, west: int, kept: int) -> None:
+def test_balanced_moves_a_queue_out_of_its_room_only_above_a_tenth_of_the_mean(east: int, west: int, kept: int) -> None:
     rooms = (["e"] * east + ["w"] * west, ["e", "w"])
     scales = weighed([1] * (east + west), [1.0, 1.0], [0] * east + [1] * west, rooms=rooms)
     assert scales.counts == [kept, east + west - kept]
 
 
-def test_a_room_takes_its_own_queues_up_to_a_tenth_over_the_mean() -> None:
+def test_balanced_assigns_queues_within_their_room_up_to_a_tenth_over_the_mean() -> None:
     scales = weighed([1] * 20, [1.0, 1.0], rooms=(["e"] * 20, ["e", "w"]))
     assert scales.counts == [11, 9]
     assert steps(scales) == " ".join(["HOME"] * 11 + ["EMPTIEST"] * 9)
@@ -328,19 +330,19 @@ def test_a_room_takes_its_own_queues_up_to_a_tenth_over_the_mean() -> None:
         ([1, 1], [1.0, 1.0], [None, "n"], [0, 1], "EMPTIEST EMPTIEST"),
     ],
 )
-def test_small_fleets_in_two_rooms_are_balanced_as_one_would_by_hand(
+def test_balanced_results_for_two_rooms_match_hand_calculation(
     weights: list[int], capacities: list[float], queue_rooms: list[str | None], owners: list[int], told: str
 ) -> None:
     scales = weighed(weights, capacities, rooms=(queue_rooms, ["e", "w"]))
     assert (scales.owners, steps(scales)) == (owners, told)
 
 
-def test_only_who_is_known_to_be_elsewhere_is_strange() -> None:
+def test_balanced_counts_a_member_as_remote_only_if_both_rooms_are_known() -> None:
     scales = Scales([1, 1], [1.0, 1.0, 1.0], ["e", None], [None, "e", "w"])
     assert [scales.strange(member, queue) for queue in (0, 1) for member in (0, 1, 2)] == [0, 0, 1, 0, 0, 0]
 
 
-def test_weights_and_capacities_that_cannot_be_are_replaced() -> None:
+def test_balanced_replaces_invalid_weights_and_capacities() -> None:
     assert trusted([1.0, 1.0, -0.5]) == [1.0, 1.0, 1.0]
     roster = a_roster(4, 2)
     tiny = STRATEGIES["Balanced"](roster, memberWeights={"m0": 1e-9, "m1": 2000.0})
@@ -351,7 +353,7 @@ def test_weights_and_capacities_that_cannot_be_are_replaced() -> None:
     assert np.bincount(STRATEGIES["Balanced"](roster, queueWeights=nothing)).tolist() == [2, 2]
 
 
-def test_retry_queues_weigh_next_to_nothing_whatever_was_measured() -> None:
+def test_balanced_gives_retry_queues_negligible_weight_whatever_was_measured() -> None:
     queues = [*ORDERS[:4], *(("%RETRY%shop", "broker-a", number) for number in range(3))]
     roster = Roster.of(queues, ["m0", "m1"])
     measured = {queue: 1000.0 if queue.topic.startswith("%") else 1.0 for queue in roster.queues}
@@ -360,7 +362,7 @@ def test_retry_queues_weigh_next_to_nothing_whatever_was_measured() -> None:
     assert np.bincount(others).tolist() == [2, 2]
 
 
-def test_one_member_alone_has_no_other_to_compare_with() -> None:
+def test_balanced_reason_for_a_single_member_says_there_is_no_other() -> None:
     roster = Roster.of(ORDERS[:2], ["m0"], dict.fromkeys([Queue(*it) for it in ORDERS[:2]], "m0"))
     assert why("Balanced", roster, 0, memberWeights={"gone": 2.0}).endswith(f"counted; {doubt('m0')}")
     told = why("Balanced", roster, 0)
@@ -370,13 +372,15 @@ def test_one_member_alone_has_no_other_to_compare_with() -> None:
 
 
 @pytest.mark.parametrize(("fuller", "emptier", "counts"), [(102, 100, [102, 100]), (100, 98, [99, 99])])
-def test_a_move_is_worth_it_from_a_fiftieth_of_the_mean(fuller: int, emptier: int, counts: list[int]) -> None:
+def test_balanced_moves_only_for_a_difference_of_a_fiftieth_of_the_mean(
+    fuller: int, emptier: int, counts: list[int]
+) -> None:
     scales = weighed([1] * (fuller + emptier), [1.0, 1.0], [0] * fuller + [1] * emptier)
     assert scales.counts == counts
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_emptiest_of_each_room_is_known_whatever_was_asked_before(seed: int) -> None:
+def test_balanced_finds_the_emptiest_member_of_each_room_after_any_query(seed: int) -> None:
     weights = [1 + seed * number * number % 13 for number in range(12)]
     capacities = [1.0 + seed * number % 3 for number in range(4)]
     member_rooms: list[str | None] = [None, "e", "e", None] if seed % 2 else ["e"] * 4
@@ -409,7 +413,7 @@ def doubt(*names: str) -> str:
         ({0: "m0", 1: "m0", 2: "m1", 3: "m1", 4: "m2"}, 1, {}, f"(m0 has 2 queues, m2 1 queue); {doubt('m0', 'm2')}"),
     ],
 )
-def test_every_reason_of_balanced_doubts_the_capacities_it_speaks_of(
+def test_balanced_reason_marks_every_unknown_capacity_it_mentions(
     owned: dict[int, str], queue: int, options: dict[str, Any], told: str
 ) -> None:
     roster = a_roster(5, 3, owned)
@@ -417,7 +421,7 @@ def test_every_reason_of_balanced_doubts_the_capacities_it_speaks_of(
     assert why("Balanced", roster, queue, **options, **measured).endswith(told)
 
 
-def test_balanced_says_when_a_home_has_room_and_when_it_is_dear_to_leave() -> None:
+def test_balanced_reason_says_when_the_home_room_fits_and_when_leaving_costs() -> None:
     queues = [Queue("orders", broker, number) for broker, number in (("e", 0), ("e", 1), ("w", 0))]
     roster = Roster.of(queues, ["m0", "m1"])
     options = {
@@ -435,7 +439,7 @@ def test_balanced_says_when_a_home_has_room_and_when_it_is_dear_to_leave() -> No
     assert " in " not in why("Balanced", roster, 2, **{**unknown, "queueRooms": {}})
 
 
-def test_retry_queues_do_not_show_in_what_balanced_counts() -> None:
+def test_balanced_reason_leaves_retry_queues_out_of_its_counts() -> None:
     retry = Queue("%RETRY%shop", "broker-a", 0)
     roster = Roster.of(
         [*ORDERS[:4], retry], ["m0", "m1"], {Queue(*ORDERS[0]): "m0", Queue(*ORDERS[1]): "m0", retry: "m1"}
@@ -447,14 +451,14 @@ def test_retry_queues_do_not_show_in_what_balanced_counts() -> None:
     assert "(m0 has 2 queues, m1 2 queues)" in why("Balanced", roster, ordinary, **measured)
 
 
-def test_loads_are_told_as_shares_of_what_each_can_carry() -> None:
+def test_balanced_reason_gives_loads_as_percentage_of_each_members_share() -> None:
     roster = a_roster(6, 2, {0: "m0", 1: "m0", 2: "m0", 3: "m0", 4: "m1", 5: "m1"})
     assert "(m0 has 100% of its share, m1 100% of its share)" in why(
         "Balanced", roster, 0, memberWeights={"m0": 4.0, "m1": 2.0}
     )
 
 
-def test_of_several_rooms_the_best_taker_is_spoken_of() -> None:
+def test_balanced_reason_names_the_best_taker_among_several_rooms() -> None:
     owners = {"east-b": "m0", "west-b": "m1", "north-b": "m2"}
     queues = [
         ("orders", broker, number) for broker, many in zip(owners, (42, 40, 41), strict=True) for number in range(many)
@@ -467,13 +471,13 @@ def test_of_several_rooms_the_best_taker_is_spoken_of() -> None:
     assert "moving it to m2, the emptiest of the others in room north" in why("Balanced", small, 0, memberRooms=rooms)
 
 
-def test_a_capacity_counts_at_least_a_thousandth_of_an_ordinary_one() -> None:
+def test_balanced_capacity_is_at_least_a_thousandth_of_a_typical_one() -> None:
     measured = {"m0": 1e-12, "m1": 1.0, "m2": 1.0}
     told = why("Balanced", a_roster(5, 3, OWNED), 0, maxMoves=0, memberWeights=measured)
     assert "the capacity of m0 cannot be 1e-12 and counts as 0.001" in told
 
 
-def test_what_was_measured_of_retry_queues_does_not_blur_the_others() -> None:
+def test_balanced_ignores_measured_retry_weights_when_placing_other_queues() -> None:
     retry = [Queue("%RETRY%shop", "broker-a", number) for number in range(10)]
     ordinary = dict(zip([Queue(*it) for it in ORDERS[:5]], (4.0, 1.0, 1.0, 1.0, 1.0), strict=True))
     roster = Roster.of([*ordinary, *retry], ["m0", "m1"])
@@ -483,7 +487,7 @@ def test_what_was_measured_of_retry_queues_does_not_blur_the_others() -> None:
     assert sorted(sum(queue in ordinary for queue in share) for share in shares.values()) == [1, 4]
 
 
-def test_sticky_deals_around_also_where_one_member_wants_nearly_everything() -> None:
+def test_sticky_deals_around_also_if_one_member_needs_most_queues() -> None:
     members = [f"m{number:02}" for number in range(60)]
     queues = [Queue("orders", "broker-a", number) for number in range(3000)]
     owned = 59 * 49
@@ -494,14 +498,14 @@ def test_sticky_deals_around_also_where_one_member_wants_nearly_everything() -> 
 
 
 @pytest.mark.parametrize(("carried", "owner"), [(10, 1), (15, 0)])
-def test_an_orphan_goes_where_it_adds_least_cost(carried: int, owner: int) -> None:
+def test_balanced_places_an_unowned_queue_where_it_adds_least_cost(carried: int, owner: int) -> None:
     rooms: tuple[Rooms, Rooms] = ((), ("e", "w"))
     scales = weighed([1, carried, 5], [1.0, 4.0], [0, 1, -1], 0, rooms=rooms)
     assert scales.owners == [0, 1, owner]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_of_a_givers_queues_those_are_weighed_whose_move_changes_most(seed: int) -> None:
+def test_balanced_candidates_include_the_queue_whose_move_gains_most(seed: int) -> None:
     chance = Random(seed)
     weights = [chance.randint(1, 1000) for _ in range(60)]
     rooms: list[str | None] = [chance.choice(["e", "w"]) for _ in weights]

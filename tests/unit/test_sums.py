@@ -36,62 +36,62 @@ def seen(lags: dict[Queue, Judged], spec: Any = None, /, **views: View | None) -
     return by_topic(spec or a_spec(), AtBroker(every), Lag(lags), RETRY, {})
 
 
-def test_a_topic_is_as_far_behind_as_its_queues_together_and_its_oldest_message() -> None:
+def test_lag_total_of_a_topic_sums_its_queues_and_takes_the_longest_delay() -> None:
     assert seen(a_lag(3, 4)) == {
         "orders": TopicLag("Subscribed", a_view(2).queues, 7, 4.0, estimate=False),
     }
 
 
-def test_nothing_behind_is_known_to_be_nothing() -> None:
+def test_lag_total_of_caught_up_queues_is_0() -> None:
     assert seen(a_lag(0, 0))["orders"][2:4] == (0, 0.0)
 
 
 @pytest.mark.parametrize("lags", [a_lag(3, None), a_lag(3), {}])
-def test_where_one_queue_is_not_known_neither_is_its_topic_nor_the_group(lags: dict[Queue, Judged]) -> None:
+def test_lag_total_of_topic_and_group_is_unknown_if_one_queue_is(lags: dict[Queue, Judged]) -> None:
     found = seen(lags | a_lag(5, topic="payments"), payments=a_view(1, "payments"))
     assert found["orders"][2:4] == (None, None)
     assert found["payments"][2:4] == (5, 5.0)
     assert (total(found, "Subscribed"), delay(found)) == (None, None)
 
 
-def test_messages_may_be_known_where_their_age_is_not() -> None:
+def test_lag_total_may_be_known_while_the_delay_is_not() -> None:
     lags = a_lag(3, 4) | {Queue("orders", "a", 1): Judged(lag=4)}
     assert seen(lags)["orders"][2:4] == (7, None)
     assert delay(seen(lags)) is None
 
 
-def test_a_group_is_as_far_behind_as_all_its_topics_and_as_late_as_the_latest() -> None:
+def test_lag_total_of_a_group_sums_topics_and_takes_the_longest_delay() -> None:
     found = seen(a_lag(3, 4) | a_lag(9, topic="payments"), payments=a_view(1, "payments"))
     assert (total(found, "Subscribed"), delay(found)) == (16, 9.0)
 
 
-def test_what_is_to_be_tried_again_counts_apart() -> None:
+def test_lag_total_counts_retries_separately() -> None:
     found = seen(a_lag(3, 4) | a_lag(50, topic=RETRY), retry=a_view(1, RETRY))
     assert found[RETRY] == TopicLag("Retry", a_view(1, RETRY).queues, 50, 50.0, estimate=False)
     assert (total(found, "Subscribed"), total(found, "Retry"), delay(found)) == (7, 50, 4.0)
 
 
 @pytest.mark.parametrize("view", [None, a_view(0, RETRY)])
-def test_before_there_is_a_retry_topic_nothing_is_told_of_it(view: View | None) -> None:
+def test_lag_total_omits_a_retry_topic_that_does_not_exist_yet(view: View | None) -> None:
     found = seen(a_lag(3, 4), retry=view)
     assert [*found] == ["orders"]
     assert total(found, "Retry") is None
 
 
-def test_a_retry_topic_that_is_not_known_leaves_the_rest_known() -> None:
+def test_lag_total_is_known_while_that_of_the_retry_topic_is_not() -> None:
     found = seen(a_lag(3, 4), retry=a_view(1, RETRY))
     assert (total(found, "Subscribed"), delay(found)) == (7, 4.0)
     assert total(found, "Retry") is None
 
 
 @pytest.mark.parametrize("view", [None, a_view(0)])
-def test_a_topic_that_brokers_do_not_tell_of_or_that_has_no_queues_is_not_known(view: View | None) -> None:
+def test_lag_total_of_a_topic_without_reported_queues_is_unknown(view: View | None) -> None:
     found = seen(a_lag(3, 4), orders=view)
     assert found == {"orders": TopicLag("Subscribed", (), None, None, estimate=False)}
     assert (total(found, "Subscribed"), delay(found)) == (None, None)
 
 
-def test_of_a_group_of_which_no_topic_is_known_nothing_is_told() -> None:
+def test_lag_total_of_a_group_without_known_topics_is_unknown() -> None:
     assert by_topic(a_spec(), AtBroker(), Lag({}), RETRY, {}) == {}
     assert (total({}, "Subscribed"), total({}, "Retry"), delay({})) == (None, None, None)
 
@@ -107,25 +107,25 @@ def test_of_a_group_of_which_no_topic_is_known_nothing_is_told() -> None:
         ({"expression": "*", "type": "SQL92"}, True),
     ],
 )
-def test_where_a_filter_passes_over_messages_lag_is_an_estimate(subscription: dict[str, str], estimate: bool) -> None:  # noqa: FBT001 - a row of the table
+def test_lag_total_of_a_filtered_topic_is_an_estimate(subscription: dict[str, str], estimate: bool) -> None:  # noqa: FBT001 - a row of the table
     spec = a_spec(subscriptions=[{"topic": "orders", **subscription}, {"topic": "payments"}])
     found = seen(a_lag(3, 4) | a_lag(1, topic=RETRY), spec, retry=a_view(1, RETRY), payments=a_view(1, "payments"))
     assert {topic: it.estimate for topic, it in found.items()} == {"orders": estimate, RETRY: False, "payments": False}
 
 
-def test_what_a_broadcasting_group_is_behind_is_at_most_that() -> None:
+def test_lag_total_of_a_broadcasting_group_is_an_estimate() -> None:
     found = seen(a_lag(3, 4), a_spec(messageModel="Broadcasting"))
     assert (found["orders"].lag, found["orders"].estimate) == (7, True)
 
 
-def test_another_groups_retries_count_as_what_is_subscribed_to() -> None:
+def test_lag_total_counts_another_groups_retry_topic_as_subscribed() -> None:
     others = "%RETRY%others"
     found = by_topic(a_spec(), AtBroker({others: a_view(1, others)}), Lag(a_lag(3, topic=others)), RETRY, {})
     assert (total(found, "Subscribed"), total(found, "Retry")) == (3, None)
     assert by_topic(a_spec(), AtBroker({others: a_view(0, others)}), Lag({}), RETRY, {})[others].lag is None
 
 
-def test_a_sum_that_leaves_out_a_broker_which_the_route_has_just_lost_is_not_known() -> None:
+def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
     payments = a_view(1, "payments")
     views, lags = AtBroker({"orders": a_view(2), "payments": payments}), a_lag(3, 4) | a_lag(5, topic="payments")
     found = by_topic(a_spec(), views, Lag(lags, missing=frozenset({"orders"})), RETRY, {})
@@ -145,15 +145,13 @@ def test_a_sum_that_leaves_out_a_broker_which_the_route_has_just_lost_is_not_kno
     ],
     ids=["owned", "on its way", "everyone's", "on its way out", "a queue less", "of another topic"],
 )
-def test_nor_is_one_without_a_broker_of_which_the_record_still_has_queues(
-    document: Assignment, lag: int | None
-) -> None:
+def test_lag_total_is_unknown_while_a_missing_broker_has_assigned_queues(document: Assignment, lag: int | None) -> None:
     group = Group("shop", "orders")
     group.record = Record(document=document)
     assert of_group(group, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)))["orders"].lag == lag
 
 
-def test_of_a_group_that_cannot_be_understood_what_is_seen_is_told() -> None:
+def test_lag_total_of_a_group_without_valid_spec_is_reported() -> None:
     found = by_topic(None, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)), RETRY, {})
     assert found["orders"][2:] == (7, 4.0, False)
 
@@ -175,12 +173,12 @@ def test_of_a_group_that_cannot_be_understood_what_is_seen_is_told() -> None:
         (2**63 - 1, 9_200_000_000_000_000_000),
     ],
 )
-def test_people_read_two_digits(lag: int | None, rounded: int | None) -> None:
+def test_lag_is_rounded_to_two_digits(lag: int | None, rounded: int | None) -> None:
     assert two_digits(lag) == rounded
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_rounding_is_never_far_off_and_changes_nothing_twice(lag: int) -> None:
+def test_lag_rounding_is_within_5_percent_and_idempotent(lag: int) -> None:
     rounded = two_digits(lag)
     assert rounded is not None
     assert abs(rounded - lag) <= lag * 0.05
@@ -192,7 +190,7 @@ known = st.none() | st.integers(0, 1000)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["Subscribed", "Retry"]), known, known)))
-def test_a_total_is_known_only_where_every_part_is(parts: list[tuple[Kind, int | None, float | None]]) -> None:
+def test_lag_total_is_known_only_if_every_part_is(parts: list[tuple[Kind, int | None, float | None]]) -> None:
     topics = {
         str(number): TopicLag(kind, (), lag, waited, estimate=False) for number, (kind, lag, waited) in enumerate(parts)
     }
@@ -206,7 +204,7 @@ def test_a_total_is_known_only_where_every_part_is(parts: list[tuple[Kind, int |
 @pytest.mark.parametrize(
     ("lags", "at", "lag"), [({}, None, 70), (a_lag(1200, 34), 5.0, 1200), (a_lag(3, None), 5.0, None)]
 )
-def test_who_has_not_looked_yet_leaves_what_people_were_told(
+def test_lag_in_the_status_is_kept_until_brokers_were_polled(
     lags: dict[Queue, Judged], at: float | None, lag: int | None
 ) -> None:
     group = Group("shop", "orders")
@@ -214,5 +212,5 @@ def test_who_has_not_looked_yet_leaves_what_people_were_told(
     assert told(group, AtBroker({"orders": a_view(2)}), Lag(lags, at=at)) == lag
 
 
-def test_a_group_that_was_never_told_of_has_no_lag_before_anybody_looked() -> None:
+def test_lag_in_the_status_of_a_new_group_is_unknown_before_the_first_poll() -> None:
     assert told(Group("shop", "orders"), AtBroker(), Lag({})) is None

@@ -20,7 +20,7 @@ def holder(name: str) -> Holder:
     return Holder(name, f"uid-{name}")
 
 
-class Fleet:
+class PlannedGroup:
     """A group in virtual time: it is planned for, and its members obey as soon as they are told to."""
 
     def __init__(self, *members: str, **world: Any) -> None:
@@ -85,8 +85,8 @@ class Fleet:
         self.tally = Tally()
 
 
-def settled(*members: str, **world: Any) -> Fleet:
-    fleet = Fleet(*members, **world)
+def settled(*members: str, **world: Any) -> PlannedGroup:
+    fleet = PlannedGroup(*members, **world)
     fleet.settles()
     return fleet
 
@@ -99,8 +99,8 @@ def handovers(news: list[News]) -> list[Handover]:
     return [handover for it in news for handover in it.handovers if handover.before]
 
 
-def test_the_first_assignment_moves_nothing_and_is_no_handover() -> None:
-    fleet = Fleet()
+def test_rebalance_of_the_first_assignment_counts_no_handover() -> None:
+    fleet = PlannedGroup()
     fleet.plans()
     fleet.joins("m1", "m2")
     news = fleet.settles()
@@ -112,13 +112,13 @@ def test_the_first_assignment_moves_nothing_and_is_no_handover() -> None:
     assert [*fleet.tally.rebalances] == [ended]
 
 
-def test_members_that_are_there_before_the_group_is_get_its_queues_without_a_handover() -> None:
-    news = Fleet("m1", "m2").settles()
+def test_rebalance_to_members_older_than_the_group_counts_no_handover() -> None:
+    news = PlannedGroup("m1", "m2").settles()
     assert (moved(news), handovers(news)) == (0, [])
     assert [it.ended.reason for it in news if it.ended] == ["FirstAssignment"]
 
 
-def test_a_joiners_queues_are_handed_over_and_counted_when_it_says_that_it_obeys() -> None:
+def test_handover_to_a_new_member_is_counted_when_its_report_confirms() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     assert fleet.plans(10.0) == News(), "taken, and given to nobody yet"
@@ -144,7 +144,7 @@ def test_a_joiners_queues_are_handed_over_and_counted_when_it_says_that_it_obeys
     assert fleet.plans() == News(), "it is told once"
 
 
-def test_each_queue_has_its_own_handover_and_the_longest_is_told() -> None:
+def test_handover_is_timed_per_queue_and_the_longest_is_reported() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -161,7 +161,7 @@ def test_each_queue_has_its_own_handover_and_the_longest_is_told() -> None:
     assert fleet.tally.rebalances[0].longest == 8.0
 
 
-def test_while_a_rebalance_is_under_way_it_is_listed_without_its_end() -> None:
+def test_rebalance_under_way_is_listed_without_its_end() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -170,7 +170,7 @@ def test_while_a_rebalance_is_under_way_it_is_listed_without_its_end() -> None:
     assert len(fleet.tally.rebalances) == 2
 
 
-def test_a_queue_that_returns_to_its_holder_is_no_handover_and_has_not_moved() -> None:
+def test_handover_that_returns_to_its_owner_is_not_counted() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -183,7 +183,7 @@ def test_a_queue_that_returns_to_its_holder_is_no_handover_and_has_not_moved() -
     assert (moved(fleet.settles()), handovers(fleet.news)) == (0, [])
 
 
-def test_what_an_ended_members_queues_take_begins_and_is_granted_at_once() -> None:
+def test_handover_from_a_terminated_member_is_granted_at_once() -> None:
     fleet = settled("m1", "m2")
     fleet.ends("m2")
     assert fleet.plans().moved == 3
@@ -193,7 +193,7 @@ def test_what_an_ended_members_queues_take_begins_and_is_granted_at_once() -> No
     assert not any(it.forced for it in news.handovers)
 
 
-def test_a_queue_that_is_given_on_before_its_taker_obeyed_is_one_handover_from_the_first_holder() -> None:
+def test_handover_passed_on_before_confirmation_counts_once_from_the_first_owner() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -207,7 +207,7 @@ def test_a_queue_that_is_given_on_before_its_taker_obeyed_is_one_handover_from_t
     assert {(it.before and it.before.name, it.seconds) for it in news.handovers} == {("m1", 3.0), ("m2", 3.0)}
 
 
-def test_forced_grants_are_counted_and_their_queues_are_contested_until_the_one_overruled_is_overcome() -> None:
+def test_forced_grant_is_counted_and_contested_until_resolved() -> None:
     fleet = settled("m1", "m2")
     fleet.falls_silent("m2")
     assert fleet.plans().moved == 3
@@ -233,7 +233,7 @@ def test_forced_grants_are_counted_and_their_queues_are_contested_until_the_one_
     assert fleet.document.forced == {}
 
 
-def test_an_overruled_member_that_has_ended_contests_nothing() -> None:
+def test_forced_grant_is_not_contested_by_a_terminated_member() -> None:
     fleet = settled("m1", "m2")
     fleet.falls_silent("m2")
     fleet.settles()
@@ -245,8 +245,8 @@ def test_an_overruled_member_that_has_ended_contests_nothing() -> None:
     assert fleet.tally.rebalances[0].forced == 3, "once"
 
 
-def test_what_nobody_works_is_counted_by_queue_and_second() -> None:
-    fleet = Fleet()
+def test_queue_without_owner_is_counted_in_queue_seconds() -> None:
+    fleet = PlannedGroup()
     fleet.plans()
     assert fleet.tally.unowned == 0.0, "nobody has looked before"
     fleet.plans(10.0)
@@ -259,7 +259,7 @@ def test_what_nobody_works_is_counted_by_queue_and_second() -> None:
     assert fleet.tally.unowned == 90.0, "somebody works them"
 
 
-def test_what_foreigners_work_is_not_counted_and_what_nobody_works_beside_them_is() -> None:
+def test_unmanaged_consumer_queues_do_not_count_as_unowned_but_unconsumed_ones_do() -> None:
     fleet = settled("m1", foreigners=("10.0.0.9@old",))
     until = fleet.tally.unowned
     fleet.plans(LONG)
@@ -273,7 +273,7 @@ def test_what_foreigners_work_is_not_counted_and_what_nobody_works_beside_them_i
     assert tally.unowned == 20.0
 
 
-def test_what_is_being_released_is_still_worked() -> None:
+def test_handover_in_progress_does_not_count_as_unowned() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -281,8 +281,8 @@ def test_what_is_being_released_is_still_worked() -> None:
     assert fleet.tally.unowned == 0.0
 
 
-def test_time_passes_between_plans_too() -> None:
-    fleet = Fleet()
+def test_queue_without_owner_is_counted_between_plans_too() -> None:
+    fleet = PlannedGroup()
     fleet.plans()
     fleet.tally.wait(fleet.at + 2.0)
     assert fleet.tally.unowned == 12.0
@@ -290,7 +290,7 @@ def test_time_passes_between_plans_too() -> None:
     assert fleet.tally.unowned == 18.0, "no second counts twice"
 
 
-def test_a_new_leader_counts_no_handover_that_it_did_not_see_begin() -> None:
+def test_handover_is_not_counted_by_a_leader_that_did_not_see_it_start() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -307,7 +307,7 @@ def test_a_new_leader_counts_no_handover_that_it_did_not_see_begin() -> None:
     assert fleet.tally.rebalances[0].seconds is not None
 
 
-def test_a_new_leader_counts_the_next_rebalance_in_full() -> None:
+def test_rebalance_after_a_leader_change_is_counted_in_full() -> None:
     fleet = settled("m1", "m2")
     fleet.leader_changes()
     fleet.plans()
@@ -317,7 +317,7 @@ def test_a_new_leader_counts_the_next_rebalance_in_full() -> None:
     assert [it.ended.reason for it in news if it.ended] == ["MemberJoined"]
 
 
-def test_a_rebalance_that_was_over_before_anybody_looked_is_listed_and_not_counted() -> None:
+def test_rebalance_that_ended_before_a_leader_change_is_listed_but_not_counted() -> None:
     fleet = settled("m1", "m2")
     fleet.leader_changes()
     assert fleet.plans(3600.0) == News()
@@ -328,7 +328,7 @@ def test_a_rebalance_that_was_over_before_anybody_looked_is_listed_and_not_count
     assert len(fleet.tally.rebalances) == 1
 
 
-def test_two_rebalances_in_a_row_have_each_their_own_figures() -> None:
+def test_rebalance_figures_are_separate_for_consecutive_rebalances() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans(1.0)
@@ -343,7 +343,7 @@ def test_two_rebalances_in_a_row_have_each_their_own_figures() -> None:
     assert [it.ended for it in fleet.news if it.ended] == [first, joined, ended]
 
 
-def test_only_the_last_rebalances_are_remembered() -> None:
+def test_rebalance_history_keeps_only_the_last_20() -> None:
     fleet = settled("m1", "m2")
     for _ in range(20):
         fleet.joins("m3")
@@ -354,7 +354,7 @@ def test_only_the_last_rebalances_are_remembered() -> None:
     assert fleet.tally.rebalances[0].reason == "MemberEnded"
 
 
-def test_a_group_that_is_deleted_and_made_anew_has_no_past() -> None:
+def test_rebalance_history_starts_over_for_a_recreated_group() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -368,7 +368,7 @@ def test_a_group_that_is_deleted_and_made_anew_has_no_past() -> None:
     assert fleet.tally.oldest(fleet.at) == 0.0
 
 
-def test_a_record_that_is_made_anew_moves_nothing_whatever_the_lost_one_said() -> None:
+def test_rebalance_after_a_lost_assignment_counts_no_moves() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -382,7 +382,7 @@ def test_a_record_that_is_made_anew_moves_nothing_whatever_the_lost_one_said() -
     assert {it.forced for it in fleet.tally.rebalances} == {0}
 
 
-def test_from_broadcasting_and_back_nothing_is_handed_over() -> None:
+def test_broadcasting_switch_and_back_counts_no_handover() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -394,7 +394,7 @@ def test_from_broadcasting_and_back_nothing_is_handed_over() -> None:
     assert (moved(news), handovers(news)) == (0, [])
 
 
-def test_a_queue_that_leaves_is_under_way_and_is_no_handover() -> None:
+def test_handover_age_includes_a_removed_queue_that_is_not_counted() -> None:
     fleet = settled("m1", "m2")
     fleet.world["views"] = {"orders": a_view(5)}
     fleet.plans()
@@ -404,7 +404,7 @@ def test_a_queue_that_leaves_is_under_way_and_is_no_handover() -> None:
     assert (moved(news), handovers(news), fleet.tally.oldest(fleet.at)) == (0, [], 0.0)
 
 
-def test_a_gate_is_counted_once_each_time_it_begins_to_hold() -> None:
+def test_gate_is_counted_once_each_time_it_starts_to_hold() -> None:
     fleet = settled("m1", "m2")
     fleet.world["policy"] = a_policy(paused=True)
     fleet.joins("m3")
@@ -416,7 +416,7 @@ def test_a_gate_is_counted_once_each_time_it_begins_to_hold() -> None:
     assert fleet.plans().held is Reason.PAUSED
 
 
-def test_that_nothing_would_change_is_no_hold() -> None:
+def test_gate_is_not_counted_when_nothing_would_change() -> None:
     fleet = settled("m1", "m2")
     assert fleet.last.held is not None
     assert fleet.last.held.reason is Reason.NOTHING_WOULD_CHANGE
@@ -429,7 +429,7 @@ def test_that_nothing_would_change_is_no_hold() -> None:
     assert [it.held for it in fleet.news if it.held] == [Reason.PAUSED]
 
 
-def test_what_a_gate_held_before_anybody_looked_has_not_begun() -> None:
+def test_gate_that_held_before_a_leader_change_is_not_counted() -> None:
     fleet = settled("m1", "m2")
     fleet.world["policy"] = a_policy(paused=True)
     fleet.joins("m3")
@@ -438,7 +438,7 @@ def test_what_a_gate_held_before_anybody_looked_has_not_begun() -> None:
     assert fleet.plans() == News()
 
 
-def test_the_oldest_handover_tells_its_age() -> None:
+def test_handover_age_is_that_of_the_oldest_one() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -452,7 +452,7 @@ def test_the_oldest_handover_tells_its_age() -> None:
     assert fleet.tally.oldest(fleet.at + LONG) == 0.0
 
 
-def test_a_plan_without_a_document_is_only_looked_at() -> None:
+def test_rebalance_tracker_counts_nothing_for_a_plan_without_assignment() -> None:
     tally = Tally()
     found = plan(a_snapshot(spec=None), NOW)
     assert tally.take(found, None, {}, 1.0) == News()
@@ -462,14 +462,14 @@ def test_a_plan_without_a_document_is_only_looked_at() -> None:
     assert (tally.unowned, tally.contested) == (0.0, 0.0), "nobody knows of a queue"
 
 
-def test_without_a_record_nothing_is_forced() -> None:
+def test_forced_grant_count_is_0_without_a_stored_assignment() -> None:
     fleet = settled("m1", "m2")
     fleet.tally.take(fleet.last, None, {}, fleet.at)
     assert fleet.tally.rebalances[0].forced == 0
 
 
-def test_what_is_large_in_a_plan_is_not_kept() -> None:
-    fleet = Fleet("m1")
+def test_rebalance_tracker_keeps_no_large_parts_of_a_plan() -> None:
+    fleet = PlannedGroup("m1")
     fleet.plans()
     assert (fleet.last.document is None, bool(fleet.last.data), bool(fleet.last.records)) == (False, True, True)
     kept = fleet.tally.plan
@@ -477,7 +477,7 @@ def test_what_is_large_in_a_plan_is_not_kept() -> None:
     assert kept.status == fleet.last.status
 
 
-def test_a_new_leader_whose_first_look_goes_on_with_a_rebalance_did_not_see_it_begin() -> None:
+def test_rebalance_continued_by_a_new_leader_is_not_reported_as_ended() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -489,7 +489,7 @@ def test_a_new_leader_whose_first_look_goes_on_with_a_rebalance_did_not_see_it_b
     assert fleet.tally.rebalances[0].message == ""
 
 
-def test_what_happened_while_another_one_led_is_listed_above_what_was_seen_before() -> None:
+def test_rebalance_under_another_leader_is_listed_before_earlier_ones() -> None:
     fleet = settled("m1", "m2")
     mine = fleet.tally
     fleet.leader_changes()
@@ -502,7 +502,7 @@ def test_what_happened_while_another_one_led_is_listed_above_what_was_seen_befor
     assert (first.message, first.seconds, first.moved) == ("A new group", 1.0, 6)
 
 
-def test_how_long_a_rebalance_took_at_most_is_told_in_milliseconds() -> None:
+def test_handover_longest_time_is_rounded_to_milliseconds() -> None:
     fleet = settled("m1", "m2")
     fleet.ends("m2")
     fleet.plans()
@@ -511,7 +511,7 @@ def test_how_long_a_rebalance_took_at_most_is_told_in_milliseconds() -> None:
     assert fleet.tally.rebalances[0].longest == 1.235
 
 
-def test_of_two_handovers_the_one_that_began_first_is_the_oldest() -> None:
+def test_handover_age_is_that_of_the_first_started_of_two() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
     fleet.plans()
@@ -524,8 +524,8 @@ def test_of_two_handovers_the_one_that_began_first_is_the_oldest() -> None:
     assert fleet.tally.oldest(fleet.at) == 6.0
 
 
-def test_what_nobody_had_is_no_handover_that_grows_old() -> None:
-    fleet = Fleet()
+def test_handover_age_excludes_queues_without_previous_owner() -> None:
+    fleet = PlannedGroup()
     fleet.plans()
     fleet.joins("m1")
     fleet.plans()
@@ -541,7 +541,7 @@ happenings = st.one_of(
 )
 
 
-def to_one(fleet: Fleet, what: str, name: str) -> None:
+def to_one(fleet: PlannedGroup, what: str, name: str) -> None:
     """Let something happen to a member, if it can."""
     if name not in fleet.pods:
         if what == "join":
@@ -559,7 +559,7 @@ def to_one(fleet: Fleet, what: str, name: str) -> None:
         does[what](name)
 
 
-def happen(fleet: Fleet, what: str, given: Any) -> float:
+def happen(fleet: PlannedGroup, what: str, given: Any) -> float:
     """Let something happen to a fleet, and return how long it took."""
     match what:
         case "all" if fleet.document:
@@ -580,8 +580,8 @@ def happen(fleet: Fleet, what: str, given: Any) -> float:
 
 
 @given(st.lists(happenings, max_size=25))
-def test_whatever_happens_no_handover_is_counted_of_a_queue_that_was_not_moved(story: list[tuple[str, Any]]) -> None:
-    fleet = Fleet("m1", "m2")
+def test_handover_count_never_exceeds_moves_in_any_sequence_of_events(story: list[tuple[str, Any]]) -> None:
+    fleet = PlannedGroup("m1", "m2")
     since = 0  # when the one who leads began
     for what, given_ in (*story, ("all", 1), ("all", 1)):
         seconds = happen(fleet, what, given_)
@@ -598,7 +598,7 @@ def test_whatever_happens_no_handover_is_counted_of_a_queue_that_was_not_moved(s
         assert len({it.at for it in fleet.tally.rebalances}) == len(fleet.tally.rebalances)
 
 
-def test_of_a_rebalance_the_handovers_are_told_at_its_end_forced_ones_first_and_then_the_slowest() -> None:
+def test_rebalance_lists_its_handovers_at_the_end_forced_first_then_slowest() -> None:
     fleet = settled("m1", "m2", "m3")
     fleet.ends("m3")
     fleet.plans()

@@ -33,7 +33,7 @@ def troubles(found: Plan) -> list[Verdict]:
     return [it for it in found.problems if it.reason is not Reason.IDLE_MEMBERS]
 
 
-def test_a_members_trouble_is_the_groups_problem_in_its_words_and_under_its_name() -> None:
+def test_condition_reports_a_members_problem_with_its_message_and_name() -> None:
     found = planned(*pods(m1={"AppNotListening": DEAF}))
     assert troubles(found) == [Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
     conditions = {it["type"]: (it["status"], it["message"]) for it in found.status["conditions"]}
@@ -43,7 +43,7 @@ def test_a_members_trouble_is_the_groups_problem_in_its_words_and_under_its_name
     assert [(it.reason, it.warning) for it in found.events if it.warning] == [(Reason.APP_NOT_LISTENING, True)]
 
 
-def test_what_several_members_say_is_told_once_with_their_names() -> None:
+def test_condition_reports_a_problem_of_several_members_once_with_their_names() -> None:
     said = {"AppNotListening": DEAF}
     assert troubles(planned(*pods(m1=said, m2={"AppNotListening": "another sentence"}))) == [
         Verdict(Reason.APP_NOT_LISTENING, f"m1, m2: {DEAF}")
@@ -53,7 +53,7 @@ def test_what_several_members_say_is_told_once_with_their_names() -> None:
     ]
 
 
-def test_each_reason_is_a_problem_of_its_own() -> None:
+def test_condition_is_separate_for_each_problem_reason() -> None:
     found = troubles(
         planned(*pods(m1={"AppNotListening": DEAF, "StateNotWritten": "Full"}, m2={"StateNotWritten": "No"}))
     )
@@ -63,12 +63,12 @@ def test_each_reason_is_a_problem_of_its_own() -> None:
     ]
 
 
-def test_reasons_of_a_later_sidecar_are_passed_over() -> None:
+def test_report_with_problem_reasons_of_a_later_sidecar_is_read_without_them() -> None:
     found = planned(*pods(m1={"NotInvented": "It is wrong", "AppNotListening": DEAF}))
     assert troubles(found) == [Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
 
 
-def test_what_the_operator_knows_itself_is_told_once() -> None:
+def test_condition_known_to_the_operator_is_not_repeated_for_members() -> None:
     ours = Verdict(Reason.UNKNOWN_TOPIC, "There is no topic orders")
     said = {"UnknownTopic": "topic orders is not there", "AppNotListening": DEAF}
     found = planned(*pods(m1=said), problems=(ours,))
@@ -76,13 +76,13 @@ def test_what_the_operator_knows_itself_is_told_once() -> None:
     assert troubles(planned(*pods(m1=said)))[0] == Verdict(Reason.UNKNOWN_TOPIC, "m1: topic orders is not there")
 
 
-def test_who_has_ended_has_no_troubles_and_neither_has_one_that_was_never_heard() -> None:
+def test_condition_omits_problems_of_members_that_ended_or_never_reported() -> None:
     m1, m2, *rest = pods(m1={"AppNotListening": DEAF}, m2={"StateNotWritten": "Full"})
     found = planned(replace(m1, ended=True, ready=False), replace(m2, heard=None), *rest)
     assert [it for it in found.problems if it.reason in {Reason.APP_NOT_LISTENING, Reason.STATE_NOT_WRITTEN}] == []
 
 
-def test_a_member_that_works_again_is_no_problem_any_more() -> None:
+def test_condition_of_a_member_problem_is_removed_when_the_member_recovers() -> None:
     first = planned(*pods(m1={"AppNotListening": DEAF}))
     after = planned(*pods(), status=first.status)
     assert troubles(after) == []

@@ -8,21 +8,22 @@ import pytest
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS / "README.md").read_text()
 FOLDERS, FEATURES, SLOW = (PAGE.split("\n## ")[number] for number in range(3))
+FEATURE_WORDS = (TESTS / "features.txt").read_text().split()
 
 
-def test_every_folder_with_tests_has_a_row() -> None:
+def test_docs_tests_readme_has_a_row_per_test_folder() -> None:
     folders = {str(path.parent.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
     rows = re.findall(r"^\| (.+?) \|", FOLDERS, re.MULTILINE)
     assert folders <= {name for row in rows for name in re.findall(r"`([a-z0-9/]+)`", row)}
 
 
-def test_every_file_that_a_feature_names_exists() -> None:
+def test_docs_tests_readme_names_only_existing_files() -> None:
     files = re.findall(r"`([a-z0-9_/]+\.py)`", FEATURES)
     assert files
     assert [name for name in files if not (TESTS / name).exists()] == []
 
 
-def test_what_only_the_slow_tests_prove_is_listed() -> None:
+def test_docs_tests_readme_lists_every_slow_test() -> None:
     marked = {
         f"- {proof} (`{path.relative_to(TESTS)}`)"
         for path in TESTS.rglob("test_*.py")
@@ -33,6 +34,20 @@ def test_what_only_the_slow_tests_prove_is_listed() -> None:
 
 
 @pytest.mark.parametrize("target", ["test", "test-all", "unit"])
-def test_the_commands_of_the_page_are_targets_of_make(target: str) -> None:
+def test_docs_tests_readme_commands_are_make_targets(target: str) -> None:
     assert f"`make {target}`" in PAGE
     assert re.search(rf"^{target}:", (TESTS.parent / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_docs_test_names_begin_with_a_feature() -> None:
+    names = {
+        name: path
+        for path in TESTS.rglob("test_*.py")
+        for name in re.findall(r"^ *(?:async )?def test_(\w+)", path.read_text(), re.MULTILINE)
+    }
+    without_feature = {name: path for name, path in names.items() if not _begins_with_a_feature(name)}
+    assert without_feature == {}, "start each name with a word of features.txt"
+
+
+def _begins_with_a_feature(name: str) -> bool:
+    return any(name == feature or name.startswith(f"{feature}_") for feature in FEATURE_WORDS)

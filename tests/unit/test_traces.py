@@ -84,7 +84,7 @@ def tree(found: list[Span]) -> Iterator[tuple[str, float, float]]:
 # The shape.
 
 
-def test_a_rebalance_is_a_trace_with_its_handovers_in_it() -> None:
+def test_trace_of_a_rebalance_contains_its_handovers() -> None:
     assert [*tree(spans(news(handover())))] == [
         ("/rebalance", 0.0, 1.0),
         ("/rebalance/handover", 0.1, 0.9),
@@ -93,7 +93,7 @@ def test_a_rebalance_is_a_trace_with_its_handovers_in_it() -> None:
     ]
 
 
-def test_spans_tell_what_they_are_about() -> None:
+def test_trace_span_attributes_describe_rebalance_and_handover() -> None:
     root, one, release, obey = spans(news(handover(7), handed=3))
     assert attributes(root) == {
         "k8s.namespace.name": "shop",
@@ -115,13 +115,13 @@ def test_spans_tell_what_they_are_about() -> None:
     assert not any(it.HasField("status") for it in (root, one, release, obey))
 
 
-def test_the_resource_says_who_we_are() -> None:
+def test_trace_resource_identifies_the_operator() -> None:
     (told,) = official(sent(news())).resource_spans
     assert attributes(told.resource) == RESOURCE
     assert (told.scope_spans[0].scope.name, told.scope_spans[0].scope.version) == ("rota", "1.2.3")
 
 
-def test_what_was_taken_by_force_is_an_error() -> None:
+def test_trace_of_a_forced_grant_has_error_status() -> None:
     found = spans(news(handover(1, forced=True), handover(2), forced=1))
     wrong = [it for it in found if it.status.code == Status.STATUS_CODE_ERROR]
     assert [it.name for it in wrong] == ["rebalance", "handover", "release"]
@@ -129,7 +129,7 @@ def test_what_was_taken_by_force_is_an_error() -> None:
     assert wrong[1] == found[1]
 
 
-def test_a_queue_that_nobody_had_was_released_by_nobody() -> None:
+def test_trace_of_a_queue_without_previous_owner_has_no_release_span() -> None:
     found = spans(news(handover(before=None, revoked=100.4)))
     assert [name for name, _, _ in tree(found)] == ["/rebalance", "/rebalance/handover", "/rebalance/handover/obey"]
     assert "rota.from" not in attributes(found[1])
@@ -143,7 +143,7 @@ def test_a_queue_that_nobody_had_was_released_by_nobody() -> None:
         ({"revoked": 90.0, "granted": 91.0, "obeyed": 92.0}, (0.0, 1.0), (0.0, 0.0)),  # by a clock that was wrong
     ],
 )
-def test_every_span_lies_within_its_parent(at: Any, root: tuple[float, float], inside: tuple[float, float]) -> None:
+def test_trace_spans_lie_within_their_parent(at: Any, root: tuple[float, float], inside: tuple[float, float]) -> None:
     found = spans(news(handover(**at)))
     times = {name: (start, end) for name, start, end in tree(found)}
     assert (times["/rebalance"], times["/rebalance/handover"]) == (root, inside)
@@ -152,7 +152,7 @@ def test_every_span_lies_within_its_parent(at: Any, root: tuple[float, float], i
         assert outer[0] <= start <= end <= outer[1]
 
 
-def test_ids_are_unique_and_the_same_when_a_trace_is_sent_twice() -> None:
+def test_trace_ids_are_unique_and_stable_when_sent_again() -> None:
     both: list[dict[str, Any]] = [{}, {"at": "2026-11-21T08:00:00.001Z", "message": ""}]
     told = [news(*(handover(number) for number in range(5)), **it) for it in both]
     found = spans(*told)
@@ -165,7 +165,7 @@ def test_ids_are_unique_and_the_same_when_a_trace_is_sent_twice() -> None:
 
 
 @pytest.mark.parametrize("at", ["yesterday", "", 7])
-def test_what_began_nobody_knows_when_is_not_told(at: Any) -> None:
+def test_trace_of_a_rebalance_without_start_time_is_omitted(at: Any) -> None:
     assert spans(news(at=at), news()) == spans(news())
 
 
@@ -191,7 +191,7 @@ def a_plan(**told: Any) -> Plan:
 QUEUES = tuple(Queue("orders", "broker-a", number) for number in range(SLOWEST + 30))
 
 
-def test_a_rebalance_ends_with_its_handovers_the_slowest_of_them_if_they_are_many() -> None:
+def test_trace_of_many_handovers_has_only_the_slowest() -> None:
     tally, quick, slow = Tally(), QUEUES[:30], QUEUES[30:]
     tally.take(Plan(), a_group(1), {}, 99.0)
     assert tally.take(a_plan(), a_group(2, free=QUEUES), {}, 100.0).past is None
@@ -206,7 +206,7 @@ def test_a_rebalance_ends_with_its_handovers_the_slowest_of_them_if_they_are_man
     assert len(others) == 3 * SLOWEST
 
 
-def test_who_takes_over_in_the_middle_tells_what_it_saw() -> None:
+def test_trace_by_a_new_leader_omits_handovers_it_did_not_see_start() -> None:
     tally, began, before = Tally(), QUEUES[:3], Plan(status=a_plan().status)
     tally.take(before, a_group(3, free=began), {}, 100.0)
     assert tally.take(before, a_group(4, began), {}, 101.0).past is None
@@ -215,7 +215,7 @@ def test_who_takes_over_in_the_middle_tells_what_it_saw() -> None:
     assert [it.name for it in spans(news)] == ["rebalance"], "nobody here knows since when they were under way"
 
 
-def test_who_takes_over_does_not_tell_what_was_over_before() -> None:
+def test_trace_by_a_new_leader_omits_rebalances_that_ended_before() -> None:
     later = {"kind": "plan", "at": "2026-11-21T08:01:00.000Z", "generation": 5, "message": "c joined"}
     over = Plan(status=a_plan(moved=3, seconds=9.0).status, records=(later,))  # c is in the document, and gets nothing
     news = Tally().take(over, a_group(5, QUEUES), {B: 4}, 160.0)
@@ -234,7 +234,7 @@ def given_settings(**environment: str) -> Settings:
     return found
 
 
-def test_without_an_endpoint_there_are_no_traces() -> None:
+def test_trace_export_is_off_without_an_endpoint() -> None:
     assert settings({}, "rota-0", "1.2.3") is None
     assert settings({WHERE: " ", TRACES: "", "OTEL_SERVICE_NAME": "x"}, "rota-0", "1.2.3") is None
 
@@ -251,25 +251,23 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
         ({WHERE: "", TRACES: " http://traces:4318 "}, "http://traces:4318"),
     ],
 )
-def test_an_endpoint_gets_the_path_and_one_for_traces_alone_is_taken_as_it_is(
-    environment: dict[str, str], url: str
-) -> None:
+def test_trace_endpoint_gets_the_path_unless_it_is_for_traces_only(environment: dict[str, str], url: str) -> None:
     assert given_settings(**environment).url == url
 
 
 @pytest.mark.parametrize("name", [WHERE, TRACES])
 @pytest.mark.parametrize("url", ["collector:4318", "collector", "http://", "http://a:b", "http://a b", "grpc://a:1"])
-def test_an_endpoint_that_is_none_is_refused_with_a_sentence(name: str, url: str) -> None:
+def test_trace_endpoint_that_is_invalid_is_rejected_with_a_sentence(name: str, url: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} '.*' is no address of a receiver; give one such as http"):
         given_settings(**{name: url})
 
 
-def test_what_is_refused_tells_no_password() -> None:
+def test_trace_endpoint_error_shows_no_password() -> None:
     with pytest.raises(ValueError, match=r"^((?!secret).)*$"):
         given_settings(**{WHERE: "ftp://me:secret@collector"})
 
 
-def test_headers_are_read_and_those_for_traces_alone_go_before() -> None:
+def test_trace_headers_are_parsed_and_those_for_traces_take_precedence() -> None:
     everywhere = "OTEL_EXPORTER_OTLP_HEADERS"
     assert given_settings().headers == {}
     found = given_settings(**{everywhere: " Api-Key = a%2Cb ,,authorization=Basic dTpw== "}).headers
@@ -279,12 +277,12 @@ def test_headers_are_read_and_those_for_traces_alone_go_before() -> None:
 
 
 @pytest.mark.parametrize("text", ["a=1,secret", "a=1,=secret", "a=1,b b=secret", "a=1,b=secret%0A"])
-def test_headers_that_are_none_are_refused_without_being_told(text: str) -> None:
+def test_trace_headers_error_does_not_repeat_the_entry(text: str) -> None:
     with pytest.raises(ValueError, match=r"^OTEL_EXPORTER_OTLP_HEADERS has an entry that is none, number 2; give key="):
         given_settings(OTEL_EXPORTER_OTLP_HEADERS=text)
 
 
-def test_people_say_more_of_us_or_otherwise() -> None:
+def test_trace_resource_attributes_are_extended_or_overridden_by_environment() -> None:
     assert given_settings().resource == RESOURCE
     more = given_settings(OTEL_RESOURCE_ATTRIBUTES="service.name=mine,deployment.environment.name=a%20b").resource
     assert more == {**RESOURCE, "service.name": "mine", "deployment.environment.name": "a b"}
@@ -292,7 +290,7 @@ def test_people_say_more_of_us_or_otherwise() -> None:
     assert given_settings(**both).resource == {**RESOURCE, "service.name": "ours"}
 
 
-def test_attributes_that_are_none_are_left_out_and_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_trace_resource_attributes_that_are_invalid_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     assert given_settings(OTEL_RESOURCE_ATTRIBUTES="team=a,b").resource == RESOURCE
     assert "OTEL_RESOURCE_ATTRIBUTES has an entry that is none, number 2" in caplog.text
 
@@ -368,7 +366,9 @@ async def idle(it: Exporter) -> None:
     await until(lambda: not it._behind)
 
 
-async def test_what_ends_together_is_sent_together_with_the_headers(receiver: tuple[Receiver, str]) -> None:
+async def test_trace_export_sends_rebalances_together_in_one_request_with_headers(
+    receiver: tuple[Receiver, str],
+) -> None:
     there, url = receiver
     async with exporter(url, OTEL_EXPORTER_OTLP_HEADERS="api-key=k,content-type=text/plain") as it:
         for name in ("orders", "bills"):
@@ -384,7 +384,7 @@ async def test_what_ends_together_is_sent_together_with_the_headers(receiver: tu
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_a_receiver_that_is_busy_is_asked_again(
+async def test_trace_export_retries_a_busy_receiver(
     receiver: tuple[Receiver, str], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
@@ -400,7 +400,7 @@ async def test_a_receiver_that_is_busy_is_asked_again(
     ]
 
 
-async def test_a_receiver_that_is_busy_says_for_how_long(
+async def test_trace_export_honours_retry_after(
     receiver: tuple[Receiver, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, url = receiver
@@ -421,7 +421,7 @@ async def test_a_receiver_that_is_busy_says_for_how_long(
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 413, 500])
-async def test_what_is_refused_is_not_sent_again_and_told_once(
+async def test_trace_export_does_not_retry_rejected_traces_and_logs_once(
     receiver: tuple[Receiver, str], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
@@ -440,7 +440,7 @@ async def test_what_is_refused_is_not_sent_again_and_told_once(
     ]
 
 
-async def test_a_receiver_that_is_away_is_tried_for_a_while_and_nobody_waits(caplog: pytest.LogCaptureFixture) -> None:
+async def test_trace_export_gives_up_on_an_unreachable_receiver(caplog: pytest.LogCaptureFixture) -> None:
     async with exporter(f"http://127.0.0.1:{unused_port()}") as it:
         it.take(KEY, news())
         await lost(it, 1)
@@ -451,7 +451,7 @@ async def test_a_receiver_that_is_away_is_tried_for_a_while_and_nobody_waits(cap
     assert ending == "WARNING The operator ends, and 2 traces were not sent"
 
 
-async def test_a_connection_that_breaks_is_tried_again(receiver: tuple[Receiver, str]) -> None:
+async def test_trace_export_retries_a_broken_connection(receiver: tuple[Receiver, str]) -> None:
     there, url = receiver
     asked = 0
 
@@ -468,7 +468,7 @@ async def test_a_connection_that_breaks_is_tried_again(receiver: tuple[Receiver,
     assert there.got.empty(), url
 
 
-async def test_what_waits_is_bounded_and_what_is_too_much_is_counted(
+async def test_trace_export_queue_is_bounded_and_dropped_traces_are_counted(
     receiver: tuple[Receiver, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
@@ -486,7 +486,7 @@ async def test_what_waits_is_bounded_and_what_is_too_much_is_counted(
     assert logged(caplog)[0] == "ERROR Traces cannot be sent: there are too many; they are left out until they can"
 
 
-async def test_one_that_is_larger_than_a_request_should_be_goes_alone(
+async def test_trace_export_sends_an_oversized_trace_alone(
     receiver: tuple[Receiver, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, url = receiver
@@ -497,7 +497,7 @@ async def test_one_that_is_larger_than_a_request_should_be_goes_alone(
         assert [await there.groups(), await there.groups()] == [["a"], ["b"]]
 
 
-async def test_a_receiver_that_takes_only_some_is_not_asked_again_and_that_is_told_once(
+async def test_trace_export_does_not_retry_partial_success_and_logs_once(
     receiver: tuple[Receiver, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
@@ -521,7 +521,7 @@ async def test_a_receiver_that_takes_only_some_is_not_asked_again_and_that_is_to
         pytest.param("x" * (otlp.LONGEST_ANSWER_BYTES + 1), id="too long"),
     ],
 )
-async def test_an_answer_may_say_anything(
+async def test_trace_export_accepts_any_response_body(
     receiver: tuple[Receiver, str], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
@@ -534,7 +534,7 @@ async def test_an_answer_may_say_anything(
     assert (it.lost, logged(caplog)) == (0, [])
 
 
-async def test_what_cannot_be_told_costs_nothing_else(
+async def test_trace_export_drops_only_the_trace_that_cannot_be_encoded(
     receiver: tuple[Receiver, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
@@ -546,7 +546,7 @@ async def test_what_cannot_be_told_costs_nothing_else(
     assert logged(caplog)[0].startswith("ERROR Traces cannot be sent: UnicodeEncodeError: ")
 
 
-async def test_what_waits_at_the_end_is_sent_but_not_for_long(
+async def test_trace_export_flushes_on_close_for_a_limited_time(
     receiver: tuple[Receiver, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
@@ -564,7 +564,7 @@ async def test_what_waits_at_the_end_is_sent_but_not_for_long(
     there.opened.set()
 
 
-async def test_what_was_on_its_way_when_the_operator_ended_is_sent_by_its_end(receiver: tuple[Receiver, str]) -> None:
+async def test_trace_export_completes_a_request_in_flight_on_close(receiver: tuple[Receiver, str]) -> None:
     there, url = receiver
     there.opened.clear()
     async with exporter(url) as it:
@@ -575,7 +575,7 @@ async def test_what_was_on_its_way_when_the_operator_ended_is_sent_by_its_end(re
     assert await there.groups() == ["orders"]
 
 
-async def test_without_settings_nothing_is_kept_and_nothing_runs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_trace_export_without_settings_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     told = Exporter(None)
     told.take(KEY, news())
     await told.run()

@@ -64,7 +64,7 @@ def columns(of: Sequence[tuple[Sequence[Look], StartFrom]], order: Sequence[int]
 
 @settings(max_examples=400)
 @given(queues, st.permutations(range(54)), st.sampled_from([Window(99), Window(3, 300.0, 155.0), Window(2)]))
-def test_it_says_of_each_queue_what_its_looks_say(
+def test_lag_columns_agree_with_the_samples_of_each_queue(
     told: Sequence[tuple[Sequence[tuple[float, Look]], StartFrom]], order: Sequence[int], window: Window
 ) -> None:
     of = [(timed(waited), begins) for waited, begins in told]
@@ -90,5 +90,5 @@ def test_it_says_of_each_queue_what_its_looks_say(
         assert np.isnan(seconds) if expected is None else seconds == pytest.approx(expected)
 
 
-def test_every_judgement_has_its_number() -> None:
+def test_lag_columns_have_a_number_for_every_verdict() -> None:
     assert (None, *Judgement) == VERDICTS

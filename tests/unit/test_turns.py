@@ -51,7 +51,7 @@ class Some:
         await steps()
 
 
-async def test_they_come_in_turn() -> None:
+async def test_reconcile_limiter_admits_groups_in_order() -> None:
     some = Some(Turns(2))
     await some.come(A, B, C, D)
     assert some.there == ["a", "b"]
@@ -66,7 +66,7 @@ async def test_they_come_in_turn() -> None:
     await some.give_up(A, B)
 
 
-async def test_who_is_in_a_hurry_goes_first() -> None:
+async def test_reconcile_limiter_admits_a_prioritized_group_first() -> None:
     turns = Turns(1)
     some = Some(turns)
     await some.come(A, B, C, D)
@@ -77,7 +77,7 @@ async def test_who_is_in_a_hurry_goes_first() -> None:
     await some.give_up(B, C, D)
 
 
-async def test_who_is_not_at_rest_goes_before_those_who_are() -> None:
+async def test_reconcile_limiter_admits_unsettled_groups_before_settled_ones() -> None:
     some = Some(Turns(1))
     await some.come(A, B, WAITS, C)
     await some.go(A)
@@ -85,7 +85,7 @@ async def test_who_is_not_at_rest_goes_before_those_who_are() -> None:
     await some.give_up(B, C, WAITS)
 
 
-async def test_who_gives_up_takes_nobodys_turn() -> None:
+async def test_reconcile_limiter_skips_a_cancelled_waiter() -> None:
     turns = Turns(1)
     some = Some(turns)
     await some.come(A, B, C)
@@ -98,7 +98,7 @@ async def test_who_gives_up_takes_nobodys_turn() -> None:
     await some.give_up(D)
 
 
-async def test_who_gives_up_when_its_turn_comes_passes_it_on() -> None:
+async def test_reconcile_limiter_passes_on_the_slot_of_a_waiter_cancelled_at_its_turn() -> None:
     for first_the_turn in (True, False):
         some = Some(Turns(1))
         await some.come(A, B, C)

@@ -50,19 +50,19 @@ async def looked_too_late(what: str) -> Views:
     return views
 
 
-async def test_a_route_that_nobody_wants_any_more_is_not_kept() -> None:
+async def test_route_fetched_for_a_deleted_group_is_not_kept() -> None:
     views = await looked_too_late("queues")
     assert views.where_is("orders") == frozenset()
     assert not views._topics
 
 
-async def test_who_was_there_in_a_group_that_is_gone_is_not_kept() -> None:
+async def test_connection_list_fetched_for_a_deleted_group_is_not_kept() -> None:
     views = await looked_too_late("clients")
     assert not views._online
     assert views.clients(KEY) == {}
 
 
-async def test_another_groups_retry_topic_is_looked_for_as_any_topic_is_and_our_own_may_not_be_there_yet() -> None:
+async def test_retry_topic_of_another_group_must_exist_but_the_groups_own_need_not() -> None:
     memory = Memory()
     others = "%RETRY%others"
     views = Views(memory, lambda _: None)
@@ -76,7 +76,7 @@ async def test_another_groups_retry_topic_is_looked_for_as_any_topic_is_and_our_
     assert views.where_is(others) == {BROKER}, "with the first look, not now and then"
 
 
-async def test_what_is_told_in_time_is_kept() -> None:
+async def test_route_and_connections_fetched_in_time_are_kept() -> None:
     memory = Memory()
     await memory.create_topic("orders", BROKER, 2)
     views = Views(memory, lambda _: None)
@@ -87,7 +87,7 @@ async def test_what_is_told_in_time_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("groups", "seconds"), [(0, 5.0), (250, 5.0), (500, 10.0), (1000, 20.0), (5000, 20.0)])
-def test_few_groups_are_looked_at_more_often(groups: int, seconds: float) -> None:
+def test_connection_poll_interval_is_shorter_for_few_groups(groups: int, seconds: float) -> None:
     views = Views(Memory(), lambda _: None)
     for number in range(groups):
         views.want(("shop", f"orders-{number}"), ORDERS)
@@ -122,7 +122,7 @@ def duplicates(views: Views, after: float = 0.0) -> list[Reason]:
     return [it.reason for it in views.of(KEY, now, {"orders-a#12345678"}).problems]
 
 
-async def test_a_member_of_ours_whose_old_connection_the_broker_still_holds_is_not_two() -> None:
+async def test_connection_still_held_by_the_broker_is_no_duplicate_until_it_expires() -> None:
     memory, views = await worn((OURS, "10.0.0.1:4711"), (OURS, "10.0.0.1:4712"))
     assert duplicates(views) == []
     assert duplicates(views, DEAD_SECONDS - 1) == []
@@ -136,7 +136,7 @@ async def test_a_member_of_ours_whose_old_connection_the_broker_still_holds_is_n
     assert duplicates(views, DEAD_SECONDS - 1) == [], "it counts anew"
 
 
-async def test_two_at_two_addresses_or_of_others_are_told_of_at_once() -> None:
+async def test_connection_duplicates_at_two_addresses_or_unmanaged_are_reported_at_once() -> None:
     _, views = await worn((OURS, "10.0.0.1:4711"), (OURS, "10.0.0.2:4711"))
     assert duplicates(views) == [Reason.DUPLICATE_CLIENT_IDS]
     _, views = await worn((FOREIGN, "10.0.0.9:4711"), (FOREIGN, "10.0.0.9:4712"))

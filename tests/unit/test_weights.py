@@ -30,23 +30,23 @@ def a_group(strategy: str = "Balanced", **members: list[Queue]) -> Group:
     return group
 
 
-def test_queues_weigh_what_came_to_them_a_second_and_those_of_retries_nothing() -> None:
+def test_weight_of_a_queue_is_its_message_rate_and_retry_queues_have_none() -> None:
     assert measured(ORDERS, FLOWS, RETRY) == FLOWS
     assert of_group(a_group(), ORDERS, Lag({}, flows=FLOWS)) == FLOWS
 
 
 @pytest.mark.parametrize("flows", [{}, {Q[0]: 3.0}, {Q[0]: 3.0, Q[1]: None}])
-def test_while_one_is_not_known_nothing_is_guessed(flows: dict[Queue, float | None]) -> None:
+def test_weight_is_unknown_while_the_rate_of_one_queue_is_unknown(flows: dict[Queue, float | None]) -> None:
     assert measured(ORDERS, flows, RETRY) is None
     assert of_group(a_group(), ORDERS, Lag({}, flows=flows)) is None
 
 
 @pytest.mark.parametrize("views", [{}, {"orders": None}])
-def test_where_no_queue_is_known_nothing_is_measured(views: dict[str, None]) -> None:
+def test_weight_is_unknown_without_a_route(views: dict[str, None]) -> None:
     assert measured(AtBroker(views), FLOWS, RETRY) is None
 
 
-def test_it_is_measured_only_where_the_policy_goes_by_it() -> None:
+def test_weight_is_measured_only_for_policies_that_use_it() -> None:
     assert of_group(a_group("Sticky"), ORDERS, Lag({}, flows=FLOWS)) == {}
     assert not _interest(a_group("Sticky"), a_spec()).weighed
     assert _interest(a_group(), a_spec()).weighed
@@ -54,7 +54,9 @@ def test_it_is_measured_only_where_the_policy_goes_by_it() -> None:
 
 
 @pytest.mark.parametrize(("flows", "weights"), [(FLOWS, FLOWS), ({}, None)])
-async def test_the_planner_is_given_it(flows: dict[Queue, float | None], weights: dict[Queue, float] | None) -> None:
+async def test_weight_is_passed_to_the_planner(
+    flows: dict[Queue, float | None], weights: dict[Queue, float] | None
+) -> None:
     nobody: Any = None
     places: Any = SimpleNamespace(of=lambda *_: ORDERS, lag=lambda _: Lag({}, flows=flows))
     brain = Brain(nobody, nobody, places, nobody)
@@ -68,7 +70,7 @@ def moves(found: Plan) -> int:
 
 
 @pytest.mark.parametrize("queues", [4, 12, 30, 96])
-def test_noise_moves_nothing(queues: int) -> None:
+def test_weight_noise_moves_no_queue(queues: int) -> None:
     """Each rate is another one each time, by up to a tenth; nothing is moved after all was spread once."""
     chance, group = Random(queues), a_group(m1=Q[:queues])
     view = AtBroker({"orders": a_view(queues)})

@@ -12,7 +12,7 @@ from rota.kube.objects import Deployment
 from rota.kube.paths import object_path
 from rota.model import Reason, Verdict, plain
 from rota.spec import GroupSpec, Mistake
-from rota.spec.resolved import drain
+from rota.spec.resolved import read_drain_timeout
 
 _UNTYPED = "failed to create typed patch object"  # how a field that there is not is refused, with a 500
 
@@ -81,7 +81,7 @@ class Fleets:
         """State the Deployment, unless it is as we stated it last."""
         assert group.body is not None  # noqa: S101 - nobody keeps the fleet of a group that is not there
         policy, key = group.wish.policy, (group.namespace, group.name)
-        patience = policy.handover.drain_timeout if policy else drain(group.record.settings)
+        patience = policy.handover.drain_timeout if policy else read_drain_timeout(group.record.settings)
         sidecar = SidecarSpec.of(spec, self._image, patience)
         wanted = deployment(group.body, spec, sidecar, _as_it_is(standing) if standing else None)
         mark = hashlib.sha256(msgspec.json.encode(wanted, order="deterministic")).hexdigest()

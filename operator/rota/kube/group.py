@@ -280,7 +280,7 @@ class Group:
         """What brokers call it: also while its spec cannot be understood, for that never changes."""
         if self.good:
             return self.good.group or self.name
-        return resolved.group(self.record.settings) or self.name
+        return resolved.read_group_name(self.record.settings) or self.name
 
     @property
     def everyones(self) -> bool:
@@ -385,9 +385,10 @@ class Group:
         """What the sidecar shall be told beside the document."""
         if self.wish.spec is None:
             return self.record.settings
-        drain = self.wish.policy.handover.drain_timeout if self.wish.policy else resolved.drain(self.record.settings)
+        policy = self.wish.policy
+        drain_timeout = policy.handover.drain_timeout if policy else resolved.read_drain_timeout(self.record.settings)
         created = self.body.metadata.creation_timestamp if self.body else None
-        return resolved.write_settings(self.name, self.wish.spec, drain, created)
+        return resolved.write_settings(self.name, self.wish.spec, drain_timeout, created)
 
     def _strange(self) -> list[Verdict]:
         if not self.strangers:

@@ -21,10 +21,10 @@ def noted(found: Any, was: Any) -> str:
 
 
 def undone(found: Any, note: str) -> Any:
-    """Return the value that was noted; a note that somebody has spoilt changes nothing."""
+    """Return the value that was noted; a note that cannot be decoded changes nothing."""
     try:
         entries = msgspec.json.decode(note, type=list[_Entry]) if note else []
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return found
     for path, there, was in entries:
         found = _restored(found, path, there, was)

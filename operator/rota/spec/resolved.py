@@ -12,6 +12,8 @@ from rota.spec import Broker, Delivery, GroupSpec, Seconds, StartFrom, Subscript
 
 BEFORE_IT_WAS_MADE = timedelta(minutes=30)  # is where a group begins that names no time
 SCHEMA = 1
+DEFAULT_DRAIN_SECONDS = 30.0
+LONGEST_SECONDS = 3.6e9  # of a duration: 999,999 hours
 
 _TOLD = ("broker", "subscriptions", "message_model", "ordering", "start_from", "delivery", "paused")
 
@@ -26,7 +28,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="camel"):
     message_model: Literal["Clustering", "Broadcasting"] = "Clustering"
     ordering: Literal["Concurrent", "Orderly"] = "Concurrent"
     start_from: StartFrom = StartFrom()
-    drain_timeout: float = 30.0
+    drain_timeout: float = DEFAULT_DRAIN_SECONDS
     paused: bool = False
 
     @property
@@ -80,20 +82,28 @@ def read_settings(text: str | bytes) -> Settings:
     raise ValueError(f"The settings in group.json cannot be read: {why}")
 
 
-def group(text: str) -> str:
-    """Return what settings call the group at the broker; empty: they do not tell."""
+class _GroupName(Struct):
+    group: str
+
+
+class _DrainTimeout(Struct, rename="camel"):
+    drain_timeout: Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
+
+
+def read_group_name(text: str) -> str:
+    """Return the group's name at the broker, or "" if the settings do not contain it."""
     try:
-        return str(json.loads(text)["group"])
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(text, type=_GroupName).group
+    except (ValueError, RecursionError):
         return ""
 
 
-def drain(text: str) -> float:
-    """Return the drain timeout that settings tell: it stays while the policy cannot be read."""
+def read_drain_timeout(text: str) -> float:
+    """Return the stored drain timeout, which holds while the policy cannot be read; the default if there is none."""
     try:
-        return float(json.loads(text)["drainTimeout"])
-    except (ValueError, KeyError, TypeError):
-        return float(Seconds(30))
+        return msgspec.json.decode(text, type=_DrainTimeout).drain_timeout
+    except (ValueError, RecursionError):
+        return DEFAULT_DRAIN_SECONDS
 
 
 def _known(value: Any, kind: Any) -> Any:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from ground.api import Api, ApiError, Object, _differences
+from ground.poll import PATIENCE_SECONDS
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 
@@ -24,7 +25,7 @@ def named(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-async def test_an_object_is_made_changed_in_all_ways_and_deleted(api: Api, name: str) -> None:
+async def test_api_client_creates_replaces_patches_and_deletes_an_object(api: Api, name: str) -> None:
     path = f"{MAPS}/{name}"
     made = await api.create(MAPS, named(name, a="1"))
     await api.replace(path, {**made, "data": {"a": "2"}})
@@ -43,7 +44,7 @@ async def test_an_object_is_made_changed_in_all_ways_and_deleted(api: Api, name:
     assert name in str(refused.value)
 
 
-async def test_a_stale_replace_is_refused_as_a_conflict(api: Api, name: str) -> None:
+async def test_api_client_stale_replace_is_rejected_as_a_conflict(api: Api, name: str) -> None:
     made = await api.create(MAPS, named(name))
     await api.patch(f"{MAPS}/{name}", {"data": {"a": "1"}})
     with pytest.raises(ApiError) as refused:
@@ -51,9 +52,12 @@ async def test_a_stale_replace_is_refused_as_a_conflict(api: Api, name: str) -> 
     assert (refused.value.status, refused.value.reason) == (409, "Conflict")
 
 
-async def test_events_are_followed_from_what_is_there(api: Api, name: str) -> None:
+async def test_api_client_watch_starts_with_existing_objects(api: Api, name: str) -> None:
     await api.create(MAPS, named(name, a="1"))
-    async with asyncio.timeout(30), aclosing(api.follow(MAPS, fieldSelector=f"metadata.name={name}")) as events:
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        aclosing(api.follow(MAPS, fieldSelector=f"metadata.name={name}")) as events,
+    ):
         assert (await anext(events))["type"] == "ADDED"
         await api.patch(f"{MAPS}/{name}", {"data": {"a": "2"}})
         changed = await anext(events)
@@ -62,19 +66,19 @@ async def test_events_are_followed_from_what_is_there(api: Api, name: str) -> No
         assert (await anext(events))["type"] == "DELETED"
 
 
-def test_a_version_that_is_too_old_is_forgotten_and_a_refusal_is_raised() -> None:
+def test_api_client_watch_restarts_on_an_expired_version_and_raises_other_errors() -> None:
     assert not ApiError({"code": 410, "reason": "Expired"}).then_anew()
     with pytest.raises(ApiError):
         ApiError({"code": 403, "reason": "Forbidden"}).then_anew()
 
 
-async def test_following_what_does_not_exist_raises_instead_of_trying_for_ever(api: Api) -> None:
+async def test_api_client_watch_of_an_unknown_resource_raises(api: Api) -> None:
     with pytest.raises(ApiError):
         async for _ in api.follow("/apis/example.com/v1/things"):
             pass
 
 
-def test_after_a_gap_what_vanished_meanwhile_is_told_as_deleted() -> None:
+def test_api_client_watch_reports_objects_that_vanished_in_a_gap_as_deleted() -> None:
     old, kept, new = ({"metadata": {"uid": uid}} for uid in ("old", "kept", "new"))
     known = {"old": old, "kept": kept}
     told = [(event["type"], event["object"]["metadata"]["uid"]) for event in _differences(known, [kept, new])]

@@ -29,14 +29,14 @@ def a_file(text: str) -> Callable[[Path], None]:
     return build
 
 
-def test_an_entry_is_built_once_and_again_only_for_another_recipe() -> None:
+def test_cache_entry_is_built_once_for_each_recipe() -> None:
     first = cache.entry("thing", "recipe 1", a_file("1"))
     assert cache.entry("thing", "recipe 1", a_file("never")) == first
     assert cache.entry("thing", "recipe 2", a_file("2")) != first
     assert (first / "it").read_text() == "1"
 
 
-def test_a_half_built_entry_is_never_seen_and_the_next_build_clears_it_away(own_cache: Path) -> None:
+def test_cache_entry_that_is_incomplete_is_never_used_and_cleared_by_the_next_build(own_cache: Path) -> None:
     def half(folder: Path) -> None:
         (folder / "part").write_text("")
         raise Missing("no more")
@@ -49,14 +49,14 @@ def test_a_half_built_entry_is_never_seen_and_the_next_build_clears_it_away(own_
     assert [path.name for path in whole.iterdir()] == ["it"]
 
 
-def test_a_build_of_another_thing_with_a_longer_name_is_left_alone(own_cache: Path) -> None:
+def test_cache_cleanup_leaves_a_build_of_a_longer_name_alone(own_cache: Path) -> None:
     other = own_cache / "thing-else-0123456789ab.making"
     other.mkdir(parents=True)
     cache.entry("thing", "recipe", a_file("whole"))
     assert other.exists()
 
 
-def test_two_grounds_that_want_the_same_thing_build_it_once(tmp_path: Path) -> None:
+def test_cache_entry_wanted_by_two_processes_is_built_once(tmp_path: Path) -> None:
     build = f"""
 import pathlib, time
 from ground import cache
@@ -71,7 +71,7 @@ cache.entry("thing", "recipe", build)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_build_leaves_nothing_running_and_no_entry(
+def test_cache_build_that_is_interrupted_leaves_no_process_and_no_entry(
     tmp_path: Path, own_cache: Path, number: signal.Signals
 ) -> None:
     build = f"""
@@ -90,7 +90,7 @@ cache.entry("thing", "r", lambda folder: cache.run(["sh", "-c", "echo $$ > {tmp_
     assert list(own_cache.glob("*.making")) == []
 
 
-def test_a_failed_step_is_one_sentence_with_the_last_line_and_where_the_rest_is() -> None:
+def test_cache_build_failure_names_its_last_line_and_log_file() -> None:
     with pytest.raises(Missing) as raised:
         cache.run(["sh", "-c", "echo first >&2; echo the reason >&2; exit 3"], "Building it")
     told = str(raised.value)
@@ -98,12 +98,12 @@ def test_a_failed_step_is_one_sentence_with_the_last_line_and_where_the_rest_is(
     assert "first" in Path(told.rpartition(": ")[2].rstrip(")")).read_text()
 
 
-def test_a_step_that_takes_too_long_is_ended() -> None:
+def test_cache_build_step_times_out() -> None:
     with pytest.raises(Missing, match="did not end within 0 s"):
         cache.run(["sleep", "60"], "Waiting", timeout=0.1)
 
 
-def test_a_full_disk_is_one_sentence() -> None:
+def test_cache_reports_a_full_disk_in_one_sentence() -> None:
     def fill(_: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -115,7 +115,7 @@ def test_a_full_disk_is_one_sentence() -> None:
         cache.need_room(1e9)
 
 
-def test_a_really_full_disk_is_one_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_reports_a_full_file_system_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = tmp_path / "small"
     small.mkdir()
     if (
@@ -132,14 +132,14 @@ def test_a_really_full_disk_is_one_sentence_too(tmp_path: Path, monkeypatch: pyt
         subprocess.run(["umount", small], check=True)
 
 
-def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_reports_a_folder_that_cannot_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROTA_GROUND_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(Missing, match=r"cannot be made .*ROTA_GROUND_CACHE"):
         cache.folder()
 
 
-def test_a_folder_with_read_only_parts_is_removed(tmp_path: Path) -> None:
+def test_cache_removes_a_folder_with_read_only_parts(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_text("")
     (tmp_path / "a" / "b").chmod(0o555)

@@ -45,7 +45,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("own_home")
-def test_up_twice_at_once_env_status_and_down(control_plane: Cluster) -> None:
+def test_ground_up_twice_concurrently_then_env_status_and_down(control_plane: Cluster) -> None:
     command = [sys.executable, "-m", "ground", "up", "control-plane", "local"]
     ups = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = [up.communicate(timeout=300)[1] for up in ups]
@@ -65,7 +65,7 @@ def test_up_twice_at_once_env_status_and_down(control_plane: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("own_home")
-def test_what_is_missing_is_one_sentence_and_no_traceback() -> None:
+def test_ground_reports_a_missing_ground_or_kubeconfig_in_one_sentence() -> None:
     nothing_there = ground("env")
     assert nothing_there.returncode == 1
     assert nothing_there.stderr == "ground: No ground default stands; see `python -m ground status`.\n"
@@ -75,7 +75,7 @@ def test_what_is_missing_is_one_sentence_and_no_traceback() -> None:
     assert len(no_file.stderr.splitlines()) == 1
 
 
-def test_an_interrupted_up_leaves_nothing_running(own_home: Path) -> None:
+def test_ground_up_that_is_interrupted_leaves_nothing_running(own_home: Path) -> None:
     up = subprocess.Popen([sys.executable, "-m", "ground", "up", "control-plane"], stderr=subprocess.PIPE, text=True)
     eventually(lambda: list(own_home.glob("default/log/kube-apiserver.log")))
     pid = Instance(own_home / "default").processes()[0].pid
@@ -87,7 +87,7 @@ def test_an_interrupted_up_leaves_nothing_running(own_home: Path) -> None:
     assert not Path("/proc").joinpath(str(pid)).exists()
 
 
-def test_a_cluster_of_the_users_own_is_used_and_stays(
+def test_ground_uses_the_users_own_cluster_and_leaves_it_running(
     own_home: Path, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KUBECONFIG, str(control_plane.kubeconfig))
@@ -105,7 +105,7 @@ def test_a_cluster_of_the_users_own_is_used_and_stays(
 
 
 @pytest.mark.usefixtures("own_home")
-def test_a_cluster_that_does_not_answer_is_one_sentence(
+def test_ground_reports_a_cluster_that_does_not_answer(
     control_plane: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "kubeconfig"
@@ -119,13 +119,13 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(
 
 
 @pytest.mark.usefixtures("own_home")
-def test_the_choice_of_cluster_can_be_made_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ground_cluster_kind_is_configurable(monkeypatch: pytest.MonkeyPatch) -> None:
     for choice, kind in {"own": ControlPlane, "kind": Kind}.items():
         monkeypatch.setenv(CLUSTER, choice)
         assert isinstance(cluster_of(Instance.open(choice)), kind)
 
 
-def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Path) -> None:
+def test_control_plane_uses_kubebuilder_assets_of_a_supported_version(tmp_path: Path) -> None:
     for name, version in {"etcd": "etcd 3.5", "kube-apiserver": "v1.20.0", "kube-scheduler": "v1.34.9"}.items():
         write_program(tmp_path / name, f"echo Kubernetes {version}")
     names = ("etcd", "kube-apiserver", "kube-scheduler", "kubelet")
@@ -141,7 +141,7 @@ def test_programs_given_in_kubebuilder_assets_are_taken_if_they_fit(tmp_path: Pa
     assert "kube-apiserver is not v1.34.x; taking our own kube-apiserver instead" in told.stderr
 
 
-def test_programs_given_in_kubebuilder_assets_are_not_built(tmp_path: Path) -> None:
+def test_control_plane_does_not_build_programs_of_kubebuilder_assets(tmp_path: Path) -> None:
     for name in ("etcd", "kube-apiserver", "kubectl"):  # what setup-envtest installs
         write_program(tmp_path / name, "echo Kubernetes v1.34.1")
     answers = 'case "$*" in *GOVERSION) echo go1.26.0;; env*) echo /tmp; echo /tmp;; *) echo "$@" > arguments;; esac'
@@ -171,13 +171,13 @@ def test_programs_given_in_kubebuilder_assets_are_not_built(tmp_path: Path) -> N
         (["topic", "orders", "0"], "A topic has no fewer than 1 queue, and 0 were asked for"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(arguments: list[str], sentence: str) -> None:
+def test_ground_rejects_invalid_arguments_in_one_sentence(arguments: list[str], sentence: str) -> None:
     told = ground(*arguments)
     assert told.returncode == 1
     assert told.stderr.startswith(f"ground: {sentence}")
 
 
-def test_a_topic_is_made_changed_or_refused(rocketmq: RocketMQ) -> None:
+def test_ground_topic_creates_or_resizes_a_topic_and_rejects_an_invalid_name(rocketmq: RocketMQ) -> None:
     for queues in (3, 5):
         made = ground("topic", "--name", rocketmq.instance.name, "by-hand", str(queues))
         assert (made.returncode, made.stderr) == (0, f"ground: topic by-hand has {queues} queues\n")
@@ -188,13 +188,13 @@ def test_a_topic_is_made_changed_or_refused(rocketmq: RocketMQ) -> None:
 
 
 @pytest.mark.usefixtures("own_home")
-def test_a_topic_without_a_broker_is_one_sentence() -> None:
+def test_ground_topic_without_a_broker_is_rejected_in_one_sentence() -> None:
     Instance.open("default")
     told = ground("topic", "orders", "8").stderr
     assert told == "ground: No broker runs in the ground default; `python -m ground up rocketmq` starts one.\n"
 
 
-def test_an_etcd_that_cannot_start_is_named_and_its_log_is_kept(own_home: Path, tmp_path: Path) -> None:
+def test_control_plane_reports_a_failing_etcd_and_keeps_its_log(own_home: Path, tmp_path: Path) -> None:
     write_program(tmp_path / "etcd", "echo my disk is broken >&2\nexit 1")
     told = ground("up", "control-plane", KUBEBUILDER_ASSETS=str(tmp_path)).stderr
     kept = own_home / "default-failed" / "etcd.log"

@@ -30,7 +30,7 @@ def standing() -> Iterator[Instance]:
         instance.down()
 
 
-def test_opening_twice_gives_the_same_instance_and_others_get_other_addresses(standing: Instance) -> None:
+def test_instance_opened_twice_is_the_same_and_others_get_other_addresses(standing: Instance) -> None:
     again, other = Instance.open("one"), Instance.open("two")
     assert (again.id, again.block) == (standing.id, standing.block)
     assert other.block != standing.block
@@ -38,15 +38,13 @@ def test_opening_twice_gives_the_same_instance_and_others_get_other_addresses(st
     assert Instance.find("two") is None
 
 
-def test_a_program_is_started_once(standing: Instance) -> None:
+def test_instance_starts_a_program_once(standing: Instance) -> None:
     first = standing.start("sleeper", ["sleep", "60"])
     assert standing.start("sleeper", ["sleep", "60"]).pid == first.pid
     assert Instance.open("one").start("sleeper", ["sleep", "60"]).pid == first.pid
 
 
-def test_down_ends_grandchildren_whose_parent_is_gone_and_leaves_others_alone(
-    standing: Instance, tmp_path: Path
-) -> None:
+def test_instance_down_ends_orphaned_grandchildren_and_no_other_process(standing: Instance, tmp_path: Path) -> None:
     bystander = subprocess.Popen(["sleep", "60"])
     standing.start("parent", ["sh", "-c", f"setsid sleep 60 & echo $! > {tmp_path}/orphan"])
     orphan = int(eventually(lambda: (tmp_path / "orphan").exists() and (tmp_path / "orphan").read_text().strip()))
@@ -58,7 +56,7 @@ def test_down_ends_grandchildren_whose_parent_is_gone_and_leaves_others_alone(
     bystander.wait()
 
 
-def test_stop_ends_what_ignores_sigterm_and_what_is_stopped(standing: Instance) -> None:
+def test_instance_stop_ends_processes_that_ignore_sigterm_or_are_suspended(standing: Instance) -> None:
     stubborn = standing.start("stubborn", ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 1; done"])
     eventually(lambda: "deaf" in stubborn.log.read_text())
     frozen = standing.start("frozen", ["sleep", "60"])
@@ -69,19 +67,19 @@ def test_stop_ends_what_ignores_sigterm_and_what_is_stopped(standing: Instance) 
     assert not frozen.alive
 
 
-def test_a_program_that_ends_at_start_is_one_sentence_with_its_last_words(standing: Instance) -> None:
+def test_instance_reports_a_program_that_ends_at_start_with_its_last_output(standing: Instance) -> None:
     standing.start("broken", ["sh", "-c", "echo my disk is gone >&2; exit 1"])
     with pytest.raises(Missing, match="The thing ended at start: my disk is gone"):
         standing.wait("broken", lambda: False, 10, "The thing")
 
 
-def test_a_program_that_never_gets_ready_is_one_sentence(standing: Instance) -> None:
+def test_instance_reports_a_program_that_never_gets_ready(standing: Instance) -> None:
     standing.start("slow", ["sleep", "60"])
     with pytest.raises(Missing, match="The thing is not ready after 0 s: it said nothing"):
         standing.wait("slow", lambda: False, 0, "The thing")
 
 
-def test_a_busy_port_is_passed_over_and_a_promised_one_is_not_given_twice(standing: Instance) -> None:
+def test_instance_skips_busy_ports_and_reserves_a_port_once(standing: Instance) -> None:
     with socket.socket() as busy:
         busy.bind((standing.address(), 0))
         busy.listen()
@@ -93,20 +91,20 @@ def test_a_busy_port_is_passed_over_and_a_promised_one_is_not_given_twice(standi
     assert standing.port("elsewhere", given, standing.address(2)) == given
 
 
-def test_what_is_no_process_is_taken_away_in_reverse_order(standing: Instance, tmp_path: Path) -> None:
+def test_instance_down_runs_cleanup_commands_once_in_reverse_order(standing: Instance, tmp_path: Path) -> None:
     for name in ("a", "b", "b"):
         standing.at_down("sh", "-c", f"echo {name} >> {tmp_path}/undone")
     standing.down()
     assert (tmp_path / "undone").read_text().split() == ["b", "a"]
 
 
-def test_a_note_stays_as_it_was_first_written(standing: Instance) -> None:
+def test_instance_note_keeps_its_first_value(standing: Instance) -> None:
     assert standing.note("cluster", "") == ""
     assert standing.note("cluster", "own") == "own"
     assert standing.note("cluster", "kind") == "own"
 
 
-def test_what_a_killed_test_run_leaves_behind_is_swept_by_the_next(own_home: Path) -> None:
+def test_instance_of_a_killed_test_run_is_swept_by_the_next_run(own_home: Path) -> None:
     run = """
 from ground.instance import temporary
 with temporary("test") as standing:
@@ -128,7 +126,7 @@ with temporary("test") as standing:
     assert list(own_home.glob("*/instance.json")) == []
 
 
-def test_when_all_address_blocks_are_taken_it_says_so(own_home: Path) -> None:
+def test_instance_reports_that_all_address_blocks_are_taken(own_home: Path) -> None:
     for number in range(instances.FIRST_BLOCK, instances.LAST_BLOCK):
         (own_home / str(number)).mkdir(parents=True)
         (own_home / str(number) / "instance.json").write_text(json.dumps({"id": "x", "block": f"127.{number}"}))
@@ -136,19 +134,19 @@ def test_when_all_address_blocks_are_taken_it_says_so(own_home: Path) -> None:
         Instance.open("one-too-many")
 
 
-def test_what_cannot_be_taken_away_any_more_does_not_keep_the_rest(standing: Instance) -> None:
+def test_instance_down_continues_after_a_cleanup_command_fails(standing: Instance) -> None:
     standing.at_down("/nowhere/kubectl", "delete", "node")
     standing.down()
     assert not standing.folder.exists()
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "Blocks", "a b", ".."])
-def test_a_name_that_makes_no_folder_of_its_own_is_refused(name: str) -> None:
+def test_instance_rejects_an_invalid_name(name: str) -> None:
     with pytest.raises(Missing, match="cannot be named"):
         Instance.open(name)
 
 
-def test_a_spoilt_instance_does_not_stop_the_others(own_home: Path, standing: Instance) -> None:
+def test_instance_that_is_corrupt_does_not_affect_others(own_home: Path, standing: Instance) -> None:
     (own_home / "spoilt").mkdir()
     (own_home / "spoilt" / "instance.json").write_text("{")
     instances.sweep()

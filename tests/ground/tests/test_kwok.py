@@ -12,9 +12,7 @@ PODS = 100
 
 
 @pytest.mark.slow("simulated pods by kwok, which is built for this alone")
-async def test_simulated_pods_of_a_deployment_become_ready(
-    instance: Instance, control_plane: Cluster, api: Api
-) -> None:
+async def test_ground_kwok_deployment_pods_become_ready(instance: Instance, control_plane: Cluster, api: Api) -> None:
     kwok = Kwok(instance, control_plane)
     try:
         kwok.up()
@@ -37,7 +35,7 @@ async def test_simulated_pods_of_a_deployment_become_ready(
             status = (await api.get(f"{path}/many")).get("status", {})
             return bool(status.get("readyReplicas") == PODS)
 
-        await soon(all_ready, 120)
+        await soon(all_ready)
         await api.delete(f"{path}/many")
     finally:
         kwok.down()

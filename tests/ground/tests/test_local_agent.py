@@ -49,7 +49,7 @@ def end(node: LocalNode, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_containers_end_with_the_agent_and_run_again_with_the_next(there: Space, number: int) -> None:
+async def test_local_node_containers_end_with_the_agent_and_restart_with_the_next(there: Space, number: int) -> None:
     await there.pod("busy", app(*BUSY))
     await there.pod("once", app(*BUSY), restartPolicy="Never")
     for name in ("busy", "once"):
@@ -68,7 +68,7 @@ async def test_containers_end_with_the_agent_and_run_again_with_the_next(there: 
     assert container(pod)["restartCount"] == 0
 
 
-async def test_a_node_that_goes_down_leaves_nothing(api: Api, there: Space) -> None:
+async def test_local_node_down_leaves_no_process_and_no_node_object(api: Api, there: Space) -> None:
     await there.pod("busy", app(*BUSY))
     await there.until(is_ready, "busy")
     there.node.down()
@@ -76,7 +76,7 @@ async def test_a_node_that_goes_down_leaves_nothing(api: Api, there: Space) -> N
     assert there.node.name not in [node["metadata"]["name"] for node in await api.list("/api/v1/nodes")]
 
 
-async def test_a_config_map_change_comes_by_itself_after_a_while(there: Space) -> None:
+async def test_local_node_config_map_change_reaches_the_file_without_an_annotation(there: Space) -> None:
     await there.make("ConfigMap", "settings", data={"text": "old"})
     mount = [{"name": "etc", "mountPath": "/etc/x"}]
     volumes = [{"name": "etc", "configMap": {"name": "settings"}}]
@@ -89,17 +89,17 @@ async def test_a_config_map_change_comes_by_itself_after_a_while(there: Space) -
     await there.eventually(lambda: file.read_text() == "again")
 
 
-async def test_back_off_ends_and_the_container_runs_again(there: Space) -> None:
+async def test_local_node_crash_loop_back_off_ends_and_the_container_restarts(there: Space) -> None:
     await there.pod("crash", app("sh", "-c", "exit 3"))
     await there.until(lambda it: container(it)["restartCount"] >= 3, "crash")
 
 
-async def test_an_image_stands_for_a_command(there: Space) -> None:
+async def test_local_node_image_maps_to_a_command(there: Space) -> None:
     await there.pod("image", {"name": "app", "image": "registry.example:5000/team/thing:1.2", "args": ["a", "b"]})
     await there.logged("a b", "image")
 
 
-async def test_pods_go_on_while_the_api_server_is_away(there: Space, control_plane: Cluster) -> None:
+async def test_local_node_pods_keep_running_while_the_api_server_is_down(there: Space, control_plane: Cluster) -> None:
     if not isinstance(control_plane, ControlPlane):
         pytest.skip("This cluster is not ours to stop")
     await there.pod("steady", app("sh", "-c", "echo $$$$; exec sleep 600"))

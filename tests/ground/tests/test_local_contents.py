@@ -38,7 +38,7 @@ def done(pod: Object) -> bool:
     return pod["status"].get("phase") in {"Succeeded", "Failed"}
 
 
-async def test_variables_come_from_values_objects_and_the_pod_itself(space: Space) -> None:
+async def test_local_node_variables_come_from_values_config_maps_secrets_and_pod_fields(space: Space) -> None:
     await space.make("ConfigMap", "settings", data={"colour": "red", "size": "5"})
     await space.make("Secret", "secrets", stringData={"password": "pa$$word"})
     env = [
@@ -65,13 +65,13 @@ async def test_variables_come_from_values_objects_and_the_pod_itself(space: Spac
     assert Path(found["TMPDIR"]).is_relative_to(Path(found["HOME"]))
 
 
-async def test_the_service_account_token_opens_the_api_server(space: Space) -> None:
+async def test_local_node_service_account_token_authenticates_at_the_api_server(space: Space) -> None:
     await space.pod("account", app("python", "-c", TOKEN, ACCOUNT), restartPolicy="Never")
     await space.until(done, "account")
     assert space.log("account") == [f"system:serviceaccount:{space.name}:default"]
 
 
-async def test_a_config_map_volume_is_laid_out_as_the_kubelet_does(space: Space) -> None:
+async def test_local_node_config_map_volume_has_the_kubelets_layout(space: Space) -> None:
     await space.make("ConfigMap", "settings", data={"a": "1", "b": "2"}, binaryData={"raw": "AP8="})
     volume = {"name": "etc", "configMap": {"name": "settings", "defaultMode": 0o600}}
     await space.pod("files", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
@@ -83,7 +83,7 @@ async def test_a_config_map_volume_is_laid_out_as_the_kubelet_does(space: Space)
     assert (folder / "a").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_config_map_change_is_seen_in_the_file_when_an_annotation_changes(space: Space) -> None:
+async def test_local_node_config_map_change_reaches_the_file_when_an_annotation_changes(space: Space) -> None:
     await space.make("ConfigMap", "settings", data={"text": "old", "gone": "x"})
     show = "until grep -q new /etc/x/text; do sleep 0.02; done; echo seen; exec sleep 600"
     volume = {"name": "etc", "configMap": {"name": "settings"}}
@@ -98,7 +98,7 @@ async def test_a_config_map_change_is_seen_in_the_file_when_an_annotation_change
     assert not (folder / before).exists()
 
 
-async def test_a_terminating_pods_files_do_not_change_any_more(space: Space) -> None:
+async def test_local_node_config_map_files_of_a_terminating_pod_do_not_change(space: Space) -> None:
     await space.make("ConfigMap", "settings", data={"text": "old"})
     # It stays until it is let go; a live pod beside it shows when the change had its chance.
     last = "trap 'echo told' TERM; echo began; until test -e $HOME/go; do sleep 0.05; done"
@@ -120,7 +120,7 @@ async def test_a_terminating_pods_files_do_not_change_any_more(space: Space) -> 
     await space.gone("ending")
 
 
-async def test_a_missing_config_map_holds_a_pod_until_it_is_there(space: Space) -> None:
+async def test_local_node_pod_waits_for_a_missing_config_map(space: Space) -> None:
     volume = {"name": "etc", "configMap": {"name": "late"}}
     await space.pod("patient", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
     pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "patient")
@@ -130,7 +130,7 @@ async def test_a_missing_config_map_holds_a_pod_until_it_is_there(space: Space) 
     await space.until(is_ready, "patient")
 
 
-async def test_a_pod_that_waits_can_be_deleted(space: Space) -> None:
+async def test_local_node_waiting_pod_can_be_deleted(space: Space) -> None:
     volume = {"name": "etc", "configMap": {"name": "never"}}
     await space.pod("held", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
     pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "held")
@@ -139,7 +139,7 @@ async def test_a_pod_that_waits_can_be_deleted(space: Space) -> None:
     await space.gone("held")
 
 
-async def test_a_missing_secret_of_a_variable_holds_its_container(space: Space) -> None:
+async def test_local_node_container_waits_for_a_missing_secret_of_a_variable(space: Space) -> None:
     ref = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "late", "key": "key"}}}
     await space.pod("waiting", app("sleep", "600", env=[ref]))
     pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "waiting")
@@ -148,7 +148,7 @@ async def test_a_missing_secret_of_a_variable_holds_its_container(space: Space) 
     await space.until(is_ready, "waiting")
 
 
-async def test_projected_and_downward_files_follow_the_pod(space: Space) -> None:
+async def test_local_node_projected_and_downward_api_files_follow_the_pod(space: Space) -> None:
     await space.make("ConfigMap", "settings", data={"a": "1", "b": "2"})
     sources = [
         {"configMap": {"name": "settings", "items": [{"key": "a", "path": "sub/first"}]}},

@@ -8,6 +8,7 @@ import pytest
 from ground.local.environment import expand, rewriter
 from ground.local.probes import Failure, verdicts
 from ground.local.volumes import chosen, publish
+from ground.poll import PATIENCE_SECONDS
 from ground.report import Missing
 
 
@@ -15,7 +16,7 @@ def shown(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if not path.name.startswith("..")}
 
 
-def test_files_are_reached_through_one_link_that_is_swapped(tmp_path: Path) -> None:
+def test_local_node_volume_files_are_swapped_by_one_symlink(tmp_path: Path) -> None:
     publish(tmp_path, {"a": (b"1", 0o644), "b": (b"2", 0o644)})
     first = (tmp_path / "..data").readlink()
     publish(tmp_path, {"b": (b"3", 0o600), "c": (b"4", 0o644)})
@@ -25,7 +26,7 @@ def test_files_are_reached_through_one_link_that_is_swapped(tmp_path: Path) -> N
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_touched_while_the_files_are_the_same(tmp_path: Path) -> None:
+def test_local_node_volume_is_untouched_while_its_files_are_unchanged(tmp_path: Path) -> None:
     files = {"a": (b"1", 0o644), "sub/b": (b"2", 0o400)}
     publish(tmp_path, files)
     first = (tmp_path / "..data").readlink()
@@ -35,19 +36,19 @@ def test_nothing_is_touched_while_the_files_are_the_same(tmp_path: Path) -> None
     assert str((tmp_path / "sub").readlink()) == "..data/sub"
 
 
-def test_an_empty_object_makes_an_empty_folder(tmp_path: Path) -> None:
+def test_local_node_volume_of_an_empty_object_is_an_empty_folder(tmp_path: Path) -> None:
     publish(tmp_path, {})
     publish(tmp_path, {"a": (b"1", 0o644)})
     publish(tmp_path, {})
     assert shown(tmp_path) == {}
 
 
-def test_items_choose_and_rename_files() -> None:
+def test_local_node_volume_items_select_and_rename_files() -> None:
     wish = {"items": [{"key": "a", "path": "x/y", "mode": 0o600}]}
     assert chosen("it", {"a": b"1", "b": b"2"}, wish, 0o644) == {"x/y": (b"1", 0o600)}
 
 
-def test_an_absent_item_is_refused_unless_it_is_optional() -> None:
+def test_local_node_volume_rejects_an_absent_item_unless_it_is_optional() -> None:
     wish = {"items": [{"key": "absent", "path": "x"}]}
     with pytest.raises(Missing, match="has no key absent"):
         chosen("it", {"a": b"1"}, wish, 0o644)
@@ -65,7 +66,7 @@ def test_an_absent_item_is_refused_unless_it_is_optional() -> None:
         ("$(A", "$(A"),
     ],
 )
-def test_variables_are_expanded_as_the_kubelet_does(text: str, expanded: str) -> None:
+def test_local_node_variables_are_expanded_as_the_kubelet_does(text: str, expanded: str) -> None:
     assert expand(text, {"A": "1"}) == expanded
 
 
@@ -81,22 +82,22 @@ def test_variables_are_expanded_as_the_kubelet_does(text: str, expanded: str) ->
         ("http://host/etc/rota", "http://host/etc/rota"),
     ],
 )
-def test_mount_paths_become_real_places(text: str, real: str) -> None:
+def test_local_node_mount_paths_are_rewritten_to_host_paths(text: str, real: str) -> None:
     assert rewriter({"/etc/rota": Path("/p/rota"), "/etc/rota/keys": Path("/p/keys")})(text) == real
 
 
-def test_a_real_place_is_not_rewritten_again() -> None:
+def test_local_node_mount_path_is_rewritten_once_only() -> None:
     assert rewriter({"/a": Path("/b"), "/b": Path("/a")})("/a /b") == "/b /a"
 
 
-async def test_a_probe_decides_when_a_threshold_is_reached() -> None:
+async def test_local_node_probe_decides_when_a_threshold_is_reached() -> None:
     answers = iter([False, False, True, False, False, False, True])
 
     async def attempt() -> None:
         if not next(answers):
             raise Failure("no")
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         probe = {"periodSeconds": 0, "failureThreshold": 3, "successThreshold": 1}
         found = verdicts(probe, attempt, 0)
         decided = [await anext(found) for _ in range(3)]

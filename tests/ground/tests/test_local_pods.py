@@ -62,7 +62,7 @@ async def no_process_left(space: Space) -> None:
     await space.eventually(lambda: not marked(pods_folder(space)))
 
 
-async def test_a_deployment_of_local_pods_becomes_ready(space: Space) -> None:
+async def test_local_node_deployment_becomes_ready(space: Space) -> None:
     labels = {"app": "web"}
     template = {"metadata": {"labels": labels}, "spec": space.spec(app(SLEEP))}
     await space.make(
@@ -76,7 +76,7 @@ async def test_a_deployment_of_local_pods_becomes_ready(space: Space) -> None:
     assert all(pod["status"]["podIP"].startswith(f"{space.node.instance.block}.") for pod in pods)
 
 
-async def test_a_readiness_probe_reaches_a_server_on_the_pods_own_address(space: Space) -> None:
+async def test_local_node_readiness_probe_reaches_a_server_on_the_pods_address(space: Space) -> None:
     probe = {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 1}
     served = app(["python", "-c", SERVER], readinessProbe=probe, ports=[{"name": "http", "containerPort": 8080}])
     for name in ("one", "two"):  # the same port: each has its own address
@@ -91,7 +91,7 @@ async def test_a_readiness_probe_reaches_a_server_on_the_pods_own_address(space:
     assert ready["message"] == "containers with unready status: [app]"
 
 
-async def test_a_native_sidecar_starts_before_its_app_and_outlives_it(space: Space) -> None:
+async def test_local_node_native_sidecar_starts_before_its_app_and_outlives_it(space: Space) -> None:
     probe = {"exec": {"command": ["test", "-e", "began"]}, "periodSeconds": 1}
     sidecar = app(["sh", "-c", POLITE], "sidecar", restartPolicy="Always", startupProbe=probe)
     await space.pod("pair", app(["sh", "-c", POLITE]), initContainers=[sidecar])
@@ -102,7 +102,7 @@ async def test_a_native_sidecar_starts_before_its_app_and_outlives_it(space: Spa
     assert first["began"] < second["began"] < second["told"] < second["ended"] < first["told"] < first["ended"]
 
 
-async def test_init_containers_run_to_their_end_one_after_another(space: Space) -> None:
+async def test_local_node_init_containers_run_to_completion_in_sequence(space: Space) -> None:
     step = "echo began $(date +%s%N); sleep 0.2; echo ended $(date +%s%N)"
     inits = [app(["sh", "-c", step], name) for name in ("first", "second")]
     await space.pod("steps", app(["sh", "-c", step]), initContainers=inits, restartPolicy="Never")
@@ -111,14 +111,14 @@ async def test_init_containers_run_to_their_end_one_after_another(space: Space) 
     assert first["ended"] < second["began"] < second["ended"] < last["began"]
 
 
-async def test_a_failed_init_container_fails_a_pod_that_never_restarts(space: Space) -> None:
+async def test_local_node_failed_init_container_fails_a_pod_that_never_restarts(space: Space) -> None:
     await space.pod("broken", app(SLEEP), initContainers=[app(["false"], "init")], restartPolicy="Never")
     pod = await space.until(lambda it: it["status"].get("phase") == "Failed", "broken")
     assert container(pod, "init")["state"]["terminated"]["exitCode"] == 1
     assert not space.log("broken")
 
 
-async def test_a_startup_probe_holds_back_the_next_container(space: Space) -> None:
+async def test_local_node_startup_probe_holds_back_the_next_container(space: Space) -> None:
     slow = "until [ -e /gate/open ]; do sleep 0.05; done; echo open $(date +%s%N); touch open; exec sleep 600"
     probe = {"exec": {"command": ["test", "-e", "open"]}, "periodSeconds": 1, "failureThreshold": 60}
     sidecar = app(["sh", "-c", slow], "sidecar", restartPolicy="Always", startupProbe=probe)
@@ -133,7 +133,7 @@ async def test_a_startup_probe_holds_back_the_next_container(space: Space) -> No
     assert times(space.log("gated", "sidecar"))["open"] < times(space.log("gated"))["began"]
 
 
-async def test_a_killed_container_is_restarted_and_counted(space: Space) -> None:
+async def test_local_node_killed_container_is_restarted_and_counted(space: Space) -> None:
     await space.pod("victim", app(["sh", "-c", "echo $$$$; exec sleep 600"]))  # $$$$ is $$ to the shell
     await space.eventually(lambda: bool(space.log("victim")))
     os.kill(int(space.log("victim")[0]), signal.SIGKILL)
@@ -143,7 +143,7 @@ async def test_a_killed_container_is_restarted_and_counted(space: Space) -> None
     assert container(pod)["containerID"] != last["containerID"]
 
 
-async def test_a_container_that_fails_again_and_again_backs_off(space: Space) -> None:
+async def test_local_node_container_that_keeps_failing_backs_off(space: Space) -> None:
     await space.pod("crash", app(["sh", "-c", "exit 3"]))
     pod = await space.until(lambda it: "waiting" in container(it)["state"] and container(it)["restartCount"], "crash")
     assert container(pod)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
@@ -151,7 +151,7 @@ async def test_a_container_that_fails_again_and_again_backs_off(space: Space) ->
     assert pod["status"]["phase"] == "Running"
 
 
-async def test_a_command_that_does_not_exist_is_told_in_the_status(space: Space) -> None:
+async def test_local_node_unknown_command_is_reported_in_the_pod_status(space: Space) -> None:
     await space.pod("typo", app(["no-such-command"]))
     pod = await space.until(lambda it: container(it)["lastState"], "typo")
     last = container(pod)["lastState"]["terminated"]
@@ -159,7 +159,7 @@ async def test_a_command_that_does_not_exist_is_told_in_the_status(space: Space)
     assert "no-such-command" in last["message"]
 
 
-async def test_a_container_of_an_unknown_image_waits_with_a_sentence(space: Space) -> None:
+async def test_local_node_container_of_an_unknown_image_waits_with_a_message(space: Space) -> None:
     await space.pod("image", {"name": "app", "image": "registry.example/team/thing:1"})
     pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "image")
     waits = container(pod)["state"]["waiting"]
@@ -167,14 +167,14 @@ async def test_a_container_of_an_unknown_image_waits_with_a_sentence(space: Spac
     assert "registry.example/team/thing:1" in waits["message"]
 
 
-async def test_a_failing_liveness_probe_restarts(space: Space) -> None:
+async def test_local_node_failing_liveness_probe_restarts_the_container(space: Space) -> None:
     alive = {"exec": {"command": ["test", "-e", "alive"]}, "periodSeconds": 1, "failureThreshold": 1}
     await space.pod("ill", app(["sh", "-c", "touch alive; sleep 1; rm alive; sleep 600"], livenessProbe=alive))
     pod = await space.until(lambda it: container(it)["restartCount"] == 1, "ill")
     assert container(pod)["lastState"]["terminated"]["exitCode"] == 143
 
 
-async def test_pre_stop_runs_before_sigterm(space: Space) -> None:
+async def test_local_node_pre_stop_hook_runs_before_sigterm(space: Space) -> None:
     hook = {"preStop": {"exec": {"command": ["sh", "-c", "sleep 0.3; date +%s%N > $KEEP/hooked"]}}}
     held = app(["sh", "-c", POLITE], lifecycle=hook, env=[{"name": "KEEP", "value": "/keep"}])
     held["volumeMounts"] = [{"name": "keep", "mountPath": "/keep"}]
@@ -187,7 +187,7 @@ async def test_pre_stop_runs_before_sigterm(space: Space) -> None:
     assert int((keep / "hooked").read_text()) < times(space.log("hooked"))["told"]
 
 
-async def test_a_pre_stop_request_reaches_the_sidecar_of_the_same_pod(space: Space) -> None:
+async def test_local_node_pre_stop_request_reaches_the_sidecar_of_the_same_pod(space: Space) -> None:
     sidecar = app(["python", "-c", SERVER], "sidecar", restartPolicy="Always")
     sidecar["startupProbe"] = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
     hook = {"preStop": {"httpGet": {"path": "/drain", "port": 8080}}}
@@ -198,7 +198,7 @@ async def test_a_pre_stop_request_reaches_the_sidecar_of_the_same_pod(space: Spa
     assert any('"GET /drain HTTP/1.1"' in line for line in space.log("drained", "sidecar"))
 
 
-async def test_sigkill_ends_what_does_not_heed_sigterm(space: Space) -> None:
+async def test_local_node_sigkill_ends_a_container_that_ignores_sigterm(space: Space) -> None:
     await space.pod("deaf", app(["sh", "-c", DEAF]), terminationGracePeriodSeconds=2)
     await space.eventually(lambda: "lives" in times(space.log("deaf")))
     await space.api.delete(space.path("Pod", "deaf"))
@@ -208,7 +208,7 @@ async def test_sigkill_ends_what_does_not_heed_sigterm(space: Space) -> None:
     await no_process_left(space)
 
 
-async def test_a_force_delete_kills_at_once(space: Space) -> None:
+async def test_local_node_force_delete_leaves_no_process(space: Space) -> None:
     await space.pod("forced", app(["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"]))
     await space.logged("deaf", "forced")
     await space.api.delete(space.path("Pod", "forced"), {"gracePeriodSeconds": 0})
@@ -216,7 +216,7 @@ async def test_a_force_delete_kills_at_once(space: Space) -> None:
     await no_process_left(space)
 
 
-async def test_no_process_is_left_after_a_delete(space: Space) -> None:
+async def test_local_node_delete_leaves_no_process(space: Space) -> None:
     daemon = "setsid sleep 600 & sleep 600 & echo began; wait"
     await space.pod("many", app(["sh", "-c", daemon]), terminationGracePeriodSeconds=2)
     await space.logged("began", "many")
@@ -226,7 +226,7 @@ async def test_no_process_is_left_after_a_delete(space: Space) -> None:
     await no_process_left(space)
 
 
-async def test_a_pod_that_did_not_choose_the_node_is_told_so_and_let_go(space: Space) -> None:
+async def test_local_node_rejects_a_pod_without_its_node_selector(space: Space) -> None:
     chance = {"nodeName": space.node.name, "tolerations": space.node.tolerations}
     await space.make("Pod", "stray", spec={"containers": [app(["true"])], **chance})
     told = await space.until(lambda pod: "reason" in pod["status"], "stray")
@@ -236,7 +236,7 @@ async def test_a_pod_that_did_not_choose_the_node_is_told_so_and_let_go(space: S
     assert not space.log("stray")
 
 
-async def test_a_pod_that_never_restarts_succeeds_or_fails(space: Space) -> None:
+async def test_local_node_pod_that_never_restarts_succeeds_or_fails(space: Space) -> None:
     await space.pod("good", app(["true"]), restartPolicy="Never")
     await space.pod("bad", app(["sh", "-c", "exit 7"]), restartPolicy="Never")
     good = await space.until(lambda it: it["status"].get("phase") == "Succeeded", "good")
@@ -246,7 +246,7 @@ async def test_a_pod_that_never_restarts_succeeds_or_fails(space: Space) -> None
     assert container(bad)["restartCount"] == 0
 
 
-async def test_a_sidecar_ends_when_the_work_of_its_pod_is_done(space: Space) -> None:
+async def test_local_node_sidecar_ends_when_its_pods_containers_complete(space: Space) -> None:
     sidecar = app(["sh", "-c", POLITE], "sidecar", restartPolicy="Always")
     await space.pod("work", app(["sleep", "0.5"]), initContainers=[sidecar], restartPolicy="OnFailure")
     pod = await space.until(lambda it: it["status"].get("phase") in {"Succeeded", "Failed"}, "work")

@@ -42,49 +42,49 @@ def condition(found: Object, kind: str) -> tuple[str, str | None]:
         pytest.param(FRESH, True, "Failed", id="it was ended before it ran"),
     ],
 )
-def test_the_phase_follows_the_main_container(seen: Seen, over: bool, phase: str) -> None:  # noqa: FBT001
+def test_local_node_status_phase_follows_the_main_container(seen: Seen, over: bool, phase: str) -> None:  # noqa: FBT001
     assert status(pod(), seen, replace(STAGE, over=over))["phase"] == phase
 
 
-def test_a_running_pod_is_ready_and_says_where() -> None:
+def test_local_node_status_of_a_running_pod_is_ready_with_its_addresses() -> None:
     found = status(pod(), UP)
     assert condition(found, "Ready") == ("True", None)
     assert (found["podIP"], found["hostIP"]) == ("127.16.1.1", "127.16.0.1")
     assert found["observedGeneration"] == 3
 
 
-def test_a_sidecar_that_is_not_ready_makes_the_pod_unready() -> None:
+def test_local_node_status_is_unready_while_a_sidecar_is_unready() -> None:
     found = status(pod(sidecars=("helper",)), UP, helper=replace(UP, name="helper", ready=False))
     assert condition(found, "Ready") == ("False", "ContainersNotReady")
     assert condition(found, "Initialized") == ("True", None)
 
 
-def test_a_pod_is_initialized_when_its_init_containers_have_ended_and_its_sidecars_started() -> None:
+def test_local_node_status_is_initialized_once_init_containers_end_and_sidecars_start() -> None:
     made = pod(inits=("first",), sidecars=("helper",))
     starting = status(made, FRESH, first=DONE, helper=replace(UP, started=False))
     assert condition(starting, "Initialized") == ("False", "ContainersNotInitialized")
     assert condition(status(made, FRESH, first=DONE, helper=UP), "Initialized") == ("True", None)
 
 
-def test_a_sidecar_that_restarts_later_leaves_the_pod_initialized() -> None:
+def test_local_node_status_stays_initialized_when_a_sidecar_restarts() -> None:
     found = status(pod(sidecars=("helper",)), UP, helper=CRASHED)
     assert condition(found, "Initialized") == ("True", None)
     assert found["phase"] == "Running"
 
 
-def test_a_readiness_gate_that_is_not_true_keeps_the_pod_unready() -> None:
+def test_local_node_status_is_unready_until_its_readiness_gates_are_true() -> None:
     made = pod(readinessGates=[{"conditionType": "example.com/open"}])
     assert condition(status(made, UP), "Ready") == ("False", "ReadinessGatesNotReady")
     made["status"] = {"conditions": [{"type": "example.com/open", "status": "True"}]}
     assert condition(status(made, UP), "Ready") == ("True", None)
 
 
-def test_a_pod_that_is_over_is_not_ready_and_says_why() -> None:
+def test_local_node_status_of_a_finished_pod_is_unready_with_a_reason() -> None:
     assert condition(status(pod(), DONE, replace(STAGE, over=True)), "Ready") == ("False", "PodCompleted")
     assert condition(status(pod(), BROKEN, replace(STAGE, over=True)), "Ready") == ("False", "PodFailed")
 
 
-def test_a_condition_keeps_its_time_until_it_flips() -> None:
+def test_local_node_status_condition_keeps_its_transition_time_until_it_changes() -> None:
     first = status(pod(), UP)["conditions"]
     same = pod_status(pod(), {"app": UP}, STAGE, first, LATER)["conditions"]
     assert {one["lastTransitionTime"] for one in same} == {NOW}
@@ -92,7 +92,7 @@ def test_a_condition_keeps_its_time_until_it_flips() -> None:
     assert {one["type"] for one in flipped if one["lastTransitionTime"] == LATER} == {"Ready", "ContainersReady"}
 
 
-def test_a_status_covers_what_is_wanted_whatever_others_add() -> None:
+def test_local_node_status_comparison_ignores_fields_of_other_writers() -> None:
     wanted = status(pod(), UP)
     scheduled = {"type": "PodScheduled", "status": "True"}
     actual = {**wanted, "qosClass": "Burstable", "conditions": [scheduled, *wanted["conditions"]]}
@@ -101,14 +101,14 @@ def test_a_status_covers_what_is_wanted_whatever_others_add() -> None:
     assert not covers({**actual, "conditions": [scheduled]}, wanted)
 
 
-def test_what_ran_under_an_earlier_agent_has_ended() -> None:
+def test_local_node_status_of_a_container_of_an_earlier_agent_is_terminated() -> None:
     entry = status(pod(), replace(UP, restarts=2))["containerStatuses"][0]
     seen = restored("app", entry)
     assert isinstance(seen.state, Ended)
     assert (seen.state.code, seen.state.started, seen.restarts) == (137, NOW, 2)
 
 
-def test_what_had_ended_or_crashed_under_an_earlier_agent_is_taken_over() -> None:
+def test_local_node_status_of_ended_or_crashed_containers_is_restored_after_a_restart() -> None:
     done, crashed = (status(pod(), seen)["containerStatuses"][0] for seen in (DONE, CRASHED))
     assert restored("app", done).state == Ended(0, "Completed")
     assert restored("app", crashed).last == Ended(1, "Error")

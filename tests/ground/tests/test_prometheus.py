@@ -33,7 +33,7 @@ def exporter(instance: Instance) -> Iterator[str]:
         thread.join()
 
 
-def test_what_an_exporter_tells_can_be_queried(instance: Instance, exporter: str) -> None:
+def test_prometheus_scrapes_an_exporter_and_answers_queries(instance: Instance, exporter: str) -> None:
     with skip_what_is_missing():
         promtool()  # of the same package
     prometheus = Prometheus(instance, [exporter])

@@ -100,26 +100,26 @@ def namespace(real_node: RealNode, image: str) -> Namespace:
     return made
 
 
-def test_a_deployment_of_the_projects_own_image_becomes_ready(namespace: Namespace) -> None:
+def test_real_node_deployment_of_the_projects_image_becomes_ready(namespace: Namespace) -> None:
     assert namespace.kubectl("get", "deploy", "web", "-o", "jsonpath={.status.readyReplicas}") == "1"
     assert namespace.kubectl("exec", "deploy/web", "--", "id", "-u").strip() == "65532"
     assert version("rota-operator") in namespace.kubectl("exec", "deploy/web", "--", "rota", "--version")
     assert namespace.kubectl("logs", "deploy/web", "-c", "sidecar").split() == ["began"]
 
 
-def test_a_config_map_change_is_seen_in_the_file_when_an_annotation_changes(namespace: Namespace) -> None:
+def test_real_node_config_map_change_reaches_the_file_when_an_annotation_changes(namespace: Namespace) -> None:
     file = f"http://{namespace.address()}:8080/text"
     namespace.kubectl("patch", "configmap", "settings", "--patch", '{"data": {"text": "new"}}')
     namespace.kubectl("annotate", "pod", "-l", "app=web", "poke=1")
     eventually(lambda: urllib.request.urlopen(file, timeout=5).read() == b"new")
 
 
-def test_names_and_services_work_from_a_pod(namespace: Namespace) -> None:
+def test_real_node_pod_reaches_services_by_dns_name(namespace: Namespace) -> None:
     for name in ("web", "web.web", "web.web.svc.cluster.local"):
         assert namespace.ask(f"http://{name}:8080/text") in {"old", "new"}
 
 
-def test_a_pod_reaches_what_runs_beside_the_node(namespace: Namespace, tmp_path: Path) -> None:
+def test_real_node_pod_reaches_a_process_outside_the_cluster(namespace: Namespace, tmp_path: Path) -> None:
     (tmp_path / "hello").write_text("hello from beside")
     node = namespace.node
     serve = [sys.executable, "-m", "http.server", "7000", "--bind", node.address, "--directory", str(tmp_path)]
@@ -128,7 +128,7 @@ def test_a_pod_reaches_what_runs_beside_the_node(namespace: Namespace, tmp_path:
     node.instance.stop("beside")
 
 
-def test_a_native_sidecar_outlives_its_app(namespace: Namespace, image: str) -> None:
+def test_real_node_native_sidecar_outlives_its_app(namespace: Namespace, image: str) -> None:
     sidecar = container("sidecar", image, "sh", "-c", POLITE, restartPolicy="Always")
     spec = {"initContainers": [sidecar], "containers": [container("app", image, "sh", "-c", POLITE)]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "polite"}, "spec": spec}
@@ -154,7 +154,7 @@ def second_node(real_node: RealNode) -> Iterator[RealNode]:  # only where there 
         yield node
 
 
-def test_what_was_killed_comes_up_again(second_node: RealNode) -> None:
+def test_real_node_restarts_after_its_processes_are_killed(second_node: RealNode) -> None:
     for name in ("containerd", "keeper"):  # pods outlive the one and not the other
         process = second_node.instance.process(name)
         assert process
@@ -163,7 +163,7 @@ def test_what_was_killed_comes_up_again(second_node: RealNode) -> None:
         second_node.kubectl("rollout", "status", "-n", "kube-system", "deploy/coredns", "--timeout=60s")
 
 
-def test_a_node_that_goes_down_leaves_nothing(second_node: RealNode) -> None:
+def test_real_node_down_leaves_no_process_network_or_mount(second_node: RealNode) -> None:
     second_node.up()
     link, cgroup, folder = second_node.sandbox.link, second_node.sandbox.cgroup, second_node.instance.folder
     network = Path(f"/proc/{second_node.instance.processes()[0].pid}/ns/net").readlink()

@@ -77,7 +77,7 @@ def a_client(port: int, **env: str) -> Iterator[Client]:
         process.kill()
 
 
-def test_who_is_cut_off_reaches_nothing_by_old_or_new_connections_while_others_do(echo: int) -> None:
+def test_relay_cut_blocks_old_and_new_connections_of_marked_processes_only(echo: int) -> None:
     name, _, value = MARK.partition("=")
     with (
         Relay(("127.0.0.1", 0), ("127.0.0.1", echo)).running() as relay,

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from simulation.exploration import pods
 from simulation.exploration.documents import Document
 from simulation.exploration.setting import Setting
-from simulation.exploration.world import Facts, Place, Turn, World, put
+from simulation.exploration.world import ExploredState, Facts, Place, Turn, put
 
 RECOVERY_APART = 9.0  # seconds between two recoveries: one written within a second of another is not our matter
 
 
-def turns(setting: Setting, world: World) -> Iterator[Turn]:
+def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
     """Return the faults that can happen next."""
     for place in world.places:
         if place.facts and place.name in setting.configuration.hit:
@@ -30,7 +30,7 @@ def turns(setting: Setting, world: World) -> Iterator[Turn]:
         yield Turn("pause", text, spent._replace(paused=not world.paused))
 
 
-def _of_a_pod(setting: Setting, world: World, place: Place, facts: Facts) -> Iterator[Turn]:
+def _of_a_pod(setting: Setting, world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
     for kind, text, after in _troubles(place, facts):
         for spent in setting.spend(world, kind):
             yield Turn(kind, text, put(spent, after))
@@ -56,7 +56,7 @@ def _troubles(place: Place, facts: Facts) -> Iterator[tuple[str, str, Place]]:
         yield "terminate", f"{name} is terminating", place._replace(facts=facts._replace(terminating=True))
 
 
-def _older(world: World, place: Place) -> Iterator[Document]:
+def _older(world: ExploredState, place: Place) -> Iterator[Document]:
     """Return documents that somebody still obeys, and that a node which falls back may show again."""
     if place.process and not place.hung:
         obeyed = {it.process.document for it in world.places if it.process and it.process.document}
@@ -67,7 +67,7 @@ def _number(document: Document) -> int:
     return document.number
 
 
-def _of_the_operator(setting: Setting, world: World) -> Iterator[Turn]:
+def _of_the_operator(setting: Setting, world: ExploredState) -> Iterator[Turn]:
     amid = " amid a write" if world.write else ""
     for spent in setting.spend(world, "restart"):
         yield Turn(f"restart{amid}", "the operator restarts and lists all pods", _anew(spent)._replace(write=None))
@@ -83,7 +83,7 @@ def _of_the_operator(setting: Setting, world: World) -> Iterator[Turn]:
                 yield Turn("blind", text, put(spent, place._replace(seen=None)))
 
 
-def _anew(world: World) -> World:
+def _anew(world: ExploredState) -> ExploredState:
     """Let an operator begin: it knows the pods, and nothing of what was before."""
     places = tuple(place._replace(seen=place.facts, heard=None, silent=None) for place in world.places)
     return world._replace(places=places, gone=frozenset(), asking=None)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from simulation.exploration.documents import Document, Numbering
-from simulation.exploration.world import Place, World, Write, age
+from simulation.exploration.world import ExploredState, Place, Write, age
 
 GAP = 3  # how far apart two generations are matters up to here: the next one may be in use, and the one after it
 
@@ -37,7 +37,7 @@ class Keys:
         self._parts: dict[Any, int] = {}
         self._numbers = Numbering()
 
-    def __call__(self, world: World) -> tuple[Any, ...]:
+    def __call__(self, world: ExploredState) -> tuple[Any, ...]:
         """Return a world's key."""
         order, now = self._order(world), world.now
         return (
@@ -53,7 +53,7 @@ class Keys:
             frozenset([(queue, uid, *order.below((since,))) for queue, uid, since in world.overruled]),
         )
 
-    def _order(self, world: World) -> Order:
+    def _order(self, world: ExploredState) -> Order:
         written = [it.document for it in (world.write, world.former) if it]
         documents = [world.record, *written] if world.record else written
         used = frozenset([0, *(it.number for it in documents)]).union(*map(self._used_by, world.places))
@@ -86,7 +86,7 @@ class Keys:
             found = self._parts[key] = self._numbers[it.body, order.rank[it.number], order.below(it.numbers), ages]
         return found
 
-    def _write(self, it: Write | None, order: Order, world: World) -> tuple[Any, ...] | None:
+    def _write(self, it: Write | None, order: Order, world: ExploredState) -> tuple[Any, ...] | None:
         if it is None:
             return None
         return self._document(it.document, order, world.now), it.version is None, it.version == world.version

@@ -5,10 +5,10 @@ from itertools import combinations
 from rota.documents import Assignment
 from rota.model import Holder, Queue
 from simulation.exploration.documents import Document
-from simulation.exploration.world import Facts, Place, World, age
+from simulation.exploration.world import ExploredState, Facts, Place, age
 
 
-def objection(world: World) -> str:
+def objection(world: ExploredState) -> str:
     """Say what does not hold in a world."""
     for one, other in combinations(world.places, 2):
         if one.process and other.process:
@@ -22,7 +22,7 @@ def objection(world: World) -> str:
     return ""
 
 
-def overruling(world: World, document: Document) -> str:
+def overruling(world: ExploredState, document: Document) -> str:
     """Say who is overruled too early: silent for too short a time, or Ready, as far as the operator knows."""
     forced = {queue for queue, since in document.assignment.forced.items() if since == document.number}
     losers = {uid for queue, uid in world.record.holding if queue in forced} if world.record else set()
@@ -32,7 +32,7 @@ def overruling(world: World, document: Document) -> str:
     return ""
 
 
-def excused(world: World) -> World:
+def excused(world: ExploredState) -> ExploredState:
     """Forget who lost a queue by force once it is gone, or knows of it and has stopped: it is no excuse any more.
 
     Where the record gets lost right after a force, reports that are read one after another may show the old owner
@@ -53,7 +53,7 @@ def _may_still(queue: Queue, since: int, place: Place) -> bool:
     return place.highest < since or (place.process is not None and queue in place.process.working)
 
 
-def unrest(world: World, *, healed: bool) -> str:
+def unrest(world: ExploredState, *, healed: bool) -> str:
     """Say what is wrong in a world where nothing is left to happen; `healed`: who hung or was cut off is back."""
     able = {place.facts.uid for place in world.places if place.facts and _able(place, place.facts)}
     if not able:
@@ -80,7 +80,7 @@ def _unowned(wanted: tuple[Queue, ...], owners: dict[Queue, Holder], able: set[s
     return "; ".join(unable)
 
 
-def _unworked(world: World, owners: dict[Queue, Holder], able: set[str], *, healed: bool) -> str:
+def _unworked(world: ExploredState, owners: dict[Queue, Holder], able: set[str], *, healed: bool) -> str:
     """Each queue is worked by its owner; besides by nobody, but whom nobody can tell to stop."""
     processes = [place.process for place in world.places if place.process]
     for queue in {*owners, *(queue for process in processes for queue in process.working)}:

@@ -6,11 +6,11 @@ from builders import GROUP, LONG, NOW
 from rota.planner import Plan, Pod, Snapshot, View, plan
 from simulation.exploration import laws, pods
 from simulation.exploration.setting import Setting
-from simulation.exploration.world import Facts, Place, Turn, World, Write, accepted, age, named, put
+from simulation.exploration.world import ExploredState, Facts, Place, Turn, Write, accepted, age, named, put
 from simulation.judge import Broken
 
 
-def looks(world: World, place: Place) -> Iterator[Turn]:
+def looks(world: ExploredState, place: Place) -> Iterator[Turn]:
     """Return what the operator can come to know of a pod."""
     name, seen, facts = place.name, place.seen, place.facts
     if seen != facts:
@@ -29,7 +29,7 @@ def looks(world: World, place: Place) -> Iterator[Turn]:
         yield Turn("deaf", f"the operator is not answered by {name}", put(world, deaf, asking=left))
 
 
-def see(world: World, place: Place) -> World:
+def see(world: ExploredState, place: Place) -> ExploredState:
     """Let the operator see a pod as it is."""
     seen, gone, asking = place.seen, world.gone, world.asking
     if seen and (place.facts is None or place.facts.uid != seen.uid):
@@ -39,7 +39,7 @@ def see(world: World, place: Place) -> World:
     return put(world, place._replace(seen=place.facts), gone=gone, asking=asking)
 
 
-def turns(setting: Setting, world: World) -> Iterator[Turn]:
+def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
     """Return what the operator, and one that does not know that it was replaced, can do next."""
     planned = _plan(setting, world)
     for holder in planned.confirm:
@@ -61,7 +61,7 @@ def turns(setting: Setting, world: World) -> Iterator[Turn]:
         yield _arrives("the former leader", world.former, world, world._replace(former=None))
 
 
-def _plans(setting: Setting, world: World, planned: Plan) -> Iterator[Turn]:
+def _plans(setting: Setting, world: ExploredState, planned: Plan) -> Iterator[Turn]:
     if planned.document:
         document = setting.documents.of(planned.document, str(planned.data["assignment.json"]))
         if wrong := laws.overruling(world, document):
@@ -72,21 +72,21 @@ def _plans(setting: Setting, world: World, planned: Plan) -> Iterator[Turn]:
         yield Turn("reread", "the operator reads everything anew, for the record is missing", _reread(world))
 
 
-def _reread(world: World) -> World:
+def _reread(world: ExploredState) -> ExploredState:
     for place in world.places:
         world = see(world, place)
     places = tuple(place._replace(heard=None, silent=None) for place in world.places)
     return world._replace(places=places, asking=frozenset(place.name for place in places if place.seen))
 
 
-def _arrives(whose: str, write: Write, world: World, after: World) -> Turn:
+def _arrives(whose: str, write: Write, world: ExploredState, after: ExploredState) -> Turn:
     text = f"{whose}'s generation {write.document.number} is"
     if not accepted(write, world):
         return Turn("conflict", f"{text} refused", after)
     return Turn("write", f"{text} written", _written(after, write))
 
 
-def _written(world: World, write: Write) -> World:
+def _written(world: ExploredState, write: Write) -> ExploredState:
     """Replace the record; who loses a queue by force is remembered until it is granted to him again."""
     document, before = write.document, world.record
     known = [before, *(place.shown for place in world.places)]
@@ -104,7 +104,7 @@ def _written(world: World, write: Write) -> World:
     return world._replace(record=document, version=world.version + 1, asking=None, overruled=overruled)
 
 
-def _plan(setting: Setting, world: World) -> Plan:
+def _plan(setting: Setting, world: ExploredState) -> Plan:
     """Return what the planner says to what the operator knows; it is asked once."""
     gone = world.gone & world.record.uids if world.record else frozenset()
     sights = tuple((it.seen, it.heard, age(it.silent, world.now)) for it in world.places)
@@ -115,7 +115,7 @@ def _plan(setting: Setting, world: World) -> Plan:
     return found
 
 
-def _snapshot(setting: Setting, world: World, gone: frozenset[str]) -> Snapshot:
+def _snapshot(setting: Setting, world: ExploredState, gone: frozenset[str]) -> Snapshot:
     return Snapshot(
         group=GROUP,
         spec=setting.specs[world.paused],

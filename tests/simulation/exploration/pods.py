@@ -7,14 +7,14 @@ from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event, State
 from simulation.exploration.processes import Process
 from simulation.exploration.setting import Setting
-from simulation.exploration.world import Facts, Place, Turn, World, put
+from simulation.exploration.world import ExploredState, Facts, Place, Turn, put
 
 GOOD = {Act.LOCK: Event.LOCKED, Act.PLACE: Event.PLACED, Act.STOP: Event.EMPTY, Act.UNLOCK: Event.UNLOCKED}
 BAD = {Act.LOCK: (Event.REFUSED, Event.FAILED), Act.PLACE: (Event.FAILED,)}
 LOCKS = 2  # unanswered ones; more of them change nothing
 
 
-def turns(setting: Setting, world: World, place: Place) -> Iterator[Turn]:
+def turns(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
     """Return what can happen next to the pod of a name, and in it."""
     if place.facts is None:
         yield from _made(world, place)
@@ -30,7 +30,7 @@ def turns(setting: Setting, world: World, place: Place) -> Iterator[Turn]:
         yield from _works(setting, world, place, place.process)
 
 
-def stepped(setting: Setting, world: World, place: Place, *action: Any) -> World:
+def stepped(setting: Setting, world: ExploredState, place: Place, *action: Any) -> ExploredState:
     """Let a process take a step, and put on its disk what it wants to remember."""
     assert place.process
     process, step = setting.processes.after(place.process, *action)
@@ -42,13 +42,13 @@ def stepped(setting: Setting, world: World, place: Place, *action: Any) -> World
     return put(world, place)
 
 
-def shows(world: World, place: Place, facts: Facts) -> bool:
+def shows(world: ExploredState, place: Place, facts: Facts) -> bool:
     """Whether the kubelet has something to show; a terminating pod is shown nothing any more."""
     kept_up = place.shown is world.record or world.record is None
     return not (kept_up or place.over or place.lost or facts.terminating)
 
 
-def _made(world: World, place: Place) -> Iterator[Turn]:
+def _made(world: ExploredState, place: Place) -> Iterator[Turn]:
     uid = f"{place.name}.{place.made + 1}"
     made = Place(place.name, place.made + 1, Facts(uid), seen=place.seen, heard=place.heard, silent=place.silent)
     yield Turn("make", f"pod {uid} is made", put(world, made))
@@ -57,7 +57,7 @@ def _made(world: World, place: Place) -> Iterator[Turn]:
         yield Turn("make old", text, put(world, made._replace(shown=place.shown)))
 
 
-def _ended(world: World, place: Place, facts: Facts) -> Iterator[Turn]:
+def _ended(world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
     removed = place._replace(facts=None, over=False, disk=(0, False), highest=0)
     yield Turn("end", f"pod {facts.uid} is removed", put(world, removed))
     if not facts.ended and not facts.terminating:
@@ -65,7 +65,7 @@ def _ended(world: World, place: Place, facts: Facts) -> Iterator[Turn]:
         yield Turn("phase", f"pod {facts.uid} has failed", put(world, ended))
 
 
-def _comes_back(setting: Setting, world: World, place: Place) -> Iterator[Turn]:
+def _comes_back(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
     name = place.name
     if place.hung:
         awake = stepped(setting, world, place._replace(hung=False), "wake", place.shown)
@@ -74,13 +74,13 @@ def _comes_back(setting: Setting, world: World, place: Place) -> Iterator[Turn]:
         yield Turn("find", f"{name}'s node is back", put(world, place._replace(lost=False)))
 
 
-def _probed(world: World, place: Place, facts: Facts) -> Iterator[Turn]:
+def _probed(world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
     if facts.ready != place.answers:
         text = f"{place.name} is {'ready' if place.answers else 'not ready'}"
         yield Turn("ready", text, put(world, place._replace(facts=facts._replace(ready=place.answers))))
 
 
-def _kept(setting: Setting, world: World, place: Place, facts: Facts) -> Iterator[Turn]:
+def _kept(setting: Setting, world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
     """What the kubelet does for a pod."""
     name, record = place.name, world.record
     if record and shows(world, place, facts):
@@ -95,7 +95,7 @@ def _kept(setting: Setting, world: World, place: Place, facts: Facts) -> Iterato
         yield Turn("exit", f"{name}'s processes end", put(world, over))
 
 
-def _works(setting: Setting, world: World, place: Place, process: Process) -> Iterator[Turn]:
+def _works(setting: Setting, world: ExploredState, place: Place, process: Process) -> Iterator[Turn]:
     """What a process does."""
     name, shown = place.name, place.shown
     if shown and shown is not process.document:
@@ -108,8 +108,8 @@ def _works(setting: Setting, world: World, place: Place, process: Process) -> It
     yield from _clock(setting, world, place, process)
 
 
-def _answers(setting: Setting, world: World, place: Place, queue: Queue, command: Command) -> Iterator[Turn]:
-    def turn(kind: str, event: Event, before: World) -> Turn:
+def _answers(setting: Setting, world: ExploredState, place: Place, queue: Queue, command: Command) -> Iterator[Turn]:
+    def turn(kind: str, event: Event, before: ExploredState) -> Turn:
         text = f"{place.name} is told {event.value} for {command.act} {queue.id} of life {command.life}"
         return Turn(kind, text, stepped(setting, before, place, "answer", event, queue))
 
@@ -119,7 +119,7 @@ def _answers(setting: Setting, world: World, place: Place, queue: Queue, command
             yield turn("fail", event, spent)
 
 
-def _clock(setting: Setting, world: World, place: Place, process: Process) -> Iterator[Turn]:
+def _clock(setting: Setting, world: ExploredState, place: Place, process: Process) -> Iterator[Turn]:
     due, lives = process.member.next_look(), process.member.lives.values()
     locks = [it for commands in process.waiting.values() for it, _ in commands if it.act is Act.LOCK]
     needed = any(life.state is State.STUCK or life.early for life in lives)

@@ -18,7 +18,7 @@ from simulation.exploration import laws
 from simulation.exploration.keys import Keys
 from simulation.exploration.setting import Configuration, Setting
 from simulation.exploration.turns import at_once, turns
-from simulation.exploration.world import Turn, World
+from simulation.exploration.world import ExploredState, Turn
 from simulation.judge import Broken
 
 # What happens once there are no faults any more, the first that changes anything first. What is not named here is
@@ -52,7 +52,7 @@ class Exploration:
         self.ways: list[tuple[int, str]] = []  # to each world: from which one, and by what
         self.healed: list[int] = []  # from each world: where fair turns lead next
         self.unhealed: list[int] = []  # the same where nothing heals
-        self.ahead: deque[World] = deque()
+        self.ahead: deque[ExploredState] = deque()
         self.kinds: Counter[str] = Counter()
 
     def run(self) -> Found:
@@ -64,7 +64,7 @@ class Exploration:
             self._comes_to_rest(way)
         return Found(len(self.known), self.kinds.total(), len(self.setting.plans), self.kinds)
 
-    def _settled(self, world: World) -> World:
+    def _settled(self, world: ExploredState) -> ExploredState:
         """Let a world come to rest before anything happens and anybody comes."""
         passed = set()
         while (key := self.key(world)) not in passed:
@@ -76,7 +76,7 @@ class Exploration:
             world = at_once(self.setting, min(fair, key=lambda turn: RANK[turn.kind]).world)
         raise Broken("It does not come to rest even before anything happens")
 
-    def _enter(self, world: World, before: int, text: str) -> int:
+    def _enter(self, world: ExploredState, before: int, text: str) -> int:
         """Return a world's number; it is looked at the first time."""
         world = laws.excused(at_once(self.setting, world))
         number = self.known.setdefault(self.key(world), len(self.known))
@@ -87,7 +87,7 @@ class Exploration:
                 raise self._broken(wrong, number)
         return number
 
-    def _expand(self, number: int, world: World) -> None:
+    def _expand(self, number: int, world: ExploredState) -> None:
         healed = unhealed = (NOTHING, REST)
         for kind, text, after in self._turns(world, number):
             there = self._enter(after, number, text)
@@ -105,7 +105,7 @@ class Exploration:
             if rests and (wrong := laws.unrest(world, healed=is_healed)):
                 raise self._broken(f"At rest: {wrong}", number)
 
-    def _turns(self, world: World, number: int) -> Iterator[Turn]:
+    def _turns(self, world: ExploredState, number: int) -> Iterator[Turn]:
         """Return what can happen next; where the planner or a member fails on the way, tell the way, too."""
         try:
             yield from turns(self.setting, world)

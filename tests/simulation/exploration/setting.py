@@ -8,7 +8,7 @@ from rota.planner import Plan
 from rota.spec import Handover, PolicySpec, Seconds, Triggers
 from simulation.exploration.documents import Documents
 from simulation.exploration.processes import Processes
-from simulation.exploration.world import LOST_AFTER, Facts, Place, World
+from simulation.exploration.world import LOST_AFTER, ExploredState, Facts, Place
 
 # What takes no time unless a configuration is about just that: starts looked up, probes, watches, kubelets. In
 # any of them a member may read its document, and the operator a report, ever so late.
@@ -53,12 +53,12 @@ class Setting:
         self.processes = Processes(GROUP, orderly=it.orderly, drain_timeout=DRAIN_TIMEOUT, placed_at_once=at_once)
         self.plans: dict[object, Plan] = {}
 
-    def first(self) -> World:
+    def first(self) -> ExploredState:
         """Return a world in which everything is new."""
         it = self.configuration
         places = [self._place(name, there=number < it.members - it.later) for number, name in enumerate(NAMES)]
         left = (*(it.faults[kind] for kind in self.faults), it.most)
-        return World(tuple(places[: it.members]), self.queues, left)
+        return ExploredState(tuple(places[: it.members]), self.queues, left)
 
     def _place(self, name: str, *, there: bool) -> Place:
         if not there:
@@ -67,7 +67,7 @@ class Setting:
         process = self.processes.start(name, facts.uid, (0, False))
         return Place(name, 1, facts, process, seen=facts, heard=process.told)
 
-    def spend(self, world: World, kind: str) -> Iterator[World]:
+    def spend(self, world: ExploredState, kind: str) -> Iterator[ExploredState]:
         """Return the world with one such fault less left, if there is one."""
         if kind not in self.faults or not world.left[-1]:
             return

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from rota.handover import GIVEN_UP
 from simulation.exploration import faults, operators, pods
 from simulation.exploration.setting import Setting
-from simulation.exploration.world import LOST_AFTER, Place, Turn, World, put
+from simulation.exploration.world import LOST_AFTER, ExploredState, Place, Turn, put
 
 JUMPS = (LOST_AFTER + 2, GIVEN_UP + 1)
 
 
-def turns(setting: Setting, world: World) -> Iterator[Turn]:
+def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
     """Return everything that can happen next."""
     for place in world.places:
         yield from pods.turns(setting, world, place)
@@ -21,7 +21,7 @@ def turns(setting: Setting, world: World) -> Iterator[Turn]:
         yield from faults.turns(setting, world)
 
 
-def at_once(setting: Setting, world: World) -> World:
+def at_once(setting: Setting, world: ExploredState) -> ExploredState:
     """Let happen what takes no time in this configuration."""
     swift = setting.swift
     for place in world.places:
@@ -37,7 +37,7 @@ def at_once(setting: Setting, world: World) -> World:
     return world
 
 
-def _time(world: World) -> Iterator[Turn]:
+def _time(world: ExploredState) -> Iterator[Turn]:
     """Let time pass: how old a thing is matters only of what is waited for, and of who does not answer."""
     silence = any(place.seen and not place.answers for place in world.places)
     waiting = world.record and (world.record.assignment.releasing or world.record.assignment.barrier)
@@ -45,7 +45,7 @@ def _time(world: World) -> Iterator[Turn]:
         yield Turn("wait", f"{jump:g} s pass", _later(world, jump))
 
 
-def _later(world: World, seconds: float) -> World:
+def _later(world: ExploredState, seconds: float) -> ExploredState:
     places = tuple(_unheard(it, world.now) if it.seen else it for it in world.places)
     return world._replace(places=places, now=world.now + seconds)
 

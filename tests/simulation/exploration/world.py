@@ -56,7 +56,7 @@ class Write(NamedTuple):
     version: int | None
 
 
-class World(NamedTuple):
+class ExploredState(NamedTuple):
     """Everything there is."""
 
     places: tuple[Place, ...]
@@ -78,21 +78,21 @@ class Turn(NamedTuple):
 
     kind: str
     text: str
-    world: World
+    world: ExploredState
 
 
-def put(world: World, place: Place, **changed: Any) -> World:
+def put(world: ExploredState, place: Place, **changed: Any) -> ExploredState:
     """Put a place that changed where it was."""
     places = tuple(place if it.name == place.name else it for it in world.places)
     return world._replace(places=places, **changed)
 
 
-def named(world: World, name: str) -> Place:
+def named(world: ExploredState, name: str) -> Place:
     """Return the place of this name."""
     return next(place for place in world.places if place.name == name)
 
 
-def accepted(write: Write, world: World) -> bool:
+def accepted(write: Write, world: ExploredState) -> bool:
     """Say what the API server makes of a write: a create, or a replacement of the version that its writer knew."""
     if write.version is None or world.record is None:
         return write.version is None and world.record is None

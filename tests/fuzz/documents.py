@@ -1,0 +1,183 @@
+"""Targets: documents that namespaces' users and pods can write: ConfigMaps, reports, annotations, custom resources."""
+
+import gzip
+import hashlib
+import json
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import msgspec
+
+from builders import a_spec
+from fuzz.mutations import mutate
+from fuzz.target import Target, mutated
+from rota import records
+from rota.documents import (
+    Assignment,
+    Release,
+    Share,
+    TooLarge,
+    read_assignment,
+    read_offsets,
+    read_report,
+    write_assignment,
+)
+from rota.kube.undo import noted, undone
+from rota.model import Holder, Queue
+from rota.ranges import MOST_IDS
+from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
+from rota.spec.resolved import (
+    Settings,
+    read_drain_timeout,
+    read_group_name,
+    read_settings,
+    write_settings,
+)
+
+NOW = "2026-11-21T08:00:00.000Z"
+_QUEUES = tuple(Queue("orders", "broker-a", number) for number in range(6))
+_ASSIGNMENT = Assignment(
+    group="shop/orders",
+    generation=42,
+    issued_at=NOW,
+    strategy="Sticky",
+    members={"orders-abc": Share("uid-1", _QUEUES[:2]), "orders-xyz": Share("uid-2", _QUEUES[2:5])},
+    releasing={_QUEUES[5]: Release(Holder("orders-abc", "uid-1"), "orders-xyz", 42, NOW)},
+    forced={_QUEUES[1]: 41},
+    spent=((NOW, 4),),
+    barrier=7,
+    begun={"orders": NOW},
+    extra={"later": {"a": [1, None, "x"]}},
+)
+
+
+def _plain_assignment() -> bytes:
+    (text,) = write_assignment(_ASSIGNMENT).values()
+    return text.encode() if isinstance(text, str) else text
+
+
+ASSIGNMENTS = [_plain_assignment(), gzip.compress(_plain_assignment(), mtime=0)]
+_BOMB = gzip.compress(b'{"extra":[' + b"[]," * 2**24 + b"0]}", mtime=0)
+REPORTS = [
+    (
+        b'{"member":"orders-abc","uid":"uid-1","generation":42,"revision":3,"reads":2,"state":"draining","final":true,'
+        b'"held":{"orders":{"broker-a":"0-3,7"}},"releasing":{"orders":{"broker-b":"0"}},"brokers":{"broker-a":true},'
+        b'"troubles":{"BrokerUnreachable":"no answer"},"inflight":1,"queues":[{"topic":"orders","broker":"broker-a",'
+        b'"id":0,"committed":12,"pulled":14,"buffered":2,"locked":false}]}'
+    ),
+]
+SETTINGS = [write_settings("orders", a_spec(), 30.0, NOW).encode()]
+GROUPS = [
+    (
+        b'{"metadata":{"name":"orders"},"spec":{"broker":{"rocketmq":{"nameServers":["rmq:9876"],"credentialsSecret":'
+        b'{"name":"rmq"}}},"subscriptions":[{"topic":"orders","expression":"a || b"}],"policyRef":{"name":"canary"},'
+        b'"delivery":{"mode":"Push","retry":{"maxAttempts":16}},"startFrom":{"position":"Earliest"}}}'
+    ),
+]
+POLICIES = [
+    (
+        b'{"metadata":{"name":"canary"},"spec":{"strategy":"Sticky","triggers":{"debounce":"1s","resync":"20s"},'
+        b'"handover":{"drainTimeout":"90s","mode":"Immediate"},"budget":{"maxMoves":4,"per":"1m"},"paused":true}}'
+    ),
+    (
+        b'{"metadata":{"name":"fixed"},"spec":{"strategy":"ByConfig","options":{"byConfig":{"members":[{"index":0,'
+        b'"queues":[{"topic":"orders","broker":"broker-a","ids":"0-3,7"}]}]}}}}'
+    ),
+]
+JOURNAL = [
+    (
+        b'{"schema":1,"kind":"handover","group":"shop/orders","at":"2026-11-21T08:59:59.999Z","generation":6,'
+        b'"act":"Revoke","proof":"None","state":"Owned","from":"orders-b","fromUid":"93b7d2f4","to":"orders-a",'
+        b'"toUid":"0f8e1c5a","queues":{"orders":{"broker-a":"2-3","broker-b":"0,2"}}}'
+    ),
+    (
+        b'{"schema":1,"kind":"offsets","group":"shop/orders","at":"2026-11-21T09:00:05.012Z","topics":{"orders":'
+        b'{"broker-a":{"ids":[0,1],"first":[0,0],"last":[1500,1498],"committed":[1500,null]}}},"verdicts":{"Slow":1}}'
+    ),
+    (
+        b'{"schema":1,"kind":"gap","at":"2026-11-21T09:12:40.002Z","writer":"rota-6c8d-x2",'
+        b'"since":"2026-11-21T09:03:11.870Z","missing":412}'
+    ),
+]
+_TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "app", "image": "app:1"}], "grace": 30}}
+_RAISED: dict[str, Any] = {"spec": {"containers": [{"name": "app", "image": "app:2"}], "grace": 60}}
+NOTES = [noted(_RAISED, _TEMPLATE).encode(), noted(_TEMPLATE, {"spec": {}}).encode()]
+
+
+def check_assignment(data: bytes) -> None:
+    """Refuse an assignment with a ValueError, or read what can be written and read again."""
+    try:
+        assignment = read_assignment(data)
+    except ValueError:
+        return
+    with suppress(TooLarge):
+        (text,) = write_assignment(assignment).values()
+        assert read_assignment(text) == assignment, "it is not read as it was written"
+
+
+def check_report(data: bytes) -> None:
+    """Refuse a report with a ValueError, or read one whose queues are few enough to be listed."""
+    read_offsets(data)
+    with suppress(ValueError):
+        report = read_report(data)
+        assert len(report.working) <= MOST_IDS, "more queues than a report may name"
+
+
+def check_settings(data: bytes) -> None:
+    """Refuse settings with a ValueError; what is read of them alone has a default."""
+    text = data.decode(errors="replace")
+    assert 0 < read_drain_timeout(text) < float("inf"), "no drain timeout"
+    assert isinstance(read_group_name(text), str)
+    with suppress(ValueError):
+        assert isinstance(read_settings(data), Settings)
+
+
+def check_spec(data: bytes) -> None:
+    """Refuse a ConsumerGroup or a RebalancePolicy with a ValueError."""
+    with suppress(ValueError, RecursionError):  # the JSON's own
+        body = msgspec.json.decode(data, type=dict[str, Any])
+        with suppress(ValueError):
+            assert isinstance(group_spec(body), GroupSpec)
+        with suppress(ValueError):
+            assert isinstance(policy_spec(body), PolicySpec)
+
+
+def check_journal(data: bytes) -> None:
+    """Refuse a journal record with a ValueError."""
+    with suppress(ValueError):
+        assert isinstance(records.read(data), records.Record)
+
+
+def check_note(data: bytes) -> None:
+    """Undo what the note on a pod template says, whatever it says."""
+    assert isinstance(undone(_RAISED, data.decode(errors="replace")), dict)
+
+
+def _with_right_sum(chance: Random) -> bytes:
+    """Change an assignment and give it the sum of what it is then: otherwise only the sum is checked."""
+    data = mutate(chance, ASSIGNMENTS[0], ASSIGNMENTS)
+    try:
+        body = json.loads(data)
+        body.pop("sum", None)
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return data
+    body["sum"] = hashlib.sha256(text).hexdigest()
+    whole = json.dumps(body).encode()
+    return gzip.compress(whole, mtime=0) if chance.random() < 0.2 else whole
+
+
+def _compressed_bomb(chance: Random) -> bytes:
+    """Change a short document that decompresses to more than is allowed; seldom, for each takes a second."""
+    return mutate(chance, _BOMB if chance.random() < 0.01 else ASSIGNMENTS[1], ASSIGNMENTS)
+
+
+TARGETS = (
+    Target("assignment", check_assignment, (mutated(ASSIGNMENTS), _compressed_bomb, _with_right_sum, _with_right_sum)),
+    Target("report", check_report, (mutated(REPORTS),)),
+    Target("settings", check_settings, (mutated(SETTINGS),)),
+    Target("spec", check_spec, (mutated(GROUPS), mutated(POLICIES))),
+    Target("journal", check_journal, (mutated(JOURNAL),)),
+    Target("note", check_note, (mutated(NOTES),)),
+)

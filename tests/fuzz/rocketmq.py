@@ -1,0 +1,107 @@
+"""Targets: what RocketMQ's brokers, name servers and producers send."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from fuzz.corpus import BINARY_HEADER, BODIES, FRAMES, JSON_HEADER, MESSAGES, PACKED, a_frame, a_message
+from fuzz.mutations import mutate
+from fuzz.target import Target, mutated
+from rota.brokers import ADMIT_ALL, MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
+from rota.brokers.rocketmq import bodies, fastjson
+from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed
+from rota.brokers.rocketmq.messages import prefix
+
+ADMITTED_BYTES = 16 * MEBIBYTE  # of one input's messages
+MOST_PROPERTIES_BYTES = 7 * 2**20  # memory of 65,535 bytes of properties of a batch, and as many of a message in it
+BODY_TYPES: tuple[type[Any], ...] = (
+    *(bodies.TopicRoute, bodies.ClusterInfo, bodies.ConsumeStats, bodies.TopicStats, bodies.Reset, bodies.Locked),
+    *(bodies.ConsumerConnection, bodies.TopicConfig, bodies.GroupConfig, bodies.Assignments, dict, object),
+)
+
+
+def check_frames(data: bytes) -> None:
+    """Decode frames in one piece and in two; both must give the same."""
+    half = len(data) // 2
+    assert _decoded([data]) == _decoded([data[:half], data[half:]]), "frames depend on how they are split"
+
+
+def _decoded(pieces: Sequence[bytes]) -> list[Frame] | None:
+    decoder = Decoder()
+    frames: list[Frame] = []
+    with suppress(Malformed):
+        for piece in pieces:
+            frames += decoder.feed(piece)
+        assert all(isinstance(value, str) for frame in frames for value in frame.fields.values())
+        return frames
+    return None
+
+
+def check_bodies(data: bytes) -> None:
+    """Read a body as every type, and its keys as queues."""
+    for body_type in BODY_TYPES:
+        with suppress(Malformed):
+            body = fastjson.read(data, body_type)
+            assert isinstance(body, body_type), f"{type(body)} is no {body_type}"
+            for key in getattr(body, "offset_table", {}):
+                fastjson.queue(key)
+
+
+class Limited:
+    """Admits messages up to a limit."""
+
+    largest_body_bytes = ADMIT_ALL.largest_body_bytes
+
+    def __init__(self) -> None:
+        self.free_bytes = ADMITTED_BYTES
+
+    def admit(self, memory_bytes: int) -> bool:
+        """Whether a message fits."""
+        overhead_bytes = MESSAGE_OVERHEAD_BYTES + MOST_PROPERTIES_BYTES
+        assert memory_bytes <= self.largest_body_bytes + overhead_bytes, "a body is larger than the limit"
+        self.free_bytes -= memory_bytes
+        return self.free_bytes >= 0
+
+
+def check_messages(data: bytes) -> None:
+    """Decode messages within a limit of memory."""
+    with suppress(Malformed):
+        messages, _ = prefix(data, "broker-a", 0, Limited())
+        assert sum(message.memory_bytes for message in messages) <= ADMITTED_BYTES, "more than was admitted"
+        for message in messages:
+            assert _is_complete(message), f"no message: {str(message)[:200]}"
+
+
+def _is_complete(message: Message) -> bool:
+    texts = (message.topic, message.tag, message.id, *message.properties.values())
+    return len(message.body) <= ADMIT_ALL.largest_body_bytes and all(isinstance(text, str) for text in texts)
+
+
+# What surrounds a changed header or a changed compressed body is right, so that the parser gets that far.
+
+
+def _header(chance: Random) -> bytes:
+    kind = chance.randrange(2)
+    header = mutate(chance, BINARY_HEADER if kind else JSON_HEADER, FRAMES)
+    return a_frame(header, b"body", kind)
+
+
+def _compressed(chance: Random) -> bytes:
+    body, flags = chance.choice(PACKED)
+    return a_message(mutate(chance, body, MESSAGES), flags) + MESSAGES[0]
+
+
+def _false_length(chance: Random) -> bytes:
+    """Make a batch of one message whose length leads forwards, nowhere or backwards."""
+    length = chance.randint(-60, 20)
+    more = chance.randint(0, 40)
+    item = (22 + length).to_bytes(4, "big", signed=True) + bytes(12) + length.to_bytes(4, "big", signed=True)
+    return a_message(item + bytes(more), 0xC0) + MESSAGES[0]
+
+
+TARGETS = (
+    Target("frames", check_frames, (mutated(FRAMES), _header)),
+    Target("bodies", check_bodies, (mutated(BODIES),)),
+    Target("messages", check_messages, (mutated(MESSAGES), _compressed, _false_length)),
+)

@@ -1,0 +1,212 @@
+"""The operator's page served from values, and what to look for in it."""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from msgspec.structs import replace
+
+from ground.browser import Browser
+from rota.kube import shown, site
+from rota.listening import listen
+
+PICTURES = Path(__file__).parents[2] / "docs" / "images"
+
+
+LEADS = shown.Operator(identity="rota-0", version="0.1.0", leads=True)
+
+
+JOINED = shown.Rebalance(
+    reason="MemberJoined", message="m1 has joined", at="2026-11-21T08:00:00Z", generation=42, moved=4, seconds=1.25
+)
+
+
+FIRST = shown.Rebalance(
+    reason="FirstAssignment",
+    message="The group is new",
+    at="2026-11-21T07:00:00Z",
+    generation=41,
+    moved=8,
+    seconds=0.8,
+    longest=0.5,
+)
+
+
+def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> shown.Queue:
+    state = "Owned" if owner else "Free"
+    told: dict[str, Any] = {"kind": "Subscribed", "state": state, "lag": 0, "delay": 0.0, "verdict": "KeepingUp"}
+    return shown.Queue(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
+
+
+def a_member(name: str, **given: Any) -> shown.Member:
+    told: dict[str, Any] = {
+        "origin": "Rota",
+        "state": "Ready",
+        "queues": 4,
+        "generation": 42,
+        "rate": 12.5,
+        "address": "10.0.0.7",
+    }
+    return shown.Member(name=name, client_id=f"10.0.0.7@{name}", **{**told, **given})
+
+
+def a_summary(name: str = "orders", **given: Any) -> shown.Summary:
+    told: dict[str, Any] = {
+        "ready": True,
+        "reason": "Settled",
+        "message": "Every queue has its owner.",
+        "moving": False,
+        "members": 2,
+        "queues": 8,
+        "idle": 0,
+        "unowned": 0,
+        "generation": 42,
+        "strategy": "Sticky",
+        "lag": 12,
+        "retrying": 0,
+        "dead": 3,
+        "delay": 1.5,
+        "verdicts": {"KeepingUp": 7, "Slow": 1},
+        "last_rebalance": JOINED,
+    }
+    return shown.Summary(namespace="shop", name=name, **{**told, **given})
+
+
+def owned(number: int) -> list[shown.Queue]:
+    return [a_queue(it, f"m{it % 2}") for it in range(number)]
+
+
+def a_detail(name: str = "orders", queues: Sequence[shown.Queue] = (), **given: Any) -> shown.Detail:
+    queues = list(queues) or owned(8)
+    summary = a_summary(name, queues=len(queues))
+    told: dict[str, Any] = {
+        "operator": LEADS,
+        "conditions": [shown.Condition("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
+        "members": [a_member("m0"), a_member("m1")],
+        "topics": [shown.Topic("orders", "Subscribed", len(queues), lag=12, delay=1.5, estimate=True)],
+        "rebalances": [JOINED, FIRST],
+        "looked_at": "2026-11-21T08:00:03Z",
+    }
+    return shown.Detail(at_broker=name, queues=queues, **{"summary": summary, **told, **given})
+
+
+@dataclass
+class Fleets:
+    """Groups that are what a test says they are."""
+
+    details: dict[str, shown.Detail] = field(default_factory=dict)
+    operator: shown.Operator = LEADS
+
+    def put(self, detail: shown.Detail) -> None:
+        self.details[detail.summary.name] = detail
+
+    async def groups(self) -> shown.Groups:
+        return shown.Groups(self.operator, [it.summary for it in self.details.values()])
+
+    def knows(self, namespace: str, name: str) -> bool:
+        return namespace == "shop" and name in self.details
+
+    def group(self, namespace: str, name: str) -> shown.Detail | None:
+        found = self.details.get(name) if namespace == "shop" else None
+        return replace(found, operator=self.operator) if found else None
+
+    async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
+        if not (detail := self.group(namespace, name)):
+            return None
+        found = [it for it in detail.queues if f"{it.topic}/{it.broker}/{it.id}" == queue or queue is None]
+        if not found:
+            raise ValueError(f"{queue} is no queue of shop/{name}; give TOPIC/BROKER/ID")
+        why = [shown.Reason(it.topic, it.broker, it.id, it.owner, f"{it.owner} had it before.") for it in found]
+        return shown.Reasons("Sticky", detail.summary.generation, why, JOINED)
+
+
+class Served(Fleets):
+    """Groups that are answered for over HTTP, at an address that stays the same."""
+
+    def __init__(self, address: str, port: int) -> None:
+        super().__init__()
+        self.hub = site.Hub()
+        self.url = f"http://{address}:{port}/"
+        self.fails: list[Callable[[], Awaitable[object]]] = []  # what becomes of the next questions about a group
+        self._address, self._port = address, port
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        @web.middleware
+        async def perhaps(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self.fails and request.path.startswith("/v1/groups/"):
+                await self.fails.pop(0)()
+            return await handler(request)
+
+        self.hub = site.Hub()
+        app = web.Application(middlewares=[perhaps])
+        app.add_routes(site.routes(self, self.hub))
+        app.on_shutdown.append(self.hub.close)
+        self._runner = await listen(app, self._address, self._port)
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    def change(self, detail: shown.Detail) -> None:
+        self.put(detail)
+        self.hub.tell(("shop", detail.summary.name))
+
+
+LABELS = "[...document.querySelectorAll('.cell')].map(it => it.ariaLabel)"
+
+
+LIVE = "document.querySelector('#live').textContent === 'Live'"
+
+
+def text(selector: str) -> str:
+    return f"document.querySelector({json.dumps(selector)})?.innerText"
+
+
+def has(selector: str, words: str) -> str:
+    return f"{text(selector)}?.includes({json.dumps(words)})"
+
+
+def cell(number: int, topic: str = "orders") -> str:
+    return label_of(f"{topic}/broker-a/{number}")
+
+
+def label_of(queue: str) -> str:
+    selector = f'.cell[aria-label^="{queue}:"]'
+    return f"document.querySelector({json.dumps(selector)})?.ariaLabel"
+
+
+async def open_group(browser: Browser, url: str, name: str = "orders") -> None:
+    await browser.open(f"{url}#shop/{name}")
+    await browser.wait_for(LIVE)
+
+
+MANY = [
+    replace(a_queue(number, f"m{number % 300}", f"topic-{topic}"), broker=f"broker-{broker}")
+    for topic in range(5)
+    for broker in "abcdefgh"
+    for number in range(250)
+]
+
+
+async def a_handover_is_seen(
+    browser: Browser, page: str, queue: str, owners: tuple[str, str], hand_over: Callable[[], Awaitable[object]]
+) -> None:
+    """See a queue change hands on an open page (`http://…:8080/#shop/orders`), once its first owner is seen there."""
+    first, second = owners
+    label = label_of(queue)
+    await browser.open(page)
+    await browser.wait_for(f"{label}?.startsWith({json.dumps(f'{queue}: owned by {first},')})")
+    # Every label that the cell ever has: who looks now and then would miss a quick one.
+    await browser.evaluate(
+        f"window.labels = []; new MutationObserver(() => labels.push({label})).observe("
+        "document.querySelector('#map'), {subtree: true, attributeFilter: ['aria-label']})"
+    )
+    await hand_over()
+    await browser.wait_for(f"{label}?.startsWith({json.dumps(f'{queue}: owned by {second},')})")
+    released = f"{queue}: being released by {first}, next {second},"
+    assert any(it.startswith(released) for it in await browser.evaluate("labels"))

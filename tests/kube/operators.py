@@ -1,0 +1,36 @@
+"""The operator as a process."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+
+@asynccontextmanager
+async def an_operator(
+    kubeconfig: Path, namespace: str, address: str, log: Path, *options: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run an operator for one namespace; it is killed if it still runs at the end."""
+    name = log.stem
+    argv = [sys.executable, "-m", "rota.cli", "operator", "--namespace", namespace, "--own-namespace", namespace]
+    with log.open("w") as told:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            "--identity",
+            name,
+            "--address",
+            address,
+            "--journal",
+            str(log.with_suffix("")),
+            *options,
+            env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+            stderr=told,
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
