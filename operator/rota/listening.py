@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 PATIENCE = 1.0  # seconds for answers that are under way at the end
+DISCARD_SECONDS = 1.0  # the rest of a rejected request's body is read and discarded for this long
 KEPT = 60.0  # seconds for which a connection is kept that asks nothing, or whose question is not whole
 MOST = 512  # connections; of a process that may have few descriptors, half of those
 AGAIN = 1.0  # seconds before the next try where the system gives no descriptor
@@ -42,7 +43,13 @@ async def listen(
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     asking = _Asking()
     app.middlewares.extend([asking.note, _refuse_what_cannot_be_read, _read_in_time])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=patience, keepalive_timeout=kept or KEPT)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=patience,
+        keepalive_timeout=kept or KEPT,
+        lingering_time=DISCARD_SECONDS,
+    )
     await runner.setup()
     try:
         sockets = await _bound(address, port)
