@@ -1,5 +1,6 @@
 """What all tests share: the ground's fixtures, hypothesis without a clock, and who works beside whom."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ settings.load_profile("rota")
 TESTS = Path(__file__).parent
 LONGEST_FIRST = ("e2e", "pipeline", "simulation", "kube", "sidecar", "chart", "ground", "images", "brokers")
 ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_real_node.py")
+ONE_SPARK = ("tests/pipeline/",)
+# Servers of the whole run that keep a core busy: the next test of the worker does without them.
+ENDED_EARLY = {ONE_NODE[:1]: ("shipping", "broker", "release"), ONE_NODE: ("real_node",), ONE_SPARK: ("spark",)}
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
@@ -28,13 +32,26 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(ONE_NODE):
             return "the real node"
-        return "Spark" if nodeid.startswith("tests/pipeline/") else super()._split_scope(nodeid)
+        return "Spark" if nodeid.startswith(ONE_SPARK) else super()._split_scope(nodeid)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the folders that take longest: a long file that is left for the end keeps one worker busy alone."""
     rank = {folder: number for number, folder in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.relative_to(TESTS).parts[0], len(rank)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End a folder's servers with the folder's last test; pytest would end them with the run."""
+    yield
+    if not nextitem:
+        return
+    for folders, fixtures in ENDED_EARLY.items():
+        if item.nodeid.startswith(folders) and not nextitem.nodeid.startswith(folders):
+            for name in fixtures:
+                for definition in item.session._fixturemanager.getfixturedefs(name, item) or ():
+                    definition.finish(item._request)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)

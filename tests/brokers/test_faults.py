@@ -150,6 +150,7 @@ async def test_name_server_outage_keeps_known_routes_and_an_empty_one_is_not_bel
             await cluster.queues(TOPIC)
         assert (await member.pull(Q[0], end, wait=0)).messages == ()
         await member.commit(Q[0], end)
+        assert await member.committed(Q[0]) == end, "the next owner of a queue asks for it"
         await asyncio.to_thread(pair.start_name_server)
         found = await eventually(lambda: cluster.queues(TOPIC))  # it begins empty; that is never taken for no topic
         assert {queue.topic for queue in found} == {TOPIC}

@@ -37,7 +37,9 @@ async def is_looked_after(api: Api, group: str) -> None:
     await soon(told)
 
 
-@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize(
+    "narrow", [True, pytest.param(False, marks=pytest.mark.slow("an operator with cluster-wide rights, as a process"))]
+)
 async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
     api: Api,
     control_plane: Cluster,

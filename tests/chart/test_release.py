@@ -34,6 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Path, subprocess.Co
     return into, release(into)
 
 
+@pytest.mark.slow("make release-check, without its longest checks")
 def test_release_check_builds_the_artifacts_and_passes(
     made: "tuple[Path, subprocess.CompletedProcess[str]]",
 ) -> None:

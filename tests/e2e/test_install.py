@@ -101,6 +101,7 @@ def orders(installed: Installed, broker: RocketMQ) -> Iterator[Traffic]:
     installed.node.kubectl("delete", "cg", "billing", "--ignore-not-found")
 
 
+@pytest.mark.slow("the group of the chart's notes consumes on a node")
 def test_chart_notes_first_group_consumes_each_message_once(installed: Installed, orders: Traffic) -> None:
     notes = installed.release("get notes")
     (told,) = re.findall(r"^  kubectl apply .*?^  EOF$", notes, re.MULTILINE | re.DOTALL)

@@ -1,13 +1,9 @@
 """What befalls operators, brokers and records while a fleet is under load, on a real node."""
 
-import json
-
 import pytest
 
 from e2e import events
-from e2e.consumers import NAME, Consumers
-from e2e.release import SECONDS, Installed
-from ground.poll import eventually
+from e2e.consumers import Consumers
 
 pytestmark = pytest.mark.node
 
@@ -42,10 +38,3 @@ def test_broker_failure_and_restart_loses_no_message(consumers: Consumers) -> No
 @pytest.mark.slow("on a node, the chart is upgraded during a handover")
 def test_upgrade_of_the_chart_completes_a_handover_in_progress(consumers: Consumers) -> None:
     events.chart_upgraded(consumers)
-
-
-def test_rbac_denied_no_request_of_the_operator_during_the_tests(installed: Installed, consumers: Consumers) -> None:
-    installed.shop("patch", "cg", NAME, "--type=merge", "-p", json.dumps({"spec": {"policyRef": {"name": "none"}}}))
-    eventually(lambda: "MissingPolicy" in installed.conditions(NAME), SECONDS)
-    consumers.up()
-    assert "is forbidden: User" not in installed.log()

@@ -8,12 +8,14 @@ from e2e.consumers import Consumers
 pytestmark = pytest.mark.node
 
 
-def test_scale_up_rolling_update_and_scale_down_lose_and_duplicate_no_message(consumers: Consumers) -> None:
-    events.scaled(consumers, 10)
+@pytest.mark.parametrize("most", [4, pytest.param(10, marks=pytest.mark.slow("a fleet of ten on a node"))])
+def test_scale_up_rolling_update_and_scale_down_lose_and_duplicate_no_message(consumers: Consumers, most: int) -> None:
+    events.scaled(consumers, most)
     events.rolled(consumers)
     events.scaled(consumers, 3)
 
 
+@pytest.mark.slow("on a node, an Orderly group is scaled, rolled and loses a pod")
 def test_orderly_group_keeps_queue_order_over_scaling_rolling_update_and_deletion(consumers: Consumers) -> None:
     consumers.up(orderly=True)
     events.scaled(consumers, 5)

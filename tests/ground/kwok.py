@@ -57,7 +57,7 @@ class Kwok:
         names = [f"kwok-{number}" for number in range(count)]
         nodes = {"apiVersion": "v1", "kind": "List", "items": [_node(name) for name in names]}
         self.control_plane.kubectl("apply", "--server-side", "-f", "-", feed=json.dumps(nodes))
-        ready = ("wait", "--for=condition=Ready", "--timeout=60s", *(f"node/{name}" for name in names))
+        ready = ("wait", "--for=condition=Ready", "--timeout=180s", *(f"node/{name}" for name in names))
         self.control_plane.kubectl(*ready)
         return names
 

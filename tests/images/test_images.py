@@ -141,7 +141,7 @@ def test_image_runs_on_a_read_only_root_without_a_shell(real_node: RealNode, ima
     }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "images"}, "spec": spec}
     real_node.kubectl("create", "-f-", feed=json.dumps(pod))
-    real_node.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/images", "--timeout=60s")
+    real_node.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/images", "--timeout=180s")
     assert "Usage: rota operator" in real_node.kubectl("logs", "images", "-c", "help")
     for name in ("operator", "sidecar"):
         told = json.loads(real_node.kubectl("logs", "images", "-c", name))

@@ -37,6 +37,7 @@ async def test_readiness_lost_and_regained_within_the_grace_moves_no_queue(world
     assert world.fleet.documents[-1]["generation"] == generation
 
 
+@pytest.mark.slow("moves of a rolling update on a real API server")
 async def test_rolling_update_moves_each_queue_at_most_twice(world: OperatedNamespace) -> None:
     await world.api.create(
         f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies",

@@ -102,7 +102,7 @@ async def shop(
         (journal,) = found.told("journal.md")
         await shell.run(f"{journal.command.rstrip()} 2> operator.log &")
         await shell.run("kubectl apply --server-side --field-manager=git -f orders.yaml")
-        await shell.run("kubectl wait cg/orders --for=condition=Ready --timeout=120s")
+        await shell.run("kubectl wait cg/orders --for=condition=Ready --timeout=180s")
         yield found
 
 

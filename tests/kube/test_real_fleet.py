@@ -158,6 +158,7 @@ async def test_pull_delivers_each_message_once_across_scale_up_and_scale_down(
         assert {*shop.deliveries().values()} == {1}
 
 
+@pytest.mark.slow("queues are added while a whole fleet is at zero")
 async def test_start_from_latest_misses_nothing_in_queues_added_later(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
@@ -198,6 +199,7 @@ def nobody(shop: TemplateGroup) -> Callable[[], Awaitable[bool]]:
     return so
 
 
+@pytest.mark.slow("a whole Broadcasting fleet grows")
 async def test_broadcasting_delivers_each_message_once_to_each_member_during_scale_up(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ async def test_broadcasting_delivers_each_message_once_to_each_member_during_sca
         await shop.soon(everybody_has_it)
 
 
+@pytest.mark.slow("causes of rebalances of a whole fleet, by HTTP and in files")
 async def test_status_event_metric_and_journal_name_the_cause_of_a_rebalance(
     shop: TemplateGroup, places: Places, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
@@ -250,6 +253,7 @@ async def test_status_event_metric_and_journal_name_the_cause_of_a_rebalance(
     assert sum(times > 1 for times in shop.deliveries().values()) <= IN_FLIGHT
 
 
+@pytest.mark.slow("two Java consumers of one client id in the group of a whole fleet")
 async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leaves(
     shop: TemplateGroup, places: Places, rocketmq: RocketMQ
 ) -> None:
@@ -269,6 +273,7 @@ async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leav
     await shop.works(2)
 
 
+@pytest.mark.slow("one of two brokers dies and returns under a whole fleet")
 class TestWithTwoBrokers:
     """A topic on two brokers, one of which dies."""
 
@@ -317,6 +322,7 @@ async def all_came(shop: TemplateGroup, numbers: set[int]) -> bool:
     return shop.deliveries().keys() >= numbers
 
 
+@pytest.mark.slow("one member of a whole fleet is cut off from the broker")
 class TestBehindARelay:
     """A broker that clients reach by a way which can be cut for one of them."""
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ground.api import Object
-from ground.controlplane import Cluster
 from ground.poll import soon
-from kube.brains import Late, Operator
+from kube.brains import Late
 from kube.members import One, a_pod
 from kube.world import GROUP, OperatedNamespace, a_group, is_gone
 from rota.brokers import Membership
@@ -193,24 +192,6 @@ async def test_pause_releases_all_queues_and_resume_grants_them_again(world: Ope
     await world.until(4, 4)
 
 
-async def test_restart_of_the_operator_in_a_settled_group_writes_nothing(
-    world: OperatedNamespace, control_plane: Cluster, memory: Memory
-) -> None:
-    await world.fleet.add("orders-a", "orders-b")
-    await world.until(4, 4)
-
-    async def quiet() -> bool:
-        before = len(world.operator.api.writes)
-        await asyncio.sleep(2)  # four times what its writes are apart at most
-        return len(world.operator.api.writes) == before
-
-    await soon(quiet)
-    await world.operator.brain.close()
-    async with Operator(control_plane.kubeconfig, world.namespace, memory) as another:
-        await soon(lambda: _true(len(another.done) > 2))
-        assert another.api.writes == []
-
-
 async def _true(value: bool) -> bool:  # noqa: FBT001 - it is what is asked
     return value
 
@@ -273,13 +254,3 @@ async def test_lock_of_a_terminated_member_is_released_in_its_name(world: Operat
         return await MemoryConsumer(memory, other).lock(theirs) == set(theirs)
 
     await soon(free)
-
-
-async def test_condition_duplicate_consumer_group_is_set_for_a_running_group(
-    world: OperatedNamespace,
-) -> None:
-    await world.fleet.add("orders-a", "orders-b")
-    await world.until(4, 4)
-    rival = a_group("rival", group=GROUP)
-    await world.api.create(world.path.rpartition("/")[0], rival)
-    assert "is also that of" in (await world.condition("ClaimedTwice"))["message"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ground.api import Api, ApiError
+from ground.api import Api
 from ground.controlplane import Cluster
 from ground.poll import soon
 from kube.brains import Operator
@@ -91,29 +91,6 @@ async def test_example_groups_report_their_state_after_kubectl_apply(
         return bool((await applied.status())["generation"] == applied.fleet.documents[-1]["generation"])
 
     await soon(told)
-
-
-async def test_deployment_is_scaled_by_kubectl_scale_of_its_group(applied: OperatedNamespace, kubectl: Kubectl) -> None:
-    deployment = f"/apis/apps/v1/namespaces/{applied.namespace}/deployments/orders"
-
-    async def there(replicas: int) -> bool:
-        try:
-            return bool((await applied.api.get(deployment))["spec"]["replicas"] == replicas)
-        except ApiError:
-            return False
-
-    await soon(lambda: there(3))
-    assert "scaled" in kubectl("scale", "cg/orders", "--replicas=5")
-    await soon(lambda: there(5))
-
-    async def five() -> bool:
-        scale = await applied.api.get(f"{applied.path.rpartition('/')[0]}/orders/scale")
-        if "selector" not in scale["status"]:  # people are told last
-            return False
-        there = await applied.api.list(pods(applied), labelSelector=scale["status"]["selector"])
-        return [len(there), scale["spec"]["replicas"], scale["status"].get("replicas")] == [5, 5, 5]
-
-    await soon(five)
 
 
 def told(described: str) -> list[list[str]]:

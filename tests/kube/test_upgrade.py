@@ -91,6 +91,9 @@ async def kind(api: Api, namespace: str) -> AsyncIterator[Kind]:
     await api.delete(made.where)
 
 
+MORE_CHANGES = pytest.mark.slow("more changes of the CRDs, judged by the API server")
+
+
 def without(path: str) -> Object:
     """Return our definition as it was before this field."""
     older = copy.deepcopy(PRESENT)
@@ -106,7 +109,14 @@ def at(found: Object, path: str) -> Any:
     return found or None
 
 
-@pytest.mark.parametrize("path", ["spec.startFrom", "spec.rollout", "spec.delivery.buffer", "status.lag"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "spec.startFrom",
+        *(pytest.param(field, marks=MORE_CHANGES) for field in ("spec.rollout", "spec.delivery.buffer")),
+        "status.lag",
+    ],
+)
 async def test_upgrade_that_adds_a_crd_field_keeps_existing_objects(kind: Kind, path: str) -> None:
     assert incompatible(without(path), PRESENT) == []
     await kind.define(without(path))
@@ -147,13 +157,20 @@ def a_smaller_surge(spec: Object) -> None:
     [
         (an_owner_is_a_must, "spec.owner: must be there now, and has no default", "spec.owner: Required value", True),
         (fewer_orderings, "spec.ordering: does not take Orderly any more", "spec.ordering: Unsupported value", False),
-        (
+        pytest.param(
             a_smaller_surge,
             "spec.rollout.maxSurge: maximum is 1 now, was 2147483647",
             "spec.rollout.maxSurge: Invalid value: 2",
             False,
+            marks=MORE_CHANGES,
         ),
-        (never_orderly, "spec: has a rule that was not there: self.ordering != 'Orderly'", "no longer", True),
+        pytest.param(
+            never_orderly,
+            "spec: has a rule that was not there: self.ordering != 'Orderly'",
+            "no longer",
+            True,
+            marks=MORE_CHANGES,
+        ),
     ],
 )
 async def test_upgrade_to_a_stricter_crd_is_reported_and_rejects_former_manifests(
@@ -190,17 +207,19 @@ async def test_upgrade_that_removes_a_crd_field_is_reported_and_loses_its_value(
     ("key", "value", "found", "told"),
     [
         ("scope", "Cluster", "ConsumerGroup scope: changed from Namespaced to Cluster", "spec.scope: Invalid value"),
-        (
+        pytest.param(
             "names",
             {**PRESENT["spec"]["names"], "kind": "Fleet"},
             "ConsumerGroup names.kind: changed from ConsumerGroup to Fleet",
             "spec.names.kind: Invalid value",
+            marks=MORE_CHANGES,
         ),
-        (
+        pytest.param(
             "versions",
             [{**PRESENT["spec"]["versions"][0], "name": "v1"}],
             "ConsumerGroup/v1alpha1 version: was removed; objects may be stored in it, and manifests name it",
             "v1alpha1 was previously a storage version",
+            marks=MORE_CHANGES,
         ),
     ],
 )

@@ -158,7 +158,14 @@ def test_simulate_command_prints_a_line_for_each_policy(world: CommandOutputs, s
     assert spark.read.parquet(str(world.simulated / "series")).count() > 0
 
 
-@pytest.mark.parametrize("source", ["journal", "lake", "simulated"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("journal", marks=pytest.mark.slow("recommendations from a journal, without a lake")),
+        "lake",
+        "simulated",
+    ],
+)
 def test_recommend_command_accepts_a_journal_a_lake_or_a_simulation(
     world: CommandOutputs, spark: SparkSession, tmp_path: Path, source: str
 ) -> None:
@@ -415,6 +422,7 @@ def verdict(hour: int) -> str:
     )
 
 
+@pytest.mark.slow("a rollup printed for people")
 @pytest.mark.usefixtures("spark")
 def test_rollup_command_prints_readable_metrics(tmp_path: Path) -> None:
     a_file(tmp_path / "journal" / DAY / "08-a.jsonl", verdict(8))
@@ -422,8 +430,14 @@ def test_rollup_command_prints_readable_metrics(tmp_path: Path) -> None:
     assert told.split() == ["shop/orders", "2025-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
 
 
+OTHER_CHECKPOINT_FILES = pytest.mark.slow("each file of a checkpoint, damaged")
+
+
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("damaged", ["metadata", "offsets/0", "commits/0", "sources/0/0"])
+@pytest.mark.parametrize(
+    "damaged",
+    ["offsets/0", *(pytest.param(it, marks=OTHER_CHECKPOINT_FILES) for it in ("metadata", "commits/0", "sources/0/0"))],
+)
 def test_ingest_command_reports_a_damaged_checkpoint(tmp_path: Path, damaged: str) -> None:
     _, lake, asked = a_lake(tmp_path)
     path = lake / "_checkpoint" / damaged
@@ -457,13 +471,19 @@ def test_lake_of_the_other_format_or_delta_without_its_package_is_rejected(tmp_p
 
 # What journals hold that they should not.
 
+UNREADABLE = pytest.mark.slow("journals of a later schema or with impossible times, through three commands")
+
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ('{"schema":1,"kind":"verd', "The line is torn, or no record of the journal"),
-        (verdict(8).replace('"schema":1', '"schema":2'), "The record has schema 2; this version reads 1"),
-        (verdict(8).replace("2025-11-21T", "9999-99-99T"), ".*"),
+        pytest.param(
+            verdict(8).replace('"schema":1', '"schema":2'),
+            "The record has schema 2; this version reads 1",
+            marks=UNREADABLE,
+        ),
+        pytest.param(verdict(8).replace("2025-11-21T", "9999-99-99T"), ".*", marks=UNREADABLE),
     ],
 )
 def test_journal_without_a_readable_record_is_rejected(
@@ -484,7 +504,16 @@ def moved(line: bytes, to: str) -> bytes:
     return line.replace(b'"at":"2025-11-21T01', f'"at":"{to}'.encode())
 
 
-@pytest.mark.parametrize("to", ["2025-11-20T19", "1970-01-01T01", "9999-12-31T23", None])
+STRANGE_CLOCKS = pytest.mark.slow("clocks of 1970 and 9999 and a missing hour, from the journal to the simulation")
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "2025-11-20T19",
+        *(pytest.param(hour, marks=STRANGE_CLOCKS) for hour in ("1970-01-01T01", "9999-12-31T23", None)),
+    ],
+)
 def test_ingest_command_keeps_every_line_after_clock_jumps_or_missing_hours(
     world: CommandOutputs, tmp_path: Path, to: str | None
 ) -> None:

@@ -236,6 +236,8 @@ async def test_recommend_report_fits_the_window_width(browser: Browser, folder: 
 
 # What may be strange.
 
+RARE = pytest.mark.slow("the report's answer for rare input")
+
 
 async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
     rows = [
@@ -254,15 +256,29 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "There is nothing to recommend: no group was simulated."),
-        ([a_result(moves=3)], "Leave everything as it is: no group would gain 5 % or more by another policy."),
-        (content(), "No single policy would be better for all of them by 5 % or more."),
-        ([a_result()], "Leave everything as it is"),
-        ([a_result(problem="It is Broadcasting")], "Nobody can say what the groups cost now"),
-        (rolled(), "1 of 1 group would gain by another policy."),
-        ([a_result(moves=9, hours=0.0), a_result(policy="steady", hours=0.0)], "Leave everything as it is"),
+        pytest.param([], "There is nothing to recommend: no group was simulated.", id="nothing", marks=RARE),
+        pytest.param(
+            [a_result(moves=3)],
+            "Leave everything as it is: no group would gain 5 % or more by another policy.",
+            id="only recorded",
+            marks=RARE,
+        ),
+        pytest.param(content(), "No single policy would be better for all of them by 5 % or more.", id="content"),
+        pytest.param([a_result()], "Leave everything as it is", id="all is free"),
+        pytest.param(
+            [a_result(problem="It is Broadcasting")],
+            "Nobody can say what the groups cost now",
+            id="no cost now",
+            marks=RARE,
+        ),
+        pytest.param(rolled(), "1 of 1 group would gain by another policy.", id="one group"),
+        pytest.param(
+            [a_result(moves=9, hours=0.0), a_result(policy="steady", hours=0.0)],
+            "Leave everything as it is",
+            id="no hours",
+            marks=RARE,
+        ),
     ],
-    ids=["nothing", "only recorded", "content", "all is free", "no cost now", "one group", "no hours"],
 )
 async def test_recommend_report_answers_for_every_kind_of_input(
     browser: Browser, spark: SparkSession, tmp_path: Path, rows: list[Row], words: str

@@ -21,6 +21,7 @@ print("told:", *map(spark.sparkContext.getConf().get, names[2:]), *map(spark.con
 """
 
 
+@pytest.mark.slow("settings by spark-submit, in a JVM of its own")
 def test_spark_submit_settings_override_our_defaults(tmp_path: Path) -> None:
     program = tmp_path / "asks.py"
     program.write_text(ASKS)

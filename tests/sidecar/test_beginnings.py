@@ -36,8 +36,16 @@ async def begun(fleet: SidecarFleet) -> None:
     await soon(known)
 
 
+AT_A_BROKER = pytest.mark.slow("startFrom Latest and Earliest of whole sidecars at a real broker")
+
+
 @pytest.mark.parametrize(
-    ("position", "missed"), [("Latest", 20), ("Earliest", 0), ("Timestamp", 20)], ids=["latest", "earliest", "a time"]
+    ("position", "missed"),
+    [
+        pytest.param("Latest", 20, marks=AT_A_BROKER),
+        pytest.param("Earliest", 0, marks=AT_A_BROKER),
+        ("Timestamp", 20),
+    ],
 )
 async def test_start_from_decides_which_messages_a_new_group_gets(
     rocketmq: RocketMQ, tmp_path: Path, position: str, missed: int

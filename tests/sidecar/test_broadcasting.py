@@ -31,23 +31,6 @@ async def test_broadcasting_member_gets_every_message_once_and_resumes_after_a_c
         assert [pod.complaints() for pod in (one, other)] == [[], []]
 
 
-async def test_broadcasting_restart_repeats_nothing_and_a_new_member_gets_every_message(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
-    async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
-        pod = await fleet.add("a")
-        fleet.show()
-        async with fleet.traffic(pause=0.02):
-            await fleet.until(lambda: len(taken(fleet, pod)) > 100)
-            assert await pod.terminate() == 0
-            pod.start_sidecar()
-            await fleet.until(lambda: len(taken(fleet, pod)) > 200)
-        fresh = await fleet.add("b")
-        fleet.show()
-        await all_taken(fleet, pod, fresh)
-        assert {*taken(fleet, pod).values(), *taken(fleet, fresh).values()} == {1}
-
-
 async def test_broadcasting_on_a_full_disk_still_delivers_and_keeps_stored_offsets(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:

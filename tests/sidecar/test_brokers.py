@@ -24,6 +24,7 @@ def two() -> Iterator[RocketMQ]:
         found.down()
 
 
+@pytest.mark.slow("a handover between whole sidecars while one of two brokers is down")
 async def test_broker_failure_stops_only_the_queues_of_that_broker(two: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(two, tmp_path, queues=2) as fleet:
         left = [queue for queue in fleet.queues if queue.broker != LOST]

@@ -119,17 +119,6 @@ async def test_cli_sidecar_continues_after_the_end_of_its_input(tmp_path: Path) 
         assert (await command.end())[0] == 0
 
 
-async def test_cli_sidecar_redelivers_a_failed_message_by_the_retry_queue(tmp_path: Path) -> None:
-    async def once(event: Event) -> int:
-        return 500 if event.attempt == 1 else 204
-
-    async with a_command(tmp_path) as command:
-        command.app.answer = once
-        command.say("orders first\n")
-        await command.did("first")
-        assert [it.attempt for it in command.app.heard] == [1, 2]
-
-
 async def test_cli_sidecar_second_interrupt_stops_it_without_waiting_for_the_app(tmp_path: Path) -> None:
     async def never(_: Event) -> int:
         await asyncio.Event().wait()

@@ -6,12 +6,13 @@ import socket
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.model import Queue
 from sidecar.fleet import SidecarFleet, a_fleet
 
-STOPPED_SECONDS = 41  # longer than a loop may stand still, a trust in locks lasts and a lost member is waited for
+STOPPED_SECONDS = 10  # longer than STOOD_STILL, after which the sidecar reads its document again
 
 
 async def a_busy_pair(fleet: SidecarFleet) -> None:
@@ -67,23 +68,6 @@ async def test_crash_of_the_app_on_a_message_returns_it_by_the_retry_topic(hurri
         await fleet.check()
 
 
-async def test_failover_moves_queues_of_an_abruptly_terminated_pod_to_another(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
-        await a_busy_pair(fleet)
-        async with fleet.traffic():
-            await fleet.until(lambda: len(fleet.delivered()) > 200)
-            await fleet.sample()
-            fleet.end("a")
-            for queue in [queue for queue, name in fleet.owners.items() if name == "a"]:
-                del fleet.owners[queue]
-            await fleet.give(b=[*fleet.queues[:2], fleet.retry])
-        await fleet.all_done()
-        await fleet.all_committed()
-        await fleet.check()
-
-
 async def test_failover_after_ten_deliveries_and_eight_committed_repeats_two(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, queues=1) as fleet:
         pod, _ = await fleet.add("a"), await fleet.add("b")
@@ -103,29 +87,6 @@ async def test_failover_after_ten_deliveries_and_eight_committed_repeats_two(hur
         counted = Counter(it.number for it in fleet.delivered())
         assert counted == dict.fromkeys(numbers[:8], 1) | dict.fromkeys(numbers[8:], 2)
         await fleet.check()
-
-
-async def test_topic_removed_from_the_subscriptions_is_dropped_while_others_continue(
-    hurried: RocketMQ, tmp_path: Path
-) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
-        bills = Queue(f"{fleet.topic}-bills", fleet.queues[0].broker, 0)
-        hurried.create_topic(bills.topic, 1)
-        fleet.settings["subscriptions"] = [{"topic": topic} for topic in (fleet.topic, bills.topic)]
-        await fleet.add("a")
-        await fleet.give(a=[*fleet.queues, bills])
-        await fleet.cluster.send(bills.topic, b"1000 x", queue=bills)
-        await fleet.until(lambda: 1000 in fleet.done())
-        async with fleet.traffic():
-            fleet.settings["subscriptions"] = [{"topic": fleet.topic}]
-            del fleet.owners[bills]
-            fleet.show()
-            assert (await fleet.obeys("a", "serving")).working == {*fleet.queues}
-            await fleet.cluster.send(bills.topic, b"1001 x", queue=bills)
-        await fleet.all_done()
-        counted = Counter(it.number for it in fleet.delivered())
-        assert counted == dict.fromkeys([1000, *(it.number for it in fleet.sent)], 1), "1001 is nobody's"
-        await fleet.all_committed()
 
 
 async def test_forced_grant_makes_a_stalled_sidecar_reread_its_document_before_delivering(
@@ -202,6 +163,7 @@ async def unreachable(fleet: SidecarFleet) -> bool:
     return bool(report and report.brokers.get("broker-0") is False)
 
 
+@pytest.mark.slow("a handover between whole sidecars while the name server is down")
 async def test_name_server_outage_does_not_stop_consumption(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path) as fleet:
         await a_busy_pair(fleet)

@@ -205,6 +205,8 @@ async def test_broker_no_longer_read_from_is_reported_unreachable_until_it_answe
         await member.obeys([FIRST, other])
         memory.down("other")
         await member.until(lambda it: it.brokers.get("other") is False)
+        await member.send("2", queue=0)
+        await member.did("1", "2")
         member.drain_timeout = 0.5
         member.show([FIRST])
         report = await member.until(lambda it: it.working == {FIRST})

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import a_fleet
@@ -31,6 +33,7 @@ async def test_retry_returns_failed_messages_by_the_retry_topic_with_attempts_co
         await fleet.check()
 
 
+@pytest.mark.slow("a dead letter out of a batch, by whole sidecars")
 async def test_dead_letter_of_a_batch_leaves_the_other_messages_consumed(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, push={"maxBatch": 8, "concurrency": 1}) as fleet:
         pod = await fleet.add("a")

@@ -96,7 +96,7 @@ def namespace(real_node: RealNode, image: str) -> Namespace:
     made = Namespace(real_node, "web")
     real_node.kubectl("create", "namespace", made.name)
     made.kubectl("apply", "-f-", feed=web(image))
-    made.kubectl("rollout", "status", "deploy/web", "--timeout=60s")
+    made.kubectl("rollout", "status", "deploy/web", "--timeout=180s")
     return made
 
 
@@ -133,7 +133,7 @@ def test_real_node_native_sidecar_outlives_its_app(namespace: Namespace, image: 
     spec = {"initContainers": [sidecar], "containers": [container("app", image, "sh", "-c", POLITE)]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "polite"}, "spec": spec}
     namespace.kubectl("create", "-f-", feed=json.dumps(pod))
-    namespace.kubectl("wait", "--for=condition=Ready", "pod/polite", "--timeout=60s")
+    namespace.kubectl("wait", "--for=condition=Ready", "pod/polite", "--timeout=180s")
     access = ["--kubeconfig", str(namespace.node.kubeconfig), "--namespace", namespace.name]
     follow = [str(program("kubectl")), *access, "logs", "polite", "--follow", "--all-containers", "--prefix"]
     with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as logs:
@@ -154,15 +154,17 @@ def second_node(real_node: RealNode) -> Iterator[RealNode]:  # only where there 
         yield node
 
 
+@pytest.mark.slow("a node of the ground whose processes are killed")
 def test_real_node_restarts_after_its_processes_are_killed(second_node: RealNode) -> None:
     for name in ("containerd", "keeper"):  # pods outlive the one and not the other
         process = second_node.instance.process(name)
         assert process
         kill(process)
         second_node.up()
-        second_node.kubectl("rollout", "status", "-n", "kube-system", "deploy/coredns", "--timeout=60s")
+        second_node.kubectl("rollout", "status", "-n", "kube-system", "deploy/coredns", "--timeout=180s")
 
 
+@pytest.mark.slow("what is left of a node of the ground that is taken down")
 def test_real_node_down_leaves_no_process_network_or_mount(second_node: RealNode) -> None:
     second_node.up()
     link, cgroup, folder = second_node.sandbox.link, second_node.sandbox.cgroup, second_node.instance.folder
