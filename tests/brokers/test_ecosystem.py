@@ -120,25 +120,10 @@ async def test_member_in_python_shares_a_group_with_a_java_consumer(
     assert java_member.numbers()
     assert ours.numbers
 
-    printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerConnection", "-g", GROUP)
-    rows = {line.split()[0]: line.split() for line in printed.splitlines() if "@" in line}
-    assert rows[CLIENT][2] == "PYTHON"
-    assert {row[2] for row in rows.values()} == {"PYTHON", "JAVA"}
-
-    async def all_is_shown_as_read() -> bool:  # a Java member commits on a timer of its own
-        printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerProgress", "-g", GROUP, "-s", "true")
-        lines = [line.split() for line in printed.splitlines() if line.startswith(f"{TOPIC} ")]
-        shown = {int(line[2]) for line in lines if "10.0.0.1" in line}
-        return shown == {queue.id for queue in ours.offsets} and "Consume Diff Total: 0" in printed
-
-    await soon(all_is_shown_as_read)
     printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerStatus", "-g", GROUP)
     assert CLIENT in printed
     assert "java-1" in printed
     assert "Same subscription in the same group of consumer" in printed
-    printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerStatus", "-g", GROUP, "-i", CLIENT)
-    assert "PROP_CONSUMER_START_TIMESTAMP" in printed
-    assert printed.count(TOPIC) > len(ours.offsets)
 
     running.cancel()
     await asyncio.wait([running])

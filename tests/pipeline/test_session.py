@@ -28,7 +28,7 @@ def test_spark_submit_settings_override_our_defaults(tmp_path: Path) -> None:
     submit = Path(pyspark.__file__).parent / "bin/spark-submit"
     given = ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=3"]
     env = {"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    ran = subprocess.run([submit, *given, program], env=env, capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run([submit, *given, program], env=env, capture_output=True, text=True, timeout=180, check=True)
     assert "told: local[1] 3 UTC" in ran.stdout
 
 

@@ -576,7 +576,7 @@ PLAN = f"{ROTA} plan -f {GROUP} {' '.join(EIGHT)}"
     ],
 )
 def test_cli_handles_broken_pipes_full_disks_and_closed_streams(command: str, code: int, words: str) -> None:
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=180)
     assert (ran.returncode, ran.stderr) == (code, words)
 
 

@@ -81,7 +81,7 @@ def test_ground_up_that_is_interrupted_leaves_nothing_running(own_home: Path) ->
     pid = Instance(own_home / "default").processes()[0].pid
     for _ in range(3):  # people press Ctrl-C again when it does not end at once
         up.send_signal(signal.SIGTERM)
-    assert "interrupted" in up.communicate(timeout=60)[1]
+    assert "interrupted" in up.communicate(timeout=180)[1]
     assert up.returncode == 130
     assert not list(own_home.glob("*/instance.json"))
     assert not Path("/proc").joinpath(str(pid)).exists()

@@ -75,7 +75,7 @@ def test_demo_that_is_interrupted_exits_with_130_and_cleans_up(home: Path) -> No
     instance = instance_of(home)
     eventually(lambda: instance.log("kube-apiserver").exists())
     shown.send_signal(signal.SIGINT)
-    _, errors = shown.communicate(timeout=60)
+    _, errors = shown.communicate(timeout=180)
     assert shown.returncode == 130
     assert errors.splitlines()[-1] == "demo: interrupted; what had begun is taken down."
     assert "Traceback" not in errors
@@ -91,7 +91,7 @@ def nothing_is_left(instance: Instance, home: Path) -> None:
 @pytest.mark.parametrize("seconds", ["soon", "-1", "1.5", "²", "1" * 30])
 def test_demo_rejects_invalid_seconds_with_one_sentence(home: Path, seconds: str) -> None:
     shown = demo(seconds)
-    told, errors = shown.communicate(timeout=30)
+    told, errors = shown.communicate(timeout=180)
     assert (shown.returncode, told) == (2, "")
     assert errors.startswith(f"demo: DEMO_SECONDS is {seconds!r}; give whole seconds, from 0 to 604800: ")
     assert len(errors.splitlines()) == 1

@@ -138,7 +138,7 @@ def test_real_node_native_sidecar_outlives_its_app(namespace: Namespace, image: 
     follow = [str(program("kubectl")), *access, "logs", "polite", "--follow", "--all-containers", "--prefix"]
     with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as logs:
         namespace.kubectl("delete", "pod", "polite")
-        lines = logs.communicate(timeout=60)[0].splitlines()
+        lines = logs.communicate(timeout=180)[0].splitlines()
     words = [line.strip("[").replace("]", "").split() for line in lines if "began" not in line]
     at = {(source.rpartition("/")[2], word): int(when) for source, word, when in words}
     assert at["app", "told"] < at["app", "ended"] < at["sidecar", "told"] < at["sidecar", "ended"]
