@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from ground.instance import TAG
+
 GRACE_SECONDS = 10.0  # for what is ending
 RECHECK_SECONDS = 0.01
-EXECUTOR_THREADS = "asyncio_"  # a loop keeps them for its next call of to_thread
+# Threads and processes that libraries keep for their next call.
+EXECUTOR_THREADS = "asyncio_"
+SPARK_MODULES = "py4j"
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,12 +39,13 @@ def no_leaks(session_loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 def _running(loop: asyncio.AbstractEventLoop) -> set[str]:
     tasks = {f"task {task.get_name()} {task.get_coro()}" for task in asyncio.all_tasks(loop)}
-    threads = {
-        f"thread {thread.name} {thread.ident}"
-        for thread in threading.enumerate()
-        if not thread.name.startswith(EXECUTOR_THREADS)
-    }
+    threads = {f"thread {thread.name} {thread.ident}" for thread in threading.enumerate() if not _is_kept(thread)}
     return tasks | threads | _child_processes()
+
+
+def _is_kept(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    return thread.name.startswith(EXECUTOR_THREADS) or getattr(target, "__module__", "").startswith(SPARK_MODULES)
 
 
 def _child_processes() -> set[str]:
@@ -53,8 +59,13 @@ def _child_processes() -> set[str]:
 
 
 def _described(process: Path) -> set[str]:
+    """Describe a process; one of the ground by its name there, for a test may restart a fixture's server."""
     try:
         command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        variables = (process / "environ").read_bytes().split(b"\0")
     except OSError:  # it has just ended
         return set()
-    return {f"process {process.name}: {command[:200]}"} if command else set()
+    if not command or RESOURCE_TRACKER in command:
+        return set()
+    name = next((it.decode() for it in variables if it.startswith(f"{TAG}=".encode())), "")
+    return {f"process {name}" if name else f"process {process.name}: {command[:200]}"}

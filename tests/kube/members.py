@@ -121,6 +121,7 @@ class One:
         self.offsets: dict[Queue, int] = {}  # of a Broadcasting group's member
         self.takes = 0.0  # seconds that what is open takes to end
         self._changed = asyncio.Event()
+        self._hushed = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._poke = ""
 
@@ -168,6 +169,7 @@ class One:
     async def hush(self) -> None:
         """Answer nobody any more."""
         self.frozen = True
+        self._hushed.set()
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
@@ -231,7 +233,7 @@ class One:
     async def _report(self, asked: web.Request) -> web.Response:
         self.fleet.reads += 1
         if self.silent:
-            await asyncio.Event().wait()
+            await self._hushed.wait()
         return await reported(asked, self.member, self._changed, self.troubles, self.offsets)
 
     async def _drain(self, asked: web.Request) -> web.Response:
