@@ -29,9 +29,9 @@ def second_node(instance: Instance, control_plane: Cluster) -> Iterator[LocalNod
 
 @pytest.fixture
 async def there(api: Api, second_node: LocalNode) -> AsyncIterator[Space]:
-    second_node.up()
     async with space(api, second_node) as made:
         yield made
+        second_node.up()  # where the test took it down
 
 
 def app(*command: str, **rest: object) -> Object:
