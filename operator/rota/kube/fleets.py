@@ -94,8 +94,12 @@ class Fleets:
         except ApiError as error:
             if not error.conflict:
                 raise
-            self._standing.pop(key, None)  # it is read before it is stated again
             self._stated.pop(key, None)
+            # Read it now: a group that loses its template meanwhile has to find the Deployment that is to be deleted.
+            if current := await self._there(key):
+                self._standing[key] = current
+            else:
+                self._standing.pop(key, None)
             raise Stale(str(error)) from None
         self._stated[key] = (mark, made.metadata.generation)
         self._standing[key] = made

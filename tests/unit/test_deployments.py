@@ -1,0 +1,56 @@
+"""Deployments of groups with a template, at an API server that answers as a test says."""
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from rota.kube.api import Api, ApiError
+from rota.kube.apply import Stale
+from rota.kube.fleets import Fleets
+from rota.kube.group import Group
+from rota.kube.objects import Custom, Deployment, Metadata, Owner
+
+SPEC: dict[str, Any] = {
+    "broker": {"rocketmq": {"nameServers": ["rmq:9876"]}},
+    "subscriptions": [{"topic": "orders"}],
+    "replicas": 2,
+    "template": {"spec": {"containers": [{"name": "app", "image": "app"}]}},
+}
+BODY = Custom(Metadata("orders", uid="1", namespace="shop"), SPEC)
+OWNED = Deployment(
+    Metadata("orders", uid="2", namespace="shop", resource_version="7", owner_references=[Owner("1", controller=True)]),
+    {"replicas": 1},
+)
+
+
+@dataclass
+class ConflictingServer:
+    """Has a Deployment that another client has just changed, so that writes conflict."""
+
+    deleted: list[str] = field(default_factory=list)
+
+    async def get(self, _: str, __: type[Deployment]) -> Deployment:
+        return replace(OWNED, metadata=replace(OWNED.metadata, resource_version="8"))
+
+    async def apply(self, *_: object) -> Deployment:
+        raise ApiError(HTTPStatus.CONFLICT, "Conflict", "the object has been modified")
+
+    async def delete(self, path: str, _: str) -> None:
+        self.deleted.append(path)
+
+
+async def test_deployment_is_deleted_though_its_template_is_removed_after_a_write_conflict() -> None:
+    server = ConflictingServer()
+    fleets = Fleets(cast("Api", server))
+    fleets.seen(OWNED)
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    with pytest.raises(Stale):
+        await fleets.keep(group)
+    without_template = {name: value for name, value in SPEC.items() if name not in {"template", "replicas"}}
+    group.wants(replace(BODY, spec=without_template), None)
+    assert await fleets.keep(group) == 1
+    assert server.deleted == ["/apis/apps/v1/namespaces/shop/deployments/orders"]
