@@ -17,10 +17,20 @@ from ground.api import Object
 from ground.controlplane import Cluster
 from ground.poll import eventually
 from ground.programs import program
+from ground.subprocesses import kill
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rota"
 STRICT = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}  # of a namespace
+PROMETHEUS = "--api-versions=monitoring.coreos.com/v1"
+EVERYTHING: Object = {
+    "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"], "scrapeFrom": ["monitoring"]},
+    "serviceMonitor": {"enabled": True, "labels": {"prometheus": "main"}},
+    "prometheusRule": {"enabled": True},
+    "dashboards": {"enabled": True},
+    "journal": {"kind": "volume"},
+    "pipeline": {"enabled": True, "claim": "history"},
+}
 
 
 class Refused(Exception):  # noqa: N818 - it is what happened
@@ -157,9 +167,7 @@ async def started(
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await kill(process)
 
 
 def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:
@@ -168,16 +176,3 @@ def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:
     config["users"][0]["user"] = {"token": release.token()}
     path.write_text(json.dumps(config))
     return path
-
-
-PROMETHEUS = "--api-versions=monitoring.coreos.com/v1"
-
-
-EVERYTHING: Object = {
-    "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"], "scrapeFrom": ["monitoring"]},
-    "serviceMonitor": {"enabled": True, "labels": {"prometheus": "main"}},
-    "prometheusRule": {"enabled": True},
-    "dashboards": {"enabled": True},
-    "journal": {"kind": "volume"},
-    "pipeline": {"enabled": True, "claim": "history"},
-}

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ground.subprocesses import kill
+
 
 @asynccontextmanager
 async def an_operator(
@@ -31,6 +33,4 @@ async def an_operator(
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        await kill(process)

@@ -192,10 +192,6 @@ async def test_pause_releases_all_queues_and_resume_grants_them_again(world: Ope
     await world.until(4, 4)
 
 
-async def _true(value: bool) -> bool:  # noqa: FBT001 - it is what is asked
-    return value
-
-
 @pytest.mark.parametrize(
     ("spec", "kind", "sentence"),
     [

@@ -5,8 +5,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientConnectorError
-
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import SidecarFleet, a_fleet
 
@@ -34,15 +32,6 @@ async def test_pull_handover_under_load_loses_and_repeats_no_message(hurried: Ro
         assert len(numbers) == len({*numbers})
         await fleet.all_committed()
         await fleet.check()
-
-
-async def listens(fleet: SidecarFleet, url: str) -> bool:
-    """Whether the sidecar can be asked for messages yet: a moment after its first report."""
-    try:
-        async with fleet.session.get(url):
-            return True
-    except ClientConnectorError:
-        return False
 
 
 async def test_pull_ack_that_arrived_in_time_at_a_stalled_sidecar_counts(hurried: RocketMQ, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Fleets:
             self._stated.pop(key, None)
             # Read it now: a group that loses its template meanwhile has to find the Deployment that is to be deleted.
             if current := await self._there(key):
-                self._standing[key] = current
+                self.seen(current)
             else:
                 self._standing.pop(key, None)
             raise Stale(str(error)) from None
