@@ -323,6 +323,7 @@ async def test_compression_beyond_the_limit_leaves_the_body_compressed_and_says_
     bomb = zlib.compress(bytes(1001))
     for body in (bomb, zlib.compress(bytes(1000))):
         await world.send_packed(queue, body)
+    await world.until(2, [queue])
     await world.send(queue, "good")
     found = await member.pull(queue, 0, wait=0, admission=Room(10_000))
     assert [it.body for it in found.messages] == [bomb, bytes(1000), b"good"]
