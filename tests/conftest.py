@@ -18,8 +18,15 @@ TESTS = Path(__file__).parent
 LONGEST_FIRST = ("e2e", "pipeline", "simulation", "kube", "sidecar", "chart", "ground", "images", "brokers")
 ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_real_node.py")
 ONE_SPARK = ("tests/pipeline/",)
+WITH_BROKER = tuple(f"tests/{folder}/" for folder in ("kube", "sidecar", "chart", "ground", "images", "brokers"))
 # Servers of the whole run that keep a core busy: the next test of the worker does without them.
-ENDED_EARLY = {ONE_NODE[:1]: ("shipping", "broker", "release"), ONE_NODE: ("real_node",), ONE_SPARK: ("spark",)}
+ENDED_EARLY = {
+    ONE_NODE[:1]: ("shipping", "broker", "release"),
+    ONE_NODE: ("real_node",),
+    ONE_SPARK: ("spark",),
+    WITH_BROKER[1:2]: ("hurried",),
+    WITH_BROKER: ("rocketmq",),
+}
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types

@@ -140,6 +140,7 @@ async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
         assert await cluster.clients(GROUP, "broker-0") == before
 
 
+@pytest.mark.slow("a real name server that is down, then empty")
 async def test_name_server_outage_keeps_known_routes_and_an_empty_one_is_not_believed(
     pair: RocketMQ, cluster: Cluster
 ) -> None:

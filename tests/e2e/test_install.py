@@ -49,6 +49,7 @@ HTTPServer(("127.0.0.1", 8080), App).serve_forever()
 """
 
 
+@pytest.mark.slow("on a node, one of two operators leads")
 def test_leader_election_chooses_one_of_two_running_operators(installed: Installed) -> None:
     assert installed.home("get", "deploy", "rota", "-o", "jsonpath={.status.readyReplicas}") == "2"
     assert eventually(installed.leader, SECONDS) in installed.pods()

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.node
 DOWN = 90  # seconds
 
 
+@pytest.mark.slow("on a node, the leader's pod is deleted during a handover")
 def test_failover_completes_a_handover_when_the_leaders_pod_is_deleted(consumers: Consumers) -> None:
     events.leader_deleted(consumers)
 

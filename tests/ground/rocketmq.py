@@ -31,6 +31,7 @@ SMALL: Mapping[str, object] = {
     "timerWheelEnable": False,  # it takes 140 MB; without it POP does not work
     "diskMaxUsedSpaceRatio": 95,
     "registerNameServerPeriod": 10_000,  # the shortest it takes
+    "transactionMetricFlushInterval": 500,  # a broker spins until the first of them has passed: 10 s by default
 }
 
 

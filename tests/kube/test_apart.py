@@ -53,6 +53,7 @@ async def counted(world: OperatedNamespace, **hard: str) -> str:
     return f"{quotas}/none"
 
 
+@pytest.mark.slow("a sidecar in a crash loop, as a process")
 async def test_crash_loop_of_a_sidecar_moves_its_queues_to_another_member(world: OperatedNamespace) -> None:
     await two_members(world)
     one = world.fleet.members["orders-a"]

@@ -70,6 +70,7 @@ def scaled(api: Api, namespace: str, operator: Operator) -> Scaled:
     return Scaled(api, namespace)
 
 
+@pytest.mark.slow("Kubernetes' own autoscaler scales a group")
 async def test_autoscaling_finds_the_scale_of_a_group_and_grows_it_to_min_replicas(scaled: Scaled) -> None:
     await scaled.make(1)
     await scaled.autoscale(3, 5)

@@ -11,7 +11,13 @@ from rota.brokers.memory import Memory
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
 
-@pytest.mark.parametrize("method", ["PUT", "POST"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "PUT",
+        pytest.param("POST", marks=pytest.mark.slow("a deposed leader creates an assignment that has been deleted")),
+    ],
+)
 async def test_conflict_rejects_a_late_assignment_of_a_deposed_leader_and_keeps_the_newer(
     world: OperatedNamespace, control_plane: Cluster, memory: Memory, method: str
 ) -> None:

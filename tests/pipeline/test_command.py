@@ -135,6 +135,7 @@ def test_timeline_command_without_violations_says_so_and_writes_its_tables(
 
 
 @pytest.mark.usefixtures("spark")
+@pytest.mark.slow("rota pipeline timeline of a journal with two owners")
 def test_timeline_command_with_two_owners_exits_with_1_and_prints_the_violation(tmp_path: Path) -> None:
     owner = {"standing": "Ready", "queues": {"orders": {"broker-a": "0"}}}
     rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
@@ -162,7 +163,7 @@ def test_simulate_command_prints_a_line_for_each_policy(world: CommandOutputs, s
     "source",
     [
         pytest.param("journal", marks=pytest.mark.slow("recommendations from a journal, without a lake")),
-        "lake",
+        pytest.param("lake", marks=pytest.mark.slow("recommendations from a lake, simulated in the same command")),
         "simulated",
     ],
 )
@@ -504,16 +505,8 @@ def moved(line: bytes, to: str) -> bytes:
     return line.replace(b'"at":"2025-11-21T01', f'"at":"{to}'.encode())
 
 
-STRANGE_CLOCKS = pytest.mark.slow("clocks of 1970 and 9999 and a missing hour, from the journal to the simulation")
-
-
-@pytest.mark.parametrize(
-    "to",
-    [
-        "2025-11-20T19",
-        *(pytest.param(hour, marks=STRANGE_CLOCKS) for hour in ("1970-01-01T01", "9999-12-31T23", None)),
-    ],
-)
+@pytest.mark.slow("clocks that jump, up to 1970 and 9999, and a missing hour, from the journal to the simulation")
+@pytest.mark.parametrize("to", ["2025-11-20T19", "1970-01-01T01", "9999-12-31T23", None])
 def test_ingest_command_keeps_every_line_after_clock_jumps_or_missing_hours(
     world: CommandOutputs, tmp_path: Path, to: str | None
 ) -> None:

@@ -242,6 +242,7 @@ def test_recommend_names_no_policy_for_all_without_a_sufficient_gain(spark: Spar
     assert best_for_all(found(spark, rows)) is None
 
 
+@pytest.mark.slow("a group that makes most of the gain is named")
 def test_recommend_names_a_group_that_makes_most_of_the_gain(spark: SparkSession) -> None:
     rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=20)]
     assert leading(found(spark, rows)) is None, "there is no other"

@@ -264,7 +264,7 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
             marks=RARE,
         ),
         pytest.param(content(), "No single policy would be better for all of them by 5 % or more.", id="content"),
-        pytest.param([a_result()], "Leave everything as it is", id="all is free"),
+        pytest.param([a_result()], "Leave everything as it is", id="all is free", marks=RARE),
         pytest.param(
             [a_result(problem="It is Broadcasting")],
             "Nobody can say what the groups cost now",

@@ -1,4 +1,4 @@
-"""A broker of these tests' own, which may be hurt and is in a hurry: retries come after a second, locks last six."""
+"""A broker of these tests' own, which they may kill: retries after 1 s, locks for 6 s, filters in SQL92."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 from ground.instance import temporary
 from ground.rocketmq import RocketMQ
 
-QUICK = {"messageDelayLevel": " ".join(["1s"] * 18)}
+QUICK = {"messageDelayLevel": " ".join(["1s"] * 18), "enablePropertyFilter": True}
 SHORT_LOCKS = ("env", "JAVA_TOOL_OPTIONS=-Drocketmq.broker.rebalance.lockMaxLiveTime=6000")
 
 

@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import SidecarFleet, a_fleet
 
@@ -34,6 +36,7 @@ async def test_pull_handover_under_load_loses_and_repeats_no_message(hurried: Ro
         await fleet.check()
 
 
+@pytest.mark.slow("an acknowledgement waits in the socket of a sidecar that stands still")
 async def test_pull_ack_that_arrived_in_time_at_a_stalled_sidecar_counts(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
         pod = await fleet.add("a")
@@ -50,6 +53,7 @@ async def test_pull_ack_that_arrived_in_time_at_a_stalled_sidecar_counts(hurried
         await fleet.check()
 
 
+@pytest.mark.slow("apps that pull, and their sidecars, crash in turns")
 async def test_pull_crash_repeats_only_unacknowledged_or_uncommitted_messages(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:

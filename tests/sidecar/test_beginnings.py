@@ -1,27 +1,15 @@
 """Where a group begins at a real broker that it never was at, and which of the messages it gets."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import SidecarFleet, a_fleet
-
-
-@pytest.fixture(scope="module")
-def filtering() -> Iterator[RocketMQ]:
-    """Start a broker that takes SQL92."""
-    with temporary("filtering") as instance:
-        found = RocketMQ(instance, settings={"enablePropertyFilter": True})
-        found.up()
-        yield found
-        found.down()
 
 
 async def begun(fleet: SidecarFleet) -> None:
@@ -83,8 +71,8 @@ async def test_filter_by_tags_delivers_only_matching_messages_and_commits_past_t
         assert {it.number for it in fleet.delivered()} == wanted
 
 
-async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(filtering: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(filtering, tmp_path) as fleet:
+async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(hurried: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(hurried, tmp_path) as fleet:
         fleet.settings["subscriptions"] = [by_sql(fleet)]
         for number in range(40):
             await send(fleet, number, {"price": f"{number}"})

@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import BROKER, SidecarFleet, a_fleet
 from sidecar.pods import Pod
@@ -31,6 +33,7 @@ async def test_broadcasting_member_gets_every_message_once_and_resumes_after_a_c
         assert [pod.complaints() for pod in (one, other)] == [[], []]
 
 
+@pytest.mark.slow("a Broadcasting member whose disk is full")
 async def test_broadcasting_on_a_full_disk_still_delivers_and_keeps_stored_offsets(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:

@@ -3,11 +3,14 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import a_fleet
 
 
+@pytest.mark.slow("a sidecar as RocketMQ's mqadmin sees it")
 async def test_sidecar_appears_in_mqadmin_as_an_ordinary_consumer(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
 

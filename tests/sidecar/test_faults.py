@@ -113,6 +113,7 @@ async def test_forced_grant_makes_a_stalled_sidecar_reread_its_document_before_d
         await fleet.check()
 
 
+@pytest.mark.slow("a response waits in the socket of a sidecar that stands still")
 async def test_push_response_that_arrived_in_time_at_a_stalled_sidecar_counts(
     hurried: RocketMQ, tmp_path: Path
 ) -> None:

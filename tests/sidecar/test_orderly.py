@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import HURRIED, SidecarFleet, a_fleet
 
@@ -100,6 +102,7 @@ async def test_orderly_crash_and_restart_of_the_sidecar_keeps_the_order(hurried:
         await fleet.check()
 
 
+@pytest.mark.slow("a forced grant in an Orderly group, with whole sidecars")
 async def test_orderly_forced_grant_never_lets_two_members_consume_a_queue(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
@@ -143,6 +146,7 @@ async def test_orderly_consumption_is_unaffected_by_wall_clock_jumps(hurried: Ro
         await fleet.check()
 
 
+@pytest.mark.slow("an Orderly group whose broker crashes and forgets its locks")
 async def test_orderly_broker_crash_that_loses_the_locks_keeps_the_order(hurried: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)

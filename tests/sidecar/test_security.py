@@ -35,6 +35,7 @@ def guarded(authority: Authority) -> Iterator[RocketMQ]:
         brokers.down()
 
 
+@pytest.mark.slow("a sidecar's credentials and CA are corrected while it runs, at a real broker")
 async def test_credentials_and_ca_that_are_wrong_are_reported_until_the_secrets_are_fixed(
     guarded: RocketMQ, authority: Authority, tmp_path: Path
 ) -> None:

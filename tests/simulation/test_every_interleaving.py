@@ -22,7 +22,7 @@ UNFAIR = {
     *("route", "pause", "delete"),
 }
 
-LARGE = 15_000  # states, of which the exploration of one configuration takes up to a minute and a half
+LARGE = 10_000  # states, of which the exploration of one configuration takes up to a minute and a half
 
 # Where each bug is found within seconds; the others are in what these worlds lack: budgets, views, brokers' locks.
 FINDERS: dict[Plant, str] = {

@@ -10,8 +10,8 @@ from builders import a_policy
 from simulation.room import InTheRoom, failures_in_the_room
 from simulation.world import Simulation
 
-RUNS = range(40)
-MORE_RUNS = range(40, 200)
+RUNS = range(20)
+MORE_RUNS = range(20, 200)
 CHUNK = 10  # runs of one task
 
 
@@ -19,11 +19,11 @@ CHUNK = 10  # runs of one task
 @pytest.mark.parametrize(
     "runs",
     [
-        pytest.param(RUNS, id="40"),
+        pytest.param(RUNS, id="20"),
         pytest.param(
             MORE_RUNS,
-            id="160 more",
-            marks=pytest.mark.slow("160 more simulated fleets, decided and written by the operator's own controller"),
+            id="180 more",
+            marks=pytest.mark.slow("180 more simulated fleets, decided and written by the operator's own controller"),
         ),
     ],
 )

@@ -16,8 +16,8 @@ from simulation.run import QUIET, failures, troubles
 from simulation.world import Simulation
 
 TESTS = Path(__file__).parents[1]
-RUNS = range(150)
-MORE_RUNS = range(150, 1000)
+RUNS = range(50)
+MORE_RUNS = range(50, 1000)
 CHUNK = 25  # runs of one task
 ORDERS = {"orders": {"a": 8, "b": 8}}
 
@@ -26,8 +26,8 @@ ORDERS = {"orders": {"a": 8, "b": 8}}
 @pytest.mark.parametrize(
     "runs",
     [
-        pytest.param(RUNS, id="150"),
-        pytest.param(MORE_RUNS, id="850 more", marks=pytest.mark.slow("850 more simulated fleets with random faults")),
+        pytest.param(RUNS, id="50"),
+        pytest.param(MORE_RUNS, id="950 more", marks=pytest.mark.slow("950 more simulated fleets with random faults")),
     ],
 )
 def test_simulation_of_random_fleets_keeps_every_invariant(runs: range) -> None:

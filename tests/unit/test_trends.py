@@ -62,7 +62,7 @@ def columns(of: Sequence[tuple[Sequence[Look], StartFrom]], order: Sequence[int]
     ), [at[number, len(it) - 1] for number, (it, _) in enumerate(of)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(queues, st.permutations(range(54)), st.sampled_from([Window(99), Window(3, 300.0, 155.0), Window(2)]))
 def test_lag_columns_agree_with_the_samples_of_each_queue(
     told: Sequence[tuple[Sequence[tuple[float, Look]], StartFrom]], order: Sequence[int], window: Window

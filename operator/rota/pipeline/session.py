@@ -31,6 +31,7 @@ SETTINGS = {
     "spark.sql.streaming.metricsEnabled": "false",
     # Else each function of a column asks the JVM five times more, to name a line of our code in errors.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",  # nor do they need the JVM's stack at each of them
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -45,6 +45,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("own_home")
+@pytest.mark.slow("two commands start one ground at the same time")
 def test_ground_up_twice_concurrently_then_env_status_and_down(control_plane: Cluster) -> None:
     command = [sys.executable, "-m", "ground", "up", "control-plane", "local"]
     ups = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]

@@ -65,6 +65,7 @@ def test_broker_mqadmin_prints_the_progress_of_a_group(rocketmq: RocketMQ, consu
     assert "Consume Diff Total: 0" in printed
 
 
+@pytest.mark.slow("RocketMQ of the ground with two brokers")
 def test_topic_has_its_queues_on_each_broker_it_was_created_on(pair: RocketMQ) -> None:
     pair.create_topic("everywhere", 3)
     pair.create_topic("somewhere", 5, brokers=[1])
@@ -90,6 +91,7 @@ def test_ground_brokers_are_isolated_from_other_grounds(rocketmq: RocketMQ, pair
     assert rocketmq.address != pair.address
 
 
+@pytest.mark.slow("settings of the ground's RocketMQ")
 def test_broker_settings_are_applied(pair: RocketMQ) -> None:
     printed = pair.mqadmin("getBrokerConfig", "-b", pair.brokers[0].endpoint).splitlines()
     assert ["autoCreateTopicEnable", "=", "false"] in [line.split() for line in printed]
@@ -109,6 +111,7 @@ def test_broker_restart_on_another_port_loses_no_message_of_a_consumer(pair: Roc
     taking.stop()
 
 
+@pytest.mark.slow("RocketMQ of the ground on a busy port")
 def test_broker_names_a_busy_port(pair: RocketMQ) -> None:
     pair.kill_broker(1)
     broker = pair.brokers[1]
