@@ -41,8 +41,8 @@ install: $(READY) ## Make the virtual environment in .venv, locked versions
 demo: $(READY) ## Show Rota's main job, live
 	@$(BIN)/python -m ground.demo
 
-# As many workers as cores. Four were tried: each starts a control plane of its own, and the machine's load was 11 to 14.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20
+# One worker more than cores: a test waits for half of its time. Four were tried: the load of the machine was 11 to 14.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
 
 .PHONY: test
 test: $(READY) ## Run the tests of every push, on real parts: minutes

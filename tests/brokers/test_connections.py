@@ -1,10 +1,11 @@
 """Connections to a server that says just what a test wants, byte by byte."""
 
 import asyncio
+import gc
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from random import Random
 
 import pytest
@@ -68,6 +69,18 @@ async def test_request_sent_one_way_awaits_no_response(connections: Connections)
         assert (await connections.ask(server.address, a_request("asked"))).body == b"asked"
         assert [it.one_way for it in server.heard] == [True, False]
         assert server.connections == 1
+
+
+async def test_connection_attempt_that_is_cancelled_at_any_moment_leaves_no_socket() -> None:
+    async with a_server(good) as server:
+        for turns in range(20):
+            opening = asyncio.create_task(one.Connection.open(server.address, lambda _asked: None))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            opening.cancel()
+            with suppress(asyncio.CancelledError):
+                (await opening).close()
+    gc.collect()  # pytest fails a test that leaves a socket open
 
 
 async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(connections: Connections) -> None:

@@ -113,10 +113,15 @@ class ContractCluster:
         await self.cluster.close()
 
 
-@pytest.fixture(params=["memory", "rocketmq"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[ContractCluster]:
-    """Start the real broker when the first test asks for it."""
-    made = in_memory(Memory()) if request.param == "memory" else real(request.getfixturevalue("rocketmq"))
+@pytest.fixture(scope="session", params=["memory", "rocketmq"])
+def broker(request: pytest.FixtureRequest) -> RocketMQ | None:
+    """Start the real broker when the first test asks for it; None is the one in memory."""
+    return request.getfixturevalue("rocketmq") if request.param == "rocketmq" else None
+
+
+@pytest.fixture
+async def world(broker: RocketMQ | None) -> AsyncIterator[ContractCluster]:
+    made = real(broker) if broker else in_memory(Memory())
     yield made
     await made.leave()
 

@@ -96,6 +96,7 @@ async def test_broker_failure_fails_held_pulls_and_the_broker_is_found_at_its_ne
         assert stored in {None, 3}, "what came last may be lost with the broker, and nothing else may stand there"
 
 
+@pytest.mark.slow("a broker that freezes during a pull")
 async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(pair: RocketMQ, cluster: Cluster) -> None:
     async with a_member(pair.name_server) as member:
         end = await member.last(Q[0])

@@ -121,7 +121,7 @@ class One:
         self.offsets: dict[Queue, int] = {}  # of a Broadcasting group's member
         self.takes = 0.0  # seconds that what is open takes to end
         self._changed = asyncio.Event()
-        self._hushed = asyncio.Event()
+        self._polls: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
         self._poke = ""
 
@@ -169,10 +169,11 @@ class One:
     async def hush(self) -> None:
         """Answer nobody any more."""
         self.frozen = True
-        self._hushed.set()
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
+        for poll in self._polls:  # the server forgets those whose client has gone
+            poll.cancel()
 
     def hang(self) -> None:
         """Stand still, as a process is that was stopped: whoever asks waits in vain."""
@@ -232,8 +233,12 @@ class One:
 
     async def _report(self, asked: web.Request) -> web.Response:
         self.fleet.reads += 1
+        poll = asyncio.current_task()
+        assert poll
+        self._polls.add(poll)
+        poll.add_done_callback(self._polls.discard)
         if self.silent:
-            await self._hushed.wait()
+            await asyncio.Event().wait()  # until it is cancelled
         return await reported(asked, self.member, self._changed, self.troubles, self.offsets)
 
     async def _drain(self, asked: web.Request) -> web.Response:

@@ -262,6 +262,7 @@ async def test_condition_no_members_is_set_until_a_member_joins(world: OperatedN
     await world.until(8)
 
 
+@pytest.mark.slow("500 pods that never start")
 async def test_membership_500_pods_that_never_start_do_not_block_running_members(world: OperatedNamespace) -> None:
     pods, room = f"/api/v1/namespaces/{world.namespace}/pods", asyncio.Semaphore(20)
 

@@ -323,6 +323,7 @@ async def test_page_counts_one_group_in_the_singular(browser: Browser, served: S
     await browser.wait_for("document.querySelector('#list-count')?.innerText === '1 group'")
 
 
+@pytest.mark.slow("the page of 10,000 queues")
 async def test_page_with_10000_queues_shows_and_reaches_each(browser: Browser, served: Served) -> None:
     served.put(a_detail(queues=MANY, members=[a_member(f"m{number}") for number in range(300)]))
     await open_group(browser, served.url)
@@ -419,6 +420,7 @@ async def test_page_retries_a_failed_request_for_an_explanation(browser: Browser
     browser.forget()
 
 
+@pytest.mark.slow("a response that the page waits for in vain")
 async def test_page_reports_a_response_that_times_out_and_retries(browser: Browser, served: Served) -> None:
     never = asyncio.Event()
     await open_group(browser, served.url)

@@ -461,6 +461,7 @@ def test_lake_without_inbox_or_checkpoint_is_rejected_and_keeps_its_rows(spark: 
 
 
 @pytest.mark.usefixtures("spark")
+@pytest.mark.slow("a lake of the other format")
 def test_lake_of_the_other_format_or_delta_without_its_package_is_rejected(tmp_path: Path) -> None:
     _, lake, asked = a_lake(tmp_path)
     told = complaint(*asked[:-1], tmp_path / "another", "--format", "delta")

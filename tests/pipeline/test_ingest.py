@@ -84,6 +84,7 @@ def test_ingest_tables_have_the_documented_schema(spark: SparkSession, tmp_path:
         assertSchemaEqual(getattr(told, kind).schema, schema)
 
 
+@pytest.mark.slow("a journal with deleted hours, or with special characters in its path")
 def test_journal_with_deleted_hours_or_special_characters_in_its_path_is_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:

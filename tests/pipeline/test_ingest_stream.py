@@ -58,6 +58,7 @@ def test_ingest_does_not_repeat_lines_of_earlier_batches(spark: SparkSession, tm
     assert (bad.file, bad.line, str(bad.date)) == ("date=2026-11-21/08-a.jsonl", "{torn", "2026-11-21")
 
 
+@pytest.mark.slow("a file that grows between two ingests")
 def test_ingest_reads_a_grown_file_again_and_counts_its_lines_once(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), verdict(2)[:40])
@@ -68,6 +69,7 @@ def test_ingest_reads_a_grown_file_again_and_counts_its_lines_once(spark: SparkS
     assert facts(spark, str(lake)).quarantine.count() == 1
 
 
+@pytest.mark.slow("lines that arrive too late")
 def test_ingest_quarantines_lines_that_arrive_too_late(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "12-a.jsonl", verdict(1, 12))

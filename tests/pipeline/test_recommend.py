@@ -1,6 +1,7 @@
 """What policies cost groups, which of them is recommended, and what is written to be applied."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ from rota.pipeline.findings import (
     MOST_PROBLEMS,
     Findings,
     Leading,
+    Looked,
     best_for_all,
     by_policy,
-    findings,
     leading,
     problems,
 )
 from rota.pipeline.manifests import check, command, manifest, manifests, where
 from rota.pipeline.recommend import CHOSEN, EACH, PARTS, chosen, costs, fleet
-from rota.pipeline.schemas import COSTS, SERIES
+from rota.pipeline.schemas import COSTS
 from rota.pipeline.weights import MEASURES, Weights, read
 from rota.spec import PolicySpec, policy_spec
 
@@ -38,11 +39,17 @@ def choice(spark: SparkSession, rows: list[Row], weights: Weights | None = None,
     return chosen(costs(of_them, weights or Weights()), of_them, **given)
 
 
-def found(spark: SparkSession, rows: list[Row]) -> Findings:
-    of_them = results(spark, rows)
-    told = costs(of_them, Weights())
-    given: dict[str, Any] = {"policies": POLICIES, "weights": Weights(), "series": spark.createDataFrame([], SERIES)}
-    return findings(results=of_them, costs=told, chosen=chosen(told, of_them), **given)
+def priced(groups: int = 0, **costs_by_policy: float) -> Findings:
+    """Return what was found of so many groups, and what all of them cost under each policy, the cheapest first."""
+    rows = [Row(policy=EACH if name == "each" else name, usable=1, cost=it) for name, it in costs_by_policy.items()]
+    return Findings(looked=Looked(groups=groups), fleet=rows)
+
+
+def gaining(groups: dict[str, tuple[float, float]]) -> Findings:
+    """Return what was found of groups that would gain, each with its cost now and then."""
+    rows = [Row(group=name, change=True, cost_now=now, cost_then=then) for name, (now, then) in groups.items()]
+    now, then = (sum(it[at] for it in groups.values()) for at in (0, 1))
+    return replace(priced(len(groups), each=then, recorded=now), groups=rows)
 
 
 def ranks(spark: SparkSession, rows: list[Row]) -> list[str]:
@@ -207,8 +214,11 @@ def test_recommend_accepts_no_groups_or_the_recorded_policy_only(spark: SparkSes
     row = choice(spark, [a_result(moves=3)]).first()
     assert row is not None
     assert (row["use"], row["cost_now"], row["gain"]) == ("recorded", 3.0, 0.0)
-    assert best_for_all(found(spark, [])) is None
-    assert best_for_all(found(spark, [a_result(moves=3)])) is None
+
+
+def test_recommend_names_no_policy_for_all_without_another_policy() -> None:
+    assert best_for_all(priced()) is None
+    assert best_for_all(priced(recorded=3.0)) is None
 
 
 # All groups together.
@@ -232,24 +242,23 @@ def test_recommend_fleet_cost_sums_groups_and_keeps_groups_that_cannot_switch(sp
     expected = [(EACH, 30.0, 30.0, 2, 0), ("steady", 100.0, 100.0, 2, 0), ("even", 120.0, 120.0, 1, 1)]
     expected.append(("recorded", 150.0, 150.0, 2, 0))
     assertDataFrameEqual(made, spark.createDataFrame(expected, kind), checkRowOrder=True)
-    best = best_for_all(found(spark, rows))
+    best = best_for_all(Findings(looked=Looked(), fleet=made.collect()))
     assert best is not None
     assert best["policy"] == "steady"
 
 
-def test_recommend_names_no_policy_for_all_without_a_sufficient_gain(spark: SparkSession) -> None:
-    rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=96), *content("a/b")]
-    assert best_for_all(found(spark, rows)) is None
+@pytest.mark.parametrize(("cost", "named"), [(105.0, False), (104.5, True)])
+def test_recommend_names_a_policy_for_all_only_with_a_sufficient_gain(cost: float, named: bool) -> None:  # noqa: FBT001
+    assert (best_for_all(priced(each=90.0, steady=cost, recorded=110.0)) is not None) == named
 
 
-@pytest.mark.slow("a group that makes most of the gain is named")
-def test_recommend_names_a_group_that_makes_most_of_the_gain(spark: SparkSession) -> None:
-    rows = [a_result("a/a", moves=100), a_result("a/a", "steady", moves=20)]
-    assert leading(found(spark, rows)) is None, "there is no other"
-    of_both = [*rows, a_result("a/b", moves=100), a_result("a/b", "steady", moves=80)]
-    assert leading(found(spark, of_both)) == Leading("a/a", 0.8)
-    of_more = [*of_both, a_result("a/c", moves=100), a_result("a/c", "steady", moves=40)]
-    assert leading(found(spark, of_more)) is None, "it makes no more than half"
+def test_recommend_names_a_group_that_makes_most_of_the_gain() -> None:
+    groups = {"a/a": (100.0, 20.0)}
+    assert leading(gaining(groups)) is None, "there is no other"
+    groups["a/b"] = (100.0, 80.0)
+    assert leading(gaining(groups)) == Leading("a/a", 0.8)
+    groups["a/c"] = (100.0, 40.0)
+    assert leading(gaining(groups)) is None, "it makes no more than half"
 
 
 def test_recommend_totals_use_the_recorded_result_where_a_policy_is_unusable(spark: SparkSession) -> None:

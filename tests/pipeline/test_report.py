@@ -134,6 +134,7 @@ async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browse
     assert places == sorted(places)
 
 
+@pytest.mark.slow("the report of a policy that cannot be used")
 async def test_recommend_report_shows_a_reason_but_no_metrics_for_an_unusable_policy(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -236,8 +237,6 @@ async def test_recommend_report_fits_the_window_width(browser: Browser, folder: 
 
 # What may be strange.
 
-RARE = pytest.mark.slow("the report's answer for rare input")
-
 
 async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
     rows = [
@@ -253,30 +252,28 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
     assert await browser.evaluate("document.title") == "Which policy for which group - Rota"
 
 
+@pytest.mark.slow("the report's answer for rare input")
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        pytest.param([], "There is nothing to recommend: no group was simulated.", id="nothing", marks=RARE),
+        pytest.param([], "There is nothing to recommend: no group was simulated.", id="nothing"),
         pytest.param(
             [a_result(moves=3)],
             "Leave everything as it is: no group would gain 5 % or more by another policy.",
             id="only recorded",
-            marks=RARE,
         ),
         pytest.param(content(), "No single policy would be better for all of them by 5 % or more.", id="content"),
-        pytest.param([a_result()], "Leave everything as it is", id="all is free", marks=RARE),
+        pytest.param([a_result()], "Leave everything as it is", id="all is free"),
         pytest.param(
             [a_result(problem="It is Broadcasting")],
             "Nobody can say what the groups cost now",
             id="no cost now",
-            marks=RARE,
         ),
         pytest.param(rolled(), "1 of 1 group would gain by another policy.", id="one group"),
         pytest.param(
             [a_result(moves=9, hours=0.0), a_result(policy="steady", hours=0.0)],
             "Leave everything as it is",
             id="no hours",
-            marks=RARE,
         ),
     ],
 )
@@ -286,6 +283,7 @@ async def test_recommend_report_answers_for_every_kind_of_input(
     assert words in await see(browser, tmp_path / REPORT, a_report(spark, rows))
 
 
+@pytest.mark.slow("the report of series with gaps")
 async def test_recommend_report_shows_groups_without_points_or_with_gaps(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_simulate_series_has_six_points_an_hour_for_each_group_and_policy(simula
     assert {row["count"] for row in counted} == {HOURS * 6}
 
 
+@pytest.mark.slow("a simulation of a group without records of its owners")
 def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:

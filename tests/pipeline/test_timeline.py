@@ -126,6 +126,7 @@ def test_timeline_finds_each_planted_violation_and_no_other(
     ]
 
 
+@pytest.mark.slow("ownership is unknown where records are missing")
 def test_timeline_reports_ownership_as_unknown_where_records_are_missing(spark: SparkSession) -> None:
     facts = frames(spark, [*TORN, GAP])
     found = [(it["group"], it["kind"], it["since"], it["until"]) for it in violations(facts).collect()]

@@ -28,13 +28,14 @@ from sidecar.pods import APP_PORT, SIDECAR, Pod, now
 
 BROKER, AT = "broker-0", "2026-11-21T08:00:00.000Z"
 PATIENCE = 60.0
-# A program of the sidecar whose clocks for locks and pauses run ten times as fast.
+# A program of the sidecar whose clocks for commits, locks and pauses run ten times as fast.
 HURRIED = """
 from rota.sidecar import machine, shell
 for name in ("TRUST", "RENEWAL", "ASK_AGAIN", "KEPT", "HOLD", "LONGEST_PAUSE"):
     setattr(machine, name, getattr(machine, name) / 10)
 shell.STOOD_STILL /= 5
 shell.BEAT_SECONDS /= 5
+shell.COMMIT_SECONDS /= 10
 import sys
 from rota.sidecar.__main__ import main
 sys.exit(main())

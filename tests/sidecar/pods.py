@@ -27,7 +27,15 @@ from rota.model import RETRY, Queue
 from sidecar.checker import Delivery
 
 APP, PORT, APP_PORT, ASK_PORT = Path(__file__).with_name("app.py"), 9911, 8080, 9912
-SIDECAR = ("-m", "rota.sidecar")
+# The sidecar, but it commits every half second instead of every five: nearly every test waits for commits.
+COMMITTING_OFTEN = """
+import sys
+from rota.sidecar import shell
+from rota.sidecar.__main__ import main
+shell.COMMIT_SECONDS /= 10
+sys.exit(main())
+"""
+SIDECAR = ("-c", COMMITTING_OFTEN)
 
 _numbers = count(10)  # of addresses: the lower ones are servers'
 

@@ -5,6 +5,7 @@ the connection breaks, everything that waits on it fails at once, for no answer 
 """
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import ssl
@@ -38,6 +39,14 @@ class Unasked(Unreachable):
     """It was not even sent what was asked, so it cannot have done it."""
 
 
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
 class Connection(asyncio.Protocol):
     """An open connection; `closed` says why it is not any more."""
 
@@ -69,8 +78,8 @@ class Connection(asyncio.Protocol):
                     host.strip("[]"),
                     int(port),
                     ssl=tls,
-                    happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
-                    interleave=1,
+                    # A cancelled race of addresses leaves a socket open, so there is none where there is one address.
+                    happy_eyeballs_delay=None if _is_ip_address(host) else NEXT_ADDRESS_SECONDS,
                 )
         except TimeoutError:
             raise Unasked(f"{address} did not take a connection within {CONNECT_SECONDS:g} s") from None
