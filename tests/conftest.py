@@ -24,7 +24,7 @@ ENDED_EARLY = {
     ONE_NODE[:1]: ("shipping", "broker", "release"),
     ONE_NODE: ("real_node",),
     ONE_SPARK: ("spark",),
-    WITH_BROKER[1:2]: ("hurried",),
+    WITH_BROKER[1:2]: ("rocketmq",),
     WITH_BROKER: ("rocketmq",),
 }
 
@@ -57,8 +57,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     for folders, fixtures in ENDED_EARLY.items():
         if item.nodeid.startswith(folders) and not nextitem.nodeid.startswith(folders):
             for name in fixtures:
-                for definition in item.session._fixturemanager.getfixturedefs(name, item) or ():
-                    definition.finish(item._request)  # type: ignore[attr-defined]
+                *_, own = item.session._fixturemanager.getfixturedefs(name, item) or (
+                    None,
+                )  # not one that it overrides
+                if own:
+                    own.finish(item._request)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -104,6 +104,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+@pytest.mark.slow("make release-check of an incompatible change")
 def test_release_check_fails_on_an_incompatible_change_unless_it_is_declared(checkout: Checkout) -> None:
     checkout.begin()
     right = checkout.ask()
@@ -122,6 +123,7 @@ def test_release_check_fails_on_an_incompatible_change_unless_it_is_declared(che
     assert "but for what CHANGELOG.md calls Breaking (1)" in meant.stdout
 
 
+@pytest.mark.slow("make release-check of a forgotten version")
 def test_release_check_fails_on_a_forgotten_version(checkout: Checkout) -> None:
     checkout.begin()
     checkout.change("charts/rota/Chart.yaml", "version: 0.1.0", "version: 0.2.0")

@@ -31,6 +31,9 @@ SMALL: Mapping[str, object] = {
     "timerWheelEnable": False,  # it takes 140 MB; without it POP does not work
     "diskMaxUsedSpaceRatio": 95,
     "registerNameServerPeriod": 10_000,  # the shortest it takes
+    # On a busy machine it would reject messages that have waited for 200 ms, or while a write takes 1 s.
+    "waitTimeMillsInSendQueue": 60_000,
+    "osPageCacheBusyTimeOutMills": 60_000,
     "transactionMetricFlushInterval": 500,  # a broker spins until the first of them has passed: 10 s by default
 }
 
@@ -137,6 +140,10 @@ class RocketMQ:
             self.instance.start(NAME_SERVER, self.java("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", config))
         self.instance.wait(NAME_SERVER, self._name_server_answers, _SECONDS, "RocketMQ's name server")
 
+    def change_setting(self, broker: Broker, name: str, value: object) -> None:
+        """Change a setting of a broker that runs, until it is started again."""
+        remoting.ask(broker.endpoint, remoting.UPDATE_BROKER_CONFIG, {}, f"{name}={_text(value)}")
+
     def create_topic(self, topic: str, queues: int, *, brokers: Sequence[int] | None = None) -> None:
         """Make a topic with that many queues on each of these brokers (default: all), or change it to that."""
         wanted = self.brokers if brokers is None else [self.brokers[number] for number in brokers]
@@ -212,8 +219,7 @@ class RocketMQ:
             if any(data["brokerAddrs"].get("0") == broker.endpoint for data in found):
                 return True
             # A broker that starts before its name server client is ready registers 10 s later, or when this is set.
-            permission = f"brokerPermission={self.settings.get('brokerPermission', 6)}"
-            remoting.ask(broker.endpoint, remoting.UPDATE_BROKER_CONFIG, {}, permission)
+            self.change_setting(broker, "brokerPermission", self.settings.get("brokerPermission", 6))
         except (OSError, remoting.Refused):
             pass
         return False
@@ -243,7 +249,7 @@ class RocketMQ:
                 process.signal(number)
 
     def _write(self, program: str, settings: Mapping[str, object]) -> Path:
-        lines = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
+        lines = [f"{key}={_text(value)}" for key, value in settings.items()]
         return self.instance.write(f"rocketmq/{program}.conf", "\n".join([*lines, ""]))
 
     def _broker(self, number: int, port: int | None = None) -> Broker:
@@ -278,3 +284,8 @@ class RocketMQ:
                 f"The disk of {self.instance.folder} is over {_REFUSES_AT:.0%} full, where RocketMQ takes no messages;"
                 " free some or set ROTA_GROUND_HOME to a folder on another one"
             )
+
+
+def _text(value: object) -> str:
+    """Return a setting's value as Java's properties have it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

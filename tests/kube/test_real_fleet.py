@@ -137,6 +137,7 @@ async def test_scale_up_rolling_update_and_scale_down_deliver_each_message_once(
     assert {number for number, times in shop.deliveries().items() if times > 1} == set()
 
 
+@pytest.mark.slow("a whole fleet of apps that pull grows and shrinks")
 async def test_pull_delivers_each_message_once_across_scale_up_and_scale_down(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_ingest_leaves_the_journal_unchanged_and_takes_a_file_once(tmp_path: Pat
     assert path.read_text() == verdict(1)
 
 
+@pytest.mark.slow("an ingest that watches for new hours")
 def test_ingest_watch_continues_with_new_hours(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1))

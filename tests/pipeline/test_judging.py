@@ -132,6 +132,7 @@ def own(minute: int) -> list[tuple[list[Look], StartFrom]]:
     return found
 
 
+@pytest.mark.slow("the pipeline's lag states equal the operator's")
 def test_lag_state_of_each_sample_equals_the_operators_lag_module(judged: list[Row]) -> None:
     assert len(judged) == MINUTES
     for minute, row in enumerate(judged):

@@ -93,6 +93,7 @@ def test_simulate_replays_every_group_under_every_policy_and_the_recorded_ones(s
         assert re.search(problem, row["problem"]) if problem else row["problem"] is None
 
 
+@pytest.mark.slow("a simulation of a policy that cannot be used")
 def test_simulate_reports_an_unusable_policy_with_its_reason_and_without_metrics(simulation: Simulation) -> None:
     rows = {row["policy"]: row for row in by_policy(simulation.results).collect()}
     assert {name: (row["groups"], row["problems"]) for name, row in rows.items()} == {

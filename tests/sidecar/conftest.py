@@ -1,4 +1,4 @@
-"""A broker of these tests' own, which they may kill: retries after 1 s, locks for 6 s, filters in SQL92."""
+"""A broker of these tests' own, which they may kill: it retries after 1 s, keeps locks for 6 s, and takes SQL92."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,9 @@ SHORT_LOCKS = ("env", "JAVA_TOOL_OPTIONS=-Drocketmq.broker.rebalance.lockMaxLive
 
 
 @pytest.fixture(scope="session")
-def hurried() -> Iterator[RocketMQ]:
+def rocketmq() -> Iterator[RocketMQ]:
     """Start a name server and a broker."""
-    with temporary("hurried") as instance:
+    with temporary("sidecars") as instance:
         broker = RocketMQ(instance, settings=QUICK, prefix=SHORT_LOCKS)
         broker.up()
         yield broker

@@ -20,8 +20,8 @@ async def a_busy_pair(fleet: SidecarFleet) -> None:
         await fleet.give(**{name: queues})
 
 
-async def test_pull_handover_under_load_loses_and_repeats_no_message(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+async def test_pull_handover_under_load_loses_and_repeats_no_message(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, **ASKING) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
             await fleet.more(100)
@@ -37,8 +37,8 @@ async def test_pull_handover_under_load_loses_and_repeats_no_message(hurried: Ro
 
 
 @pytest.mark.slow("an acknowledgement waits in the socket of a sidecar that stands still")
-async def test_pull_ack_that_arrived_in_time_at_a_stalled_sidecar_counts(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+async def test_pull_ack_that_arrived_in_time_at_a_stalled_sidecar_counts(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, **ASKING) as fleet:
         pod = await fleet.add("a")
         pod.rules({"seconds": 1})
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -55,9 +55,9 @@ async def test_pull_ack_that_arrived_in_time_at_a_stalled_sidecar_counts(hurried
 
 @pytest.mark.slow("apps that pull, and their sidecars, crash in turns")
 async def test_pull_crash_repeats_only_unacknowledged_or_uncommitted_messages(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, **ASKING) as fleet:
+    async with a_fleet(rocketmq, tmp_path, **ASKING) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
             for what in (["app"], ["sidecar"], ["sidecar", "app"]):

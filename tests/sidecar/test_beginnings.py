@@ -1,6 +1,7 @@
 """Where a group begins at a real broker that it never was at, and which of the messages it gets."""
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ async def test_filter_by_tags_delivers_only_matching_messages_and_commits_past_t
         assert {it.number for it in fleet.delivered()} == wanted
 
 
-async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         fleet.settings["subscriptions"] = [by_sql(fleet)]
         for number in range(40):
             await send(fleet, number, {"price": f"{number}"})
@@ -81,10 +82,18 @@ async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(hurried: 
         assert {it.number for it in fleet.delivered()} == {*range(30, 40)}
 
 
+@pytest.fixture
+def without_sql92(rocketmq: RocketMQ) -> Iterator[RocketMQ]:
+    [broker] = rocketmq.brokers
+    rocketmq.change_setting(broker, "enablePropertyFilter", value=False)
+    yield rocketmq
+    rocketmq.change_setting(broker, "enablePropertyFilter", value=True)
+
+
 async def test_filter_by_sql92_unsupported_by_the_broker_is_reported_before_joining(
-    rocketmq: RocketMQ, tmp_path: Path
+    without_sql92: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(rocketmq, tmp_path) as fleet:
+    async with a_fleet(without_sql92, tmp_path) as fleet:
         fleet.settings["subscriptions"] = [by_sql(fleet)]
         pod = await fleet.add("a")
         await fleet.give(a=fleet.queues)

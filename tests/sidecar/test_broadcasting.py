@@ -13,9 +13,9 @@ from sidecar.small_disk import a_small_disk, fill
 
 
 async def test_broadcasting_member_gets_every_message_once_and_resumes_after_a_crash(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
+    async with a_fleet(rocketmq, tmp_path, messageModel="Broadcasting") as fleet:
         one, other = await fleet.add("a"), await fleet.add("b")
         fleet.show()
         for name in fleet.pods:
@@ -35,9 +35,9 @@ async def test_broadcasting_member_gets_every_message_once_and_resumes_after_a_c
 
 @pytest.mark.slow("a Broadcasting member whose disk is full")
 async def test_broadcasting_on_a_full_disk_still_delivers_and_keeps_stored_offsets(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, messageModel="Broadcasting") as fleet:
+    async with a_fleet(rocketmq, tmp_path, messageModel="Broadcasting") as fleet:
         pod = await fleet.add("a")
         pod.kill_sidecar()
         with a_small_disk(pod.state):

@@ -23,8 +23,8 @@ async def a_busy_pair(fleet: SidecarFleet) -> None:
         await fleet.give(**{name: queues})
 
 
-async def test_crash_of_the_sidecar_repeats_only_uncommitted_messages(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+async def test_crash_of_the_sidecar_repeats_only_uncommitted_messages(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
             for _ in range(2):
@@ -38,8 +38,8 @@ async def test_crash_of_the_sidecar_repeats_only_uncommitted_messages(hurried: R
         await fleet.check()
 
 
-async def test_crash_of_the_app_repeats_only_unanswered_messages(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+async def test_crash_of_the_app_repeats_only_unanswered_messages(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
             for _ in range(2):
@@ -52,8 +52,8 @@ async def test_crash_of_the_app_repeats_only_unanswered_messages(hurried: Rocket
         await fleet.check()
 
 
-async def test_crash_of_the_app_on_a_message_returns_it_by_the_retry_topic(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+async def test_crash_of_the_app_on_a_message_returns_it_by_the_retry_topic(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         pod.rules({"numbers": [7], "attempts": [1], "act": "die"})
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -68,8 +68,10 @@ async def test_crash_of_the_app_on_a_message_returns_it_by_the_retry_topic(hurri
         await fleet.check()
 
 
-async def test_failover_after_ten_deliveries_and_eight_committed_repeats_two(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, queues=1) as fleet:
+async def test_failover_after_ten_deliveries_and_eight_committed_repeats_two(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    async with a_fleet(rocketmq, tmp_path, queues=1) as fleet:
         pod, _ = await fleet.add("a"), await fleet.add("b")
         numbers = await fleet.send(10)
         pod.rules({"numbers": numbers[8:], "act": "hold"})
@@ -90,9 +92,9 @@ async def test_failover_after_ten_deliveries_and_eight_committed_repeats_two(hur
 
 
 async def test_forced_grant_makes_a_stalled_sidecar_reread_its_document_before_delivering(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         await a_busy_pair(fleet)
         pod = fleet.pods["a"]
         async with fleet.traffic(pause=0.3):
@@ -115,9 +117,9 @@ async def test_forced_grant_makes_a_stalled_sidecar_reread_its_document_before_d
 
 @pytest.mark.slow("a response waits in the socket of a sidecar that stands still")
 async def test_push_response_that_arrived_in_time_at_a_stalled_sidecar_counts(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, push={"timeout": "2s"}) as fleet:
+    async with a_fleet(rocketmq, tmp_path, push={"timeout": "2s"}) as fleet:
         pod = await fleet.add("a")
         pod.rules({"seconds": 1})
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -133,21 +135,21 @@ async def test_push_response_that_arrived_in_time_at_a_stalled_sidecar_counts(
 
 
 async def test_broker_failure_and_restart_elsewhere_recommits_the_lost_offsets(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
             await fleet.until(lambda: len(fleet.delivered()) > 100)
-            hurried.kill_broker(0)
+            rocketmq.kill_broker(0)
             await soon(lambda: unreachable(fleet))
-            await asyncio.to_thread(hurried.start_broker, 0, a_free_port(hurried.address))
+            await asyncio.to_thread(rocketmq.start_broker, 0, a_free_port(rocketmq.address))
             await fleet.more(100)
         await fleet.all_done()
         fleet.commits.clear()  # a broker that is killed forgets what it was told last
         await fleet.all_committed()
-        hurried.kill_broker(0)  # and nobody has anything new to tell it
-        await asyncio.to_thread(hurried.start_broker, 0)
+        rocketmq.kill_broker(0)  # and nobody has anything new to tell it
+        await asyncio.to_thread(rocketmq.start_broker, 0)
         fleet.commits.clear()
         await fleet.all_committed()
         await fleet.hand_over(a=fleet.queues[2:], b=fleet.queues[:2])
@@ -165,20 +167,20 @@ async def unreachable(fleet: SidecarFleet) -> bool:
 
 
 @pytest.mark.slow("a handover between whole sidecars while the name server is down")
-async def test_name_server_outage_does_not_stop_consumption(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+async def test_name_server_outage_does_not_stop_consumption(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         await a_busy_pair(fleet)
         async with fleet.traffic():
             await fleet.until(lambda: len(fleet.delivered()) > 50)
-            hurried.stop_name_server()
+            rocketmq.stop_name_server()
             try:
                 await fleet.more(100)
                 await fleet.hand_over(a=fleet.queues[2:], b=fleet.queues[:2])
                 await fleet.more(100)
             finally:
-                await asyncio.to_thread(hurried.start_name_server)
+                await asyncio.to_thread(rocketmq.start_name_server)
         await fleet.all_done()
-        await asyncio.to_thread(hurried.up)
+        await asyncio.to_thread(rocketmq.up)
         await fleet.all_committed()
         await fleet.check()
 

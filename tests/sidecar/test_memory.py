@@ -131,7 +131,7 @@ async def send(cluster: Cluster, queues: Sequence[Queue], messages: Iterable[Sen
 
 @asynccontextmanager
 async def attacked(
-    hurried: RocketMQ, folder: Path, messages: Sequence[Sent], app: App
+    rocketmq: RocketMQ, folder: Path, messages: Sequence[Sent], app: App
 ) -> AsyncIterator[tuple[SidecarFleet, Pod, MemoryLimit]]:
     """Have messages wait at the broker for a sidecar with 256 MiB, and start that."""
     try:
@@ -139,7 +139,7 @@ async def attacked(
     except OSError as error:
         pytest.skip(f"only who may make cgroups can limit a process: {error}")
     try:
-        async with a_fleet(hurried, folder, queues=QUEUES) as fleet:
+        async with a_fleet(rocketmq, folder, queues=QUEUES) as fleet:
             fleet.program = container.program("-m", "rota.sidecar")
             await send(fleet.cluster, fleet.queues, messages)
             pod = await fleet.add("a", app=False)
@@ -184,13 +184,13 @@ ATTACKS: dict[str, tuple[Callable[[int], Sent], int]] = {
     [pytest.param(*it, id=name, marks=OTHER_ATTACKS if name != WORST else []) for name, it in ATTACKS.items()],
 )
 async def test_memory_stays_within_the_container_and_every_message_arrives(
-    hurried: RocketMQ, tmp_path: Path, make: Callable[[int], Sent], number_of_messages: int
+    rocketmq: RocketMQ, tmp_path: Path, make: Callable[[int], Sent], number_of_messages: int
 ) -> None:
     attack = [make(number) for number in range(number_of_messages)]
     good = [a_good_one(number) for number in range(number_of_messages)]
     messages = [it for both in zip(attack, good, strict=True) for it in both]
     app = App()
-    async with attacked(hurried, tmp_path, messages, app) as (_, pod, container):
+    async with attacked(rocketmq, tmp_path, messages, app) as (_, pod, container):
         await soon(lambda: is_busy(pod, app), PATIENCE_SECONDS)  # the app hangs on as many as it is given at once
         app.opens.set()
         await soon(lambda: is_delivered(pod, app, messages), PATIENCE_SECONDS)

@@ -36,8 +36,8 @@ async def an_orderly_pair(fleet: SidecarFleet, program: str = HURRIED) -> None:
         await fleet.give(**{name: queues})
 
 
-async def test_orderly_handover_under_load_keeps_the_order(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+async def test_orderly_handover_under_load_keeps_the_order(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():
             await fleet.until(lambda: len(fleet.done()) > 100)
@@ -54,9 +54,9 @@ async def test_orderly_handover_under_load_keeps_the_order(hurried: RocketMQ, tm
 
 
 async def test_orderly_queue_is_released_while_its_message_is_retried_in_place(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+    async with a_fleet(rocketmq, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         stuck = fleet.queues[0]
         fleet.pods["a"].rules({"queues": [stuck.id], "status": 500})
@@ -68,8 +68,8 @@ async def test_orderly_queue_is_released_while_its_message_is_retried_in_place(
         await fleet.check()
 
 
-async def test_orderly_locks_of_a_terminated_pod_are_released_on_its_behalf(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+async def test_orderly_locks_of_a_terminated_pod_are_released_on_its_behalf(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():
             await fleet.until(lambda: len(fleet.done()) > 100)
@@ -88,8 +88,8 @@ async def test_orderly_locks_of_a_terminated_pod_are_released_on_its_behalf(hurr
         await fleet.check()
 
 
-async def test_orderly_crash_and_restart_of_the_sidecar_keeps_the_order(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+async def test_orderly_crash_and_restart_of_the_sidecar_keeps_the_order(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():
             await fleet.until(lambda: len(fleet.done()) > 100)
@@ -103,8 +103,8 @@ async def test_orderly_crash_and_restart_of_the_sidecar_keeps_the_order(hurried:
 
 
 @pytest.mark.slow("a forced grant in an Orderly group, with whole sidecars")
-async def test_orderly_forced_grant_never_lets_two_members_consume_a_queue(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+async def test_orderly_forced_grant_never_lets_two_members_consume_a_queue(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         one, other = fleet.pods["a"], fleet.pods["b"]
         async with fleet.traffic(pause=0.1):
@@ -124,10 +124,10 @@ async def test_orderly_forced_grant_never_lets_two_members_consume_a_queue(hurri
         await fleet.check()
 
 
-async def test_orderly_consumption_is_unaffected_by_wall_clock_jumps(hurried: RocketMQ, tmp_path: Path) -> None:
+async def test_orderly_consumption_is_unaffected_by_wall_clock_jumps(rocketmq: RocketMQ, tmp_path: Path) -> None:
     said = tmp_path / "wrong-by"
     said.write_text("0")
-    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+    async with a_fleet(rocketmq, tmp_path, **ORDERLY) as fleet:
         fleet.variables = {"WRONG_BY": str(said)}
         await an_orderly_pair(fleet, MISLED)
         async with fleet.traffic():
@@ -147,13 +147,13 @@ async def test_orderly_consumption_is_unaffected_by_wall_clock_jumps(hurried: Ro
 
 
 @pytest.mark.slow("an Orderly group whose broker crashes and forgets its locks")
-async def test_orderly_broker_crash_that_loses_the_locks_keeps_the_order(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, **ORDERLY) as fleet:
+async def test_orderly_broker_crash_that_loses_the_locks_keeps_the_order(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, **ORDERLY) as fleet:
         await an_orderly_pair(fleet)
         async with fleet.traffic():
             await fleet.until(lambda: len(fleet.done()) > 100)
-            hurried.kill_broker(0)
-            await asyncio.to_thread(hurried.start_broker, 0)
+            rocketmq.kill_broker(0)
+            await asyncio.to_thread(rocketmq.start_broker, 0)
             await fleet.more(100)
         await fleet.all_done()
         fleet.commits.clear()

@@ -13,9 +13,9 @@ WRONG, DEAD = {"status": 500}, {"status": 422}
 
 
 async def test_retry_returns_failed_messages_by_the_retry_topic_with_attempts_counted(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, delivery={"retry": {"maxAttempts": 4}}) as fleet:
+    async with a_fleet(rocketmq, tmp_path, delivery={"retry": {"maxAttempts": 4}}) as fleet:
         pod = await fleet.add("a")
         pod.rules({"numbers": [3], **WRONG}, {"numbers": [5, 6], "attempts": [1, 2], **WRONG})
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -34,8 +34,8 @@ async def test_retry_returns_failed_messages_by_the_retry_topic_with_attempts_co
 
 
 @pytest.mark.slow("a dead letter out of a batch, by whole sidecars")
-async def test_dead_letter_of_a_batch_leaves_the_other_messages_consumed(hurried: RocketMQ, tmp_path: Path) -> None:
-    async with a_fleet(hurried, tmp_path, push={"maxBatch": 8, "concurrency": 1}) as fleet:
+async def test_dead_letter_of_a_batch_leaves_the_other_messages_consumed(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path, push={"maxBatch": 8, "concurrency": 1}) as fleet:
         pod = await fleet.add("a")
         pod.rules({"act": "hold"})
         await fleet.give(a=[*fleet.queues, fleet.retry])
@@ -64,9 +64,9 @@ async def test_dead_letter_of_a_batch_leaves_the_other_messages_consumed(hurried
 
 
 async def test_push_to_an_app_that_hangs_on_one_queue_does_not_delay_other_queues(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path, push={"timeout": "3s"}) as fleet:
+    async with a_fleet(rocketmq, tmp_path, push={"timeout": "3s"}) as fleet:
         pod = await fleet.add("a")
         pod.rules({"queues": [1], "attempts": [1], "act": "hang"}, {"attempts": [2], "act": "hold"})
         await fleet.send(400)
@@ -80,9 +80,9 @@ async def test_push_to_an_app_that_hangs_on_one_queue_does_not_delay_other_queue
 
 
 async def test_handover_while_messages_fail_and_await_retry_repeats_no_attempt(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         one, other = await fleet.add("a"), await fleet.add("b")
         for pod in (one, other):
             pod.rules({"attempts": [1, 2], **WRONG})
@@ -101,9 +101,9 @@ async def test_handover_while_messages_fail_and_await_retry_repeats_no_attempt(
 
 
 async def test_drain_timeout_cuts_hanging_deliveries_and_another_member_gets_them(
-    hurried: RocketMQ, tmp_path: Path
+    rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    async with a_fleet(hurried, tmp_path) as fleet:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
         fleet.drain_timeout = 2.0
         pod, _ = await fleet.add("a"), await fleet.add("b")
         pod.rules({"numbers": [4, 5], "act": "hang"})

@@ -73,6 +73,7 @@ def test_topic_has_its_queues_on_each_broker_it_was_created_on(pair: RocketMQ) -
     assert pair.queues("somewhere") == {"broker-1": 5}
 
 
+@pytest.mark.slow("a topic of the ground grows on two brokers")
 def test_topic_can_grow_in_queues(pair: RocketMQ) -> None:
     pair.create_topic("growing", 2)
     pair.create_topic("growing", 6)
