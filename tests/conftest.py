@@ -57,11 +57,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     for folders, fixtures in ENDED_EARLY.items():
         if item.nodeid.startswith(folders) and not nextitem.nodeid.startswith(folders):
             for name in fixtures:
-                *_, own = item.session._fixturemanager.getfixturedefs(name, item) or (
-                    None,
-                )  # not one that it overrides
-                if own:
-                    own.finish(item._request)  # type: ignore[attr-defined]
+                if definitions := item.session._fixturemanager.getfixturedefs(name, item):
+                    definitions[-1].finish(item._request)  # type: ignore[attr-defined] # the last overrides the others
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -115,7 +115,10 @@ class ContractCluster:
 
 @pytest.fixture(scope="session", params=["memory", "rocketmq"])
 def broker(request: pytest.FixtureRequest) -> RocketMQ | None:
-    """Start the real broker when the first test asks for it; None is the one in memory."""
+    """Start the real broker when the first test asks for it; None is the one in memory.
+
+    It has the scope of the broker, so that this starts before the leak detector looks.
+    """
     return request.getfixturevalue("rocketmq") if request.param == "rocketmq" else None
 
 

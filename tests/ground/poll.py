@@ -39,7 +39,7 @@ async def soon(ask: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECOND
 
 
 def _pause(started: float, seconds: float, answer: object) -> float:
-    """Return how long to wait before the next try: a tenth of the time so far, for each try keeps servers busy."""
+    """Return the seconds until the next try, a tenth of the time waited: tries keep servers busy. Raise at the end."""
     waited = time.monotonic() - started
     if waited > seconds:
         raise TimeoutError(f"still {answer!r} after {seconds:.0f} s")

@@ -19,6 +19,7 @@ from aiohttp import web
 from msgspec.structs import asdict
 
 from ground.api import Api, ApiError, Object
+from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
 from rota.documents import FullReport, Worked
 from rota.listening import listen
@@ -121,7 +122,6 @@ class One:
         self.offsets: dict[Queue, int] = {}  # of a Broadcasting group's member
         self.takes = 0.0  # seconds that what is open takes to end
         self._changed = asyncio.Event()
-        self._polls: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
         self._poke = ""
 
@@ -137,6 +137,7 @@ class One:
         self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
+        cancel_at_cleanup(app)
         self._runner = await listen(app, self.address, PORT, patience=0.1)  # it is gone, whoever waits
         await self.becomes(ready=ready)
 
@@ -172,8 +173,6 @@ class One:
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
-        for poll in self._polls:  # the server forgets those whose client has gone
-            poll.cancel()
 
     def hang(self) -> None:
         """Stand still, as a process is that was stopped: whoever asks waits in vain."""
@@ -233,10 +232,6 @@ class One:
 
     async def _report(self, asked: web.Request) -> web.Response:
         self.fleet.reads += 1
-        poll = asyncio.current_task()
-        assert poll
-        self._polls.add(poll)
-        poll.add_done_callback(self._polls.discard)
         if self.silent:
             await asyncio.Event().wait()  # until it is cancelled
         return await reported(asked, self.member, self._changed, self.troubles, self.offsets)

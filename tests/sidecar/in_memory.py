@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import ClientSession, web
 
 from builders import a_spec
+from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
 from rota.brokers import Consumer, Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
@@ -47,27 +48,17 @@ class App:
     done: list[str] = field(default_factory=list)
     open: int = 0
     most: int = 0  # that were open at once
-    handlers: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def serve(self) -> web.AppRunner:
         app = web.Application()
         app.add_routes([web.post("/{path:.*}", self._handle)])
-        app.on_cleanup.append(self._cancel)
+        cancel_at_cleanup(app)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner
 
-    async def _cancel(self, _: web.Application) -> None:
-        """Cancel handlers whose client has disconnected: aiohttp lets them run on."""
-        for handler in self.handlers:
-            handler.cancel()
-
     async def _handle(self, asked: web.Request) -> web.Response:
-        handler = asyncio.current_task()
-        assert handler
-        self.handlers.add(handler)
-        handler.add_done_callback(self.handlers.discard)
         headers, port = asked.headers, asked.transport.get_extra_info("sockname")[1] if asked.transport else 0
         event = Event(
             (await asked.read()).decode(),

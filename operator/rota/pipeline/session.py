@@ -29,9 +29,9 @@ SETTINGS = {
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
-    # Else each function of a column asks the JVM five times more, to name a line of our code in errors.
+    # Both name a line of our code in errors: by five more requests to the JVM, and a stack trace there, per function.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    "spark.sql.dataFrameQueryContext.enabled": "false",  # nor do they need the JVM's stack at each of them
+    "spark.sql.dataFrameQueryContext.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
