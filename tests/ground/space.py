@@ -117,3 +117,11 @@ def container(found: Object, name: str = "app") -> Object:
     status = found.get("status", {})
     both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     return next((entry for entry in both if entry["name"] == name), {"state": {}, "lastState": {}, "restartCount": 0})
+
+
+def waits_for(message: str) -> Callable[[Object], bool]:
+    """Return the condition that a pod's container waits with this message.
+
+    A pod of a new namespace may wait for the namespace's root certificates first, with a message of its own.
+    """
+    return lambda pod: message in container(pod).get("state", {}).get("waiting", {}).get("message", "")

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from ground.api import Object
-from ground.space import Space, container, is_ready
+from ground.space import Space, container, is_ready, waits_for
 
 REPORT = "import json, os, sys; print(json.dumps({'env': dict(os.environ), 'argv': sys.argv[1:]}), flush=True)"
 TOKEN = """
@@ -123,9 +123,8 @@ async def test_local_node_config_map_files_of_a_terminating_pod_do_not_change(sp
 async def test_local_node_pod_waits_for_a_missing_config_map(space: Space) -> None:
     volume = {"name": "etc", "configMap": {"name": "late"}}
     await space.pod("patient", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
-    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "patient")
+    pod = await space.until(waits_for('configmap "late" not found'), "patient")
     assert container(pod)["state"]["waiting"]["reason"] == "ContainerCreating"
-    assert 'configmap "late" not found' in container(pod)["state"]["waiting"]["message"]
     await space.make("ConfigMap", "late", data={"text": "here"})
     await space.until(is_ready, "patient")
 
@@ -133,7 +132,7 @@ async def test_local_node_pod_waits_for_a_missing_config_map(space: Space) -> No
 async def test_local_node_waiting_pod_can_be_deleted(space: Space) -> None:
     volume = {"name": "etc", "configMap": {"name": "never"}}
     await space.pod("held", app("sleep", "600", **mounted("etc", "/etc/x")), volumes=[volume])
-    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "held")
+    pod = await space.until(waits_for('configmap "never" not found'), "held")
     assert "podIP" not in pod["status"]
     await space.api.delete(space.path("Pod", "held"))
     await space.gone("held")
@@ -142,7 +141,7 @@ async def test_local_node_waiting_pod_can_be_deleted(space: Space) -> None:
 async def test_local_node_container_waits_for_a_missing_secret_of_a_variable(space: Space) -> None:
     ref = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "late", "key": "key"}}}
     await space.pod("waiting", app("sleep", "600", env=[ref]))
-    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "waiting")
+    pod = await space.until(waits_for('secret "late" not found'), "waiting")
     assert container(pod)["state"]["waiting"]["reason"] == "CreateContainerConfigError"
     await space.make("Secret", "late", stringData={"key": "k"})
     await space.until(is_ready, "waiting")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ground.api import Object
 from ground.local.processes import VARIABLE
-from ground.space import Space, container, is_ready
+from ground.space import Space, container, is_ready, waits_for
 
 SLEEP = ["sh", "-c", "echo began; exec sleep 600"]
 STAMP = 'stamp() { echo "$1 $(date +%s%N)"; }'
@@ -161,10 +161,8 @@ async def test_local_node_unknown_command_is_reported_in_the_pod_status(space: S
 
 async def test_local_node_container_of_an_unknown_image_waits_with_a_message(space: Space) -> None:
     await space.pod("image", {"name": "app", "image": "registry.example/team/thing:1"})
-    pod = await space.until(lambda it: "message" in container(it)["state"].get("waiting", {}), "image")
-    waits = container(pod)["state"]["waiting"]
-    assert waits["reason"] == "ImageNotFound"
-    assert "registry.example/team/thing:1" in waits["message"]
+    pod = await space.until(waits_for("registry.example/team/thing:1"), "image")
+    assert container(pod)["state"]["waiting"]["reason"] == "ImageNotFound"
 
 
 async def test_local_node_failing_liveness_probe_restarts_the_container(space: Space) -> None:
