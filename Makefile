@@ -56,7 +56,7 @@ test-all: $(READY) ## Run every test that this machine can run; tests/README.md 
 
 .PHONY: unit
 unit: $(READY) ## Run the tests that need nothing but Python: seconds
-	@$(BIN)/pytest --numprocesses 2 --dist worksteal tests/unit
+	@$(BIN)/pytest --numprocesses 3 --dist worksteal tests/unit
 
 .PHONY: check
 check: $(READY) ## Run all static checks: format, lint, types, import contracts, dependencies, spelling, YAML

@@ -8,6 +8,7 @@ import pytest
 from chart.charts import STRICT, Helm, Release
 from ground.api import Api
 from ground.controlplane import Cluster
+from ground.space import stop_namespace
 
 
 @pytest.fixture(scope="session")
@@ -24,4 +25,4 @@ async def release(api: Api, control_plane: Cluster, helm: Helm) -> AsyncIterator
     it = Release(helm, control_plane, name)
     yield it
     it.uninstall()
-    await api.delete(f"/api/v1/namespaces/{name}")
+    await stop_namespace(api, name)

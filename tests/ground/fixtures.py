@@ -17,6 +17,7 @@ from ground.local import LocalNode
 from ground.node import RealNode, prepare
 from ground.report import Missing, interrupt
 from ground.rocketmq import RocketMQ
+from ground.space import stop_namespace
 
 
 def pytest_configure() -> None:
@@ -48,11 +49,11 @@ async def api(control_plane: Cluster) -> AsyncIterator[Api]:
 
 @asynccontextmanager
 async def a_namespace(api: Api) -> AsyncIterator[str]:
-    """Make a namespace, and have it ended; return its name."""
+    """Make a namespace, and stop what runs in it afterwards; return its name."""
     name = f"rota-{secrets.token_hex(8)}"
     await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
-    await api.delete(f"/api/v1/namespaces/{name}")
+    await stop_namespace(api, name)
 
 
 @pytest.fixture
