@@ -32,6 +32,7 @@ from rota.brokers.rocketmq import requests
 from rota.brokers.rocketmq.client import Client, Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.documents import Report
+from rota.http_server import listen
 from rota.kube.brain import Done
 from rota.kube.group import Group
 from rota.kube.lags import DEAD_EVERY, Lags
@@ -39,7 +40,6 @@ from rota.kube.measures import Fact, Measures
 from rota.kube.objects import ConfigMap, Custom, Metadata, Pod, record_of
 from rota.kube.page import metrics
 from rota.kube.views import Interest, Views
-from rota.listening import listen
 from rota.model import RETRY, Queue
 from rota.planner import plan
 from rota.ranges import to_ranges

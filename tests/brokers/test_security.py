@@ -63,14 +63,14 @@ async def test_signature_is_accepted_on_requests_with_and_without_a_body(cluster
 async def test_tls_works_for_name_server_and_broker_requests(guarded: RocketMQ, cluster: Cluster) -> None:
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    secret = Cluster(Site([guarded.name_server], tls=trusting, credentials=lambda: RIGHT))
+    secret = Cluster(Site([guarded.name_server], tls=lambda: trusting, credentials=lambda: RIGHT))
     assert await secret.queues(TOPIC) == await cluster.queues(TOPIC)
     await secret.send(TOPIC, b"hidden")
     await secret.close()
 
 
 async def test_tls_certificate_that_is_not_trusted_is_rejected(guarded: RocketMQ) -> None:
-    careful = Cluster(Site([guarded.name_server], tls=ssl.create_default_context(), credentials=lambda: RIGHT))
+    careful = Cluster(Site([guarded.name_server], tls=ssl.create_default_context, credentials=lambda: RIGHT))
     with pytest.raises(Unreachable, match="certificate"):
         await careful.queues(TOPIC)
     await careful.close()

@@ -11,8 +11,8 @@ from aiohttp.typedefs import Handler
 from msgspec.structs import replace
 
 from ground.browser import Browser
+from rota.http_server import listen
 from rota.kube import shown, site
-from rota.listening import listen
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 

@@ -22,7 +22,7 @@ from ground.api import Api, ApiError, Object
 from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
 from rota.documents import FullReport, Worked
-from rota.listening import listen
+from rota.http_server import listen
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
@@ -138,7 +138,7 @@ class One:
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
         cancel_at_cleanup(app)
-        self._runner = await listen(app, self.address, PORT, patience=0.1)  # it is gone, whoever waits
+        self._runner = await listen(app, self.address, PORT, shutdown_seconds=0.1)  # it is gone, whoever waits
         await self.becomes(ready=ready)
 
     async def becomes(self, *, ready: bool) -> None:

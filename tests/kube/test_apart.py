@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from datetime import UTC, datetime
 
 import pytest
 
@@ -153,16 +154,42 @@ async def test_custom_strategy_that_hangs_stops_only_its_own_group(
         freed.set()
 
 
-@pytest.mark.parametrize("servers", [["memory:9876", "other:9876"], ["other:9876", "memory:9876"]])
-async def test_condition_duplicate_consumer_group_is_set_on_both_groups(
+@pytest.mark.parametrize("servers", [["memory:9876", "other:9876"], ["other:9876"]])
+async def test_duplicate_consumer_group_gets_no_queue_until_the_older_group_is_deleted(
     world: OperatedNamespace, servers: list[str]
 ) -> None:
+    """The second name server has a name of its own, and leads to the same brokers."""
+    await two_members(world)
+    await a_second_after(world)
     rival = a_group("rival", group=GROUP, broker={"rocketmq": {"nameServers": servers}})
     collection = world.path.rpartition("/")[0]
     await world.api.create(collection, rival)
-    assert "rival" in (await world.condition("ClaimedTwice"))["message"]
     other = OperatedNamespace(world.api, world.namespace, world.fleet, world.operator)
     other.path = f"{collection}/rival"
     assert GROUP in (await other.condition("ClaimedTwice"))["message"]
-    await world.api.delete(other.path)
+    assert "rival-rota" not in await documents(world)
     await world.well("ClaimedTwice")
+    await world.api.delete(world.path)
+    await other.well("ClaimedTwice")
+
+    async def has_a_document() -> bool:
+        return "rival-rota" in await documents(world)
+
+    await soon(has_a_document)
+
+
+async def a_second_after(world: OperatedNamespace) -> None:
+    """Wait until the next group is younger than this one: Kubernetes keeps whole seconds."""
+    created: str = (await world.api.get(world.path))["metadata"]["creationTimestamp"]
+
+    async def has_passed() -> bool:
+        return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}" > created
+
+    await soon(has_passed)
+
+
+async def documents(world: OperatedNamespace) -> set[str]:
+    """Return the names of the namespace's ConfigMaps."""
+    return {
+        entry["metadata"]["name"] for entry in await world.api.list(f"/api/v1/namespaces/{world.namespace}/configmaps")
+    }

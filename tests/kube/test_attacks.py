@@ -6,7 +6,7 @@ The attacker may edit ConsumerGroups, Secrets and ConfigMaps in one namespace, a
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,15 +25,20 @@ from ground.local import LocalNode
 from ground.ours import BUSY, CRDS, conditions, made
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from http_attacks import ATTACKS as HTTP_ATTACKS
+from http_attacks import MEBIBYTE, attacked, peak_bytes, status_of
 from kube.members import a_pod, running_status
 from kube.shop import TemplateGroup, a_shop
 from rota.kube.manifests import PORT
+from rota.kube.page import PORT as OPERATOR_PORT
 
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
 
 VICTIMS_SECRET = "rmq-admin"
 ACCESS_KEY = "the-victims-access-key"
 GROUP = "attack"
+PROBES = 30  # that must be answered while an attack goes on
+ATTACK_LIMIT_BYTES = 96 * MEBIBYTE  # that an attack may add to the operator's memory
 ASKED_OFTEN_ENOUGH = 8  # requests of the operator to the attacker's pod, after which its answer has been acted upon
 
 
@@ -42,6 +47,11 @@ async def attackers(api: Api) -> AsyncIterator[str]:
     """Make a namespace in which the attacker may edit."""
     async with a_namespace(api) as name:
         yield name
+
+
+def operator_address(instance: Instance) -> str:
+    """Return the address of the operator's pod."""
+    return f"{instance.block}.90.9"
 
 
 @pytest.fixture
@@ -53,7 +63,7 @@ async def operator(
     fields = {
         "metadata.namespace": release.namespace,
         "metadata.name": "rota-0",
-        "status.podIP": f"{instance.block}.90.9",
+        "status.podIP": operator_address(instance),
     }
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
     async with started(release.template(), kubeconfig, fields) as process:
@@ -267,3 +277,27 @@ async def test_http_client_redirect_by_a_pod_drains_no_member_of_another_group(
         await soon(asked_often)
     assert {report["state"] for report in reports} == {"serving"}
     assert len({json.dumps(report["held"], sort_keys=True) for report in reports}) == 1
+
+
+@pytest.mark.parametrize("attack", HTTP_ATTACKS)
+async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes_little_memory(
+    operator: asyncio.subprocess.Process, instance: Instance, attack: str
+) -> None:
+    address = operator_address(instance)
+
+    async def is_ready() -> bool:
+        with suppress(OSError):
+            return await status_of(address, OPERATOR_PORT, "/readyz") == 200
+        return False
+
+    await soon(is_ready)
+    before = peak_bytes(operator.pid)
+    async with attacked(address, OPERATOR_PORT, attack):
+        for number in range(PROBES):
+            path = ("/healthz", "/readyz", "/metrics", "/v1/events")[number % 4]
+            assert await status_of(address, OPERATOR_PORT, path) == 200
+            await asyncio.sleep(0.1)
+    assert operator.returncode is None
+    added = peak_bytes(operator.pid) - before
+    print(f"{attack}: {added / MEBIBYTE:.0f} MiB added")
+    assert added < ATTACK_LIMIT_BYTES

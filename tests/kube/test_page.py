@@ -35,8 +35,8 @@ from kube.live_page import (
     owned,
     text,
 )
+from rota.http_server import listen
 from rota.kube import shown, site
-from rota.listening import listen
 
 EVIL = '<img src=x onerror="document.title=1">'
 
@@ -527,28 +527,17 @@ async def test_api_event_stream_coalesces_changes_and_filters_by_group(served: S
         assert await _next(one) == {"groups": []}, "the operator itself has changed"
 
 
-async def test_api_event_stream_limits_clients_and_frees_the_place_of_a_closed_one(
+async def test_api_event_stream_beyond_the_limit_ends_the_oldest(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "MOST_LISTENERS", 1)
-    async with get(f"{served.url}v1/events") as one:
-        assert one.status == 200
-        async with get(f"{served.url}v1/events") as another:
-            words = "1 listen for changes already; close a page, or ask again later"
-            assert (another.status, await another.json()) == (503, {"error": words})
-
-    async def let_in() -> bool:
-        async with get(f"{served.url}v1/events") as again:
-            return again.status == 200
-
-    await soon(let_in)
-
-
-async def test_api_event_stream_limits_clients_of_one_address(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "MOST_OF_ONE", 1)
-    async with get(f"{served.url}v1/events") as one, get(f"{served.url}v1/events") as another:
-        assert (one.status, another.status) == (200, 503)
-        assert "1 listen for changes from 127." in (await another.json())["error"]
+    monkeypatch.setattr(site, "MAX_STREAMS", 1)
+    async with get(f"{served.url}v1/events") as oldest:
+        await oldest.content.readline()
+        async with get(f"{served.url}v1/events") as newest:
+            assert newest.status == 200
+            assert await oldest.content.read() == b"\n"
+            served.hub.tell(("shop", "a"))
+            assert await _next(newest) == {"groups": ["shop/a"]}
 
 
 async def test_api_event_stream_ends_when_the_server_stops(served: Served) -> None:

@@ -311,18 +311,29 @@ class SidecarFleet:
 
     async def all_committed(self) -> None:
         """Wait until the group is at the end of the topic's queues."""
+        missing: dict[Queue, tuple[int | None, int]] = {}  # the committed offset and the queue's end
+        error: Unreachable | None = None
 
         async def so() -> bool:
+            nonlocal error
             ends: dict[Queue, Ends] = {}
+            missing.clear()
             try:
                 committed = await self.sample()
                 for broker in {queue.broker for queue in self.queues}:
                     ends |= await self.cluster.ends(self.topic, broker)
-            except Unreachable:  # it may only just come back
+            except Unreachable as unreachable:  # it may only just come back
+                error = unreachable
                 return False
-            return all(committed.get(queue) == it.last for queue, it in ends.items())
+            for queue, it in ends.items():
+                if committed.get(queue) != it.last:
+                    missing[queue] = committed.get(queue), it.last
+            return not missing
 
-        await soon(so, PATIENCE)
+        try:
+            await soon(so, PATIENCE)
+        except TimeoutError:
+            raise TimeoutError(f"not committed to the end: {missing}; last error: {error}") from None
 
     async def dead_letters(self) -> set[int]:
         """Return the numbers among the dead letters, of which the checker takes note."""

@@ -40,7 +40,7 @@ async def test_credentials_and_ca_that_are_wrong_are_reported_until_the_secrets_
     guarded: RocketMQ, authority: Authority, tmp_path: Path
 ) -> None:
     trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
-    site = Site([guarded.name_server], trusting, lambda: RIGHT)
+    site = Site([guarded.name_server], lambda: trusting, lambda: RIGHT)
     broker = {"rocketmq": {"nameServers": [guarded.name_server], **SECURED}}
     secrets = tmp_path / "secrets"
     secrets.mkdir()

@@ -207,6 +207,31 @@ def test_retry_topic_without_a_route_holds_no_move_back() -> None:
     assert joined.document.releasing
 
 
+DUPLICATE = Verdict(Reason.CLAIMED_TWICE, "The consumer group orders belongs to an older ConsumerGroup")
+
+
+def test_duplicate_consumer_group_gets_no_document() -> None:
+    pods = tuple(a_pod(name, a_report(name, 0)) for name in ("m1", "m2"))
+    found = plan(a_snapshot(pods=pods, problems=(DUPLICATE,)), NOW)
+    assert (found.document, found.pokes, found.drains) == (None, {}, ())
+    assert conditions(found)["Ready"] == ("False", "ClaimedTwice")
+    assert conditions(found)["ClaimedTwice"] == ("True", "ClaimedTwice")
+
+
+def test_duplicate_consumer_group_releases_its_queues_and_gets_them_back_once_it_is_the_only_one() -> None:
+    found = plan(settled(problems=(DUPLICATE,)), NOW)
+    assert found.document
+    assert owned(found.document) == {"m1": [], "m2": []}
+    assert {release.to for release in found.document.releasing.values()} == {None}
+    assert conditions(found)["Ready"] == ("False", "ClaimedTwice")
+    assert {event.reason for event in found.events} == {Reason.CLAIMED_TWICE}
+    released = plan(settled(problems=(DUPLICATE,), document=found.document, pods=obeying(found.document)), NOW + 1)
+    assert released.document
+    assert released.document.releasing == {}
+    alone = plan(settled(document=released.document, pods=obeying(released.document)), NOW + 60)
+    assert owned(alone.document) == {"m1": [0, 2, 4], "m2": [1, 3, 5]}
+
+
 def test_pause_of_a_group_releases_all_queues_and_resume_reassigns_them() -> None:
     paused = plan(settled(spec=a_spec(paused=True)), NOW)
     assert paused.document

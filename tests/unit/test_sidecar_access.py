@@ -64,21 +64,39 @@ def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_one
     assert len([it for it in caplog.messages if "goes on with what was there before" in it]) == 1
 
 
-def test_tls_trusts_a_new_certificate_authority_and_the_previous_one(tmp_path: Path) -> None:
+def test_tls_trusts_a_new_certificate_authority_and_not_the_replaced_one(tmp_path: Path) -> None:
     one, other = (Authority(tmp_path / "keys", name).own.certificate.read_text() for name in ("one", "other"))
     mount(tmp_path / "ca", "1", **{"ca.crt": one})
     access = Access(WHO._replace(authorities=str(tmp_path / "ca")))
     tls = access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
     assert tls
-    assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+    first = tls()
+    assert (first.verify_mode, first.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert trusted(first) == trusted(context_of(one))
+    access.look()
+    assert tls() is first, "nothing has changed"
     for time, text in (("2", other), ("3", "nonsense")):
         mount(tmp_path / "ca", time, **{"ca.crt": text})
         access.look()
-        assert len(tls.get_ca_certs()) == 2
+        assert trusted(tls()) == trusted(context_of(other))
+    mount(tmp_path / "ca", "4", **{"ca.crt": one + other})
+    access.look()
+    assert len(trusted(tls())) == 2
 
 
-def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(tmp_path: Path) -> None:
-    mount(tmp_path, "1", **{"ca.crt": "nonsense"})
+def context_of(authority: str) -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.load_verify_locations(cadata=authority)
+    return tls
+
+
+def trusted(tls: ssl.SSLContext) -> list[bytes]:
+    return tls.get_ca_certs(binary_form=True)
+
+
+@pytest.mark.parametrize("text", ["nonsense", ""])
+def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(tmp_path: Path, text: str) -> None:
+    mount(tmp_path, "1", **{"ca.crt": text})
     access = Access(WHO._replace(authorities=str(tmp_path)))
     with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; put one there in PEM"):
         access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))

@@ -22,19 +22,16 @@ LEADS = shown.Operator("rota-0", "0.1.0", leads=True)
 NOBODY: Any = None  # who is not asked here
 
 
-def test_api_event_streams_are_limited_per_address_and_in_total() -> None:
+def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "MAX_STREAMS", 2)
     hub = site.Hub()
     with ExitStack() as open_:
-        for _ in range(32):
-            assert hub.refuses("10.0.0.1") == ""
-            open_.enter_context(hub.listening("10.0.0.1"))
-        told = "32 listen for changes from 10.0.0.1 already; close a page, or ask again later"
-        assert hub.refuses("10.0.0.1") == told
-        for _ in range(32):
-            assert hub.refuses("10.0.0.2") == ""
-            open_.enter_context(hub.listening("10.0.0.2"))
-        assert hub.refuses("10.0.0.3") == "64 listen for changes already; close a page, or ask again later"
-    assert hub.refuses("10.0.0.1") == ""
+        first, second, third = [open_.enter_context(hub.listening()) for _ in range(3)]
+        assert (first.ended, second.ended, third.ended) == (True, False, False)
+        open_.enter_context(hub.listening())
+        assert second.ended
+    with hub.listening() as alone, hub.listening():
+        assert not alone.ended, "closed streams do not count"
 
 
 async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
@@ -79,7 +76,10 @@ class Slow:
         raise NotImplementedError
 
     async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
-        raise NotImplementedError
+        assert (namespace, name, queue) == ("shop", "orders", None)
+        self.begun.set()
+        await self.may.acquire()
+        return shown.Reasons("Sticky", 1, [], None)
 
 
 async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
@@ -109,6 +109,20 @@ async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
         assert await asyncio.gather(*others) == ["made 2"] * 5, "what has changed meanwhile is in them"
         slow.may.release()
         assert await asks() == "made 3", "nothing is kept for those who ask later"
+
+
+async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "MAX_DETAILS", 1)
+    slow = Slow()
+    app = web.Application()
+    app.add_routes(site.routes(slow, site.Hub()))
+    async with TestClient(TestServer(app)) as client:
+        first = asyncio.create_task(client.get("/v1/groups/shop/orders/why"))
+        await slow.begun.wait()
+        async with client.get("/v1/groups/shop/orders") as answer:
+            assert answer.status == 503
+        slow.may.release()
+        assert (await first).status == 200
 
 
 @pytest.mark.parametrize(

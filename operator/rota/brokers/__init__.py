@@ -205,6 +205,9 @@ class Brokers(Protocol):
     async def brokers(self) -> tuple[str, ...]:
         """Return the names of all brokers."""
 
+    def addresses(self) -> frozenset[str]:
+        """Return the addresses of all brokers that were looked up so far: two clusters have none in common."""
+
     async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
         """Return who is online in a group."""
 

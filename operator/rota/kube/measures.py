@@ -33,6 +33,7 @@ CAUSES = (
     Reason.FOREIGN_MEMBERS,
     Reason.GROUP_PAUSED,
     Reason.GROUP_RESUMED,
+    Reason.CLAIMED_TWICE,
     Reason.LOAD_SHIFTED,
 )
 GATES = (

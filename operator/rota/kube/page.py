@@ -1,15 +1,14 @@
 """What the operator answers over HTTP: whether it lives, whether it sees, and its metrics."""
 
 import asyncio
-import gzip
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
+from rota.http_server import SharedResponse, listen
 from rota.kube.follow import Follower, counted
 from rota.kube.measures import Known, Measures
-from rota.listening import listen
 from rota.metrics import CONTENT_TYPE
 
 PORT = 8080
@@ -26,18 +25,11 @@ def ages(following: Sequence[Follower[Any]]) -> Mapping[str, float]:
 
 def metrics(measures: Measures, known: Known) -> web.RouteDef:
     """Return the route that Prometheus asks."""
-    one_at_a_time = asyncio.Lock()  # it is megabytes
 
-    async def told(asked: web.Request) -> web.Response:
-        headers = {"content-type": CONTENT_TYPE}
-        async with one_at_a_time:
-            body = (await measures.text(known)).encode()
-            if "gzip" in asked.headers.get("accept-encoding", ""):
-                headers["content-encoding"] = "gzip"
-                body = await asyncio.to_thread(gzip.compress, body, 1)
-        return web.Response(body=body, headers=headers)
+    async def render() -> bytes:
+        return (await measures.text(known)).encode()
 
-    return web.get("/metrics", told)
+    return web.get("/metrics", SharedResponse(render, {"content-type": CONTENT_TYPE}).respond)
 
 
 class Page:
@@ -54,7 +46,7 @@ class Page:
         app = web.Application()
         app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness)])
         app.add_routes(self._more)
-        return await listen(app, address, port, "; give another --address or --port", forwarded=True)
+        return await listen(app, address, port, "; give another --address or --port", also_on_loopback=True)
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()

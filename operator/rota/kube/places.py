@@ -28,6 +28,8 @@ SECRETS_SECONDS = 60.0  # how old a Secret's content may be
 
 Key = tuple[str, str]
 
+_NEWEST = "~"  # after every time
+
 _SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
 
 _log = logging.getLogger(__name__)
@@ -60,18 +62,14 @@ class _Stay:
     reached: RocketMQ
     place: tuple[object, ...] | None = None
     problems: tuple[Verdict, ...] = ()
+    was_looked_at: bool = False  # whether its brokers were asked since this operator leads
+    is_accepted: bool = False  # whether they have answered since then
 
-    def rivals(self, other: "_Stay") -> bool:
-        """Whether another's brokers are the same ones: name servers of one cluster know the same."""
-        return not {*self.reached.name_servers}.isdisjoint(other.reached.name_servers)
-
-
-def _claimed(stay: _Stay, rivals: Sequence[Key]) -> list[Verdict]:
-    if not rivals:
-        return []
-    others = ", ".join("/".join(key) for key in rivals[:3])
-    told = f"The brokers' group {stay.wanted.group} is also that of {others}; give each its own spec.group"
-    return [Verdict(Reason.CLAIMED_TWICE, told)]
+    @property
+    def age(self) -> tuple[str, str]:
+        """What orders groups from the oldest to the newest."""
+        metadata = self.group.body.metadata if self.group.body else None
+        return (metadata.creation_timestamp or _NEWEST, metadata.uid) if metadata else (_NEWEST, "")
 
 
 class Places:
@@ -112,6 +110,7 @@ class Places:
         stay.group, stay.wanted, stay.reached = group, interest, reached
         self._claim(key, stay)
         if moved:
+            stay.was_looked_at = stay.is_accepted = False
             self._leave(key, stay)
         if changed and self._awake:
             self._background(self._look(key, stay))
@@ -148,13 +147,59 @@ class Places:
             del self._claims[stay.wanted.group]
 
     def _rivals(self, key: Key, stay: _Stay) -> list[Key]:
+        """Return the other groups that share this one's consumer group at the same brokers."""
         named = self._claims[stay.wanted.group] - {key}
-        return sorted(other for other in named if stay.rivals(self._stays[other]))
+        return sorted(other for other in named if self._share_brokers(stay, self._stays[other]))
+
+    def _share_brokers(self, stay: _Stay, other: _Stay) -> bool:
+        """Whether two groups name a common name server, or name servers that lead to a common broker."""
+        if not {*stay.reached.name_servers}.isdisjoint(other.reached.name_servers):
+            return True
+        return not self._addresses(stay).isdisjoint(self._addresses(other))
+
+    def _addresses(self, stay: _Stay) -> frozenset[str]:
+        place = self._places.get(stay.place) if stay.place else None
+        return place.brokers.addresses() if place else frozenset()
+
+    def _duplicates(self, key: Key, stay: _Stay) -> list[Verdict]:
+        """Return why this group may not consume: an older one has its consumer group, or may turn out to have it."""
+        older = [rival for rival in self._rivals(key, stay) if self._stays[rival].age < stay.age]
+        owner = next((rival for rival in older if self._may_own(self._stays[rival])), None)
+        if owner is None:
+            return []
+        # Tenants of this namespace may not know what there is in others.
+        name = owner[1] if owner[0] == key[0] else "in another namespace"
+        told = (
+            f"The consumer group {stay.wanted.group} belongs to an older ConsumerGroup at these brokers ({name});"
+            " give this one its own spec.group, or delete one of them"
+        )
+        return [Verdict(Reason.CLAIMED_TWICE, told)]
+
+    def _may_own(self, stay: _Stay) -> bool:
+        return stay.is_accepted or not stay.was_looked_at
+
+    def _heard(self, key: Key) -> None:
+        """Take news from a group's brokers."""
+        self._update_claim(key)
+        self.news(key)
+
+    def _update_claim(self, key: Key, *, was_looked_at: bool = False) -> None:
+        """Note whether a group's brokers let it in; if that has changed, its rivals are decided on again."""
+        stay, place = self._stays.get(key), self._place(key)
+        if stay is None:
+            return
+        before = stay.was_looked_at, stay.is_accepted
+        stay.was_looked_at |= was_looked_at
+        stay.is_accepted |= place is not None and place.views.has_answered(key)
+        if (stay.was_looked_at, stay.is_accepted) != before:
+            for rival in self._rivals(key, stay):
+                self.news(rival)
 
     def lead(self, *, leads: bool) -> None:
         """Ask from now on for what is looked at, or ask nobody any more."""
         self._awake = leads
         for key, stay in self._stays.items() if not leads else ():
+            stay.was_looked_at = stay.is_accepted = False
             self._leave(key, stay)
 
     async def look(self, group: Group) -> None:
@@ -178,6 +223,8 @@ class Places:
         if not problems:
             place = self._enter(key, stay, site)
             await place.views.look(key)
+        if self._stays.get(key) is stay:
+            self._update_claim(key, was_looked_at=True)
         if tell:
             self.news(key)
 
@@ -187,7 +234,7 @@ class Places:
         stay.place = site.mark
         if site.mark not in self._places:
             brokers = self._connect(site.site)
-            views = Views(brokers, self.news)
+            views = Views(brokers, self._heard)
             lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun)
             loop = asyncio.get_running_loop()
             running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
@@ -217,9 +264,8 @@ class Places:
         stay, place = self._stays.get(key), self._place(key)
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
-        rivals = self._rivals(key, stay)
         found = place.views.of(key, now, group.names(now))
-        return AtBroker(found.views, found.foreigners, (*stay.problems, *_claimed(stay, rivals), *found.problems))
+        return AtBroker(found.views, found.foreigners, (*stay.problems, *self._duplicates(key, stay), *found.problems))
 
     def lag(self, key: Key) -> Lag:
         """Return how far a group is behind, as far as its brokers tell."""
@@ -266,10 +312,11 @@ class Places:
         if reached.tls.enabled and reached.tls.ca_secret:
             (authority,) = await self._secret(namespace, reached.tls.ca_secret.name, "ca.crt")
         mark = (tuple(sorted({*reached.name_servers})), credentials, reached.tls.enabled, authority)
-        tls = None
+        tls: Callable[[], ssl.SSLContext] | None = None
         if reached.tls.enabled and mark not in self._places:
             try:
-                tls = ssl.create_default_context(cadata=authority or None)
+                context = ssl.create_default_context(cadata=authority or None)
+                tls = partial(_identity, context)  # a replaced authority makes another site
             except (ssl.SSLError, ValueError, TypeError):
                 assert reached.tls.ca_secret is not None  # noqa: S101 - the system's own can be read
                 name = reached.tls.ca_secret.name
@@ -323,3 +370,7 @@ def _interest(group: Group, spec: GroupSpec) -> Interest:
     return Interest(
         spec.group or group.name, topics, spec.message_model == "Broadcasting", spec.start_from, group.weighs_queues
     )
+
+
+def _identity(context: ssl.SSLContext) -> ssl.SSLContext:
+    return context

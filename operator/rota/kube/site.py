@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,18 +11,16 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from rota.http_server import AdmissionLimit, SharedResponse, send
 from rota.kube import shown
 from rota.model import plain
 
 GAP = 0.2  # seconds between two events on a connection: whatever changes meanwhile comes together
 KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
 PATIENCE = 60.0  # for somebody who reads nothing of what is said
-MOST_LISTENERS = 64
-# From one address: more than one page needs, for behind the API server's proxy everybody has the same; but not all, so
-# that whoever takes what there is for one leaves room for others.
-MOST_OF_ONE = MOST_LISTENERS // 2
+MAX_STREAMS = 128  # of events; a further one ends the oldest, whose page connects again
+MAX_DETAILS = 16  # responses about one group that are being sent at once
 TICK = 1.0  # how soon it is seen that a silent listener has gone
-BIG = 4096  # bytes: a longer answer is packed
 
 WEB = Path(__file__).parent / "web"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
@@ -36,6 +33,7 @@ _SAFE = {
 }
 _FILE = {**_SAFE, "cache-control": "no-cache"}  # kept, and asked for anew: another version may answer tomorrow
 _ANSWER = {**_SAFE, "cache-control": "no-store"}
+_JSON = {**_ANSWER, "content-type": "application/json"}
 
 Name = tuple[str, str]  # a group's namespace and name
 
@@ -57,11 +55,11 @@ class Showing(Protocol):
 
 
 class Listener:
-    """Somebody who wants to know which groups changed: all of them, or one."""
+    """A stream of events about all groups, or about one."""
 
-    def __init__(self, address: str, only: Name | None) -> None:
-        """Have heard nothing yet."""
-        self.address, self._only = address, only
+    def __init__(self, only: Name | None) -> None:
+        self.ended = False
+        self._only = only
         self._news: set[Name] = set()
         self._awake = asyncio.Event()
 
@@ -71,6 +69,11 @@ class Listener:
         if mine or not groups:
             self._news.update(mine)
             self._awake.set()
+
+    def end(self) -> None:
+        """End the stream."""
+        self.ended = True
+        self._awake.set()
 
     async def news(self) -> list[Name]:
         """Wait until something changed, and return of which groups."""
@@ -85,7 +88,7 @@ class Hub:
 
     def __init__(self) -> None:
         """Know nobody."""
-        self._listeners: set[Listener] = set()
+        self._listeners: dict[Listener, None] = {}  # the oldest first
         self.closed = False
 
     def tell(self, *groups: Name) -> None:
@@ -93,25 +96,19 @@ class Hub:
         for listener in self._listeners:
             listener.tell(groups)
 
-    def refuses(self, address: str) -> str:
-        """Say why nobody more can listen, or nobody more from there, if so."""
-        if self.closed:
-            return "This operator is ending; ask again"
-        if len(self._listeners) >= MOST_LISTENERS:
-            return f"{MOST_LISTENERS} listen for changes already; close a page, or ask again later"
-        if sum(it.address == address for it in self._listeners) >= MOST_OF_ONE:
-            return f"{MOST_OF_ONE} listen for changes from {address} already; close a page, or ask again later"
-        return ""
-
     @contextmanager
-    def listening(self, address: str, only: Name | None = None) -> Iterator[Listener]:
-        """Tell somebody what changes from now on."""
-        listener = Listener(address, only)
-        self._listeners.add(listener)
+    def listening(self, only: Name | None = None) -> Iterator[Listener]:
+        """Publish changes to one more stream from now on, in place of the oldest if there are too many."""
+        if len(self._listeners) >= MAX_STREAMS:
+            oldest = next(iter(self._listeners))
+            del self._listeners[oldest]
+            oldest.end()
+        listener = Listener(only)
+        self._listeners[listener] = None
         try:
             yield listener
         finally:
-            self._listeners.discard(listener)
+            self._listeners.pop(listener, None)
 
     async def close(self, _: web.Application | None = None) -> None:
         """Let everybody go; for `on_shutdown` of an application."""
@@ -125,7 +122,7 @@ def routes(showing: Showing, hub: Hub) -> list[web.RouteDef]:
     return [
         web.get("/", site.page),
         web.get("/web/{file}", site.file),
-        web.get("/v1/groups", site.groups),
+        web.get("/v1/groups", site.groups.respond),
         web.get("/v1/groups/{namespace}/{name}", site.group),
         web.get("/v1/groups/{namespace}/{name}/why", site.why),
         web.get("/v1/events", site.events, allow_head=False),
@@ -137,8 +134,8 @@ class _Site:
     def __init__(self, showing: Showing, hub: Hub) -> None:
         self._showing, self._hub = showing, hub
         self._files = {path.name: path.read_bytes() for path in WEB.iterdir()}  # nothing else can be asked for
-        self._one_at_a_time = asyncio.Lock()
-        self._groups, self._begun = b"", -math.inf  # the last answer of all groups, and when it was begun
+        self._details = AdmissionLimit(MAX_DETAILS)
+        self.groups = SharedResponse(self._render_groups, _JSON)
 
     async def page(self, asked: web.Request) -> web.StreamResponse:
         return self._file(asked, "index.html")
@@ -156,28 +153,29 @@ class _Site:
             return web.Response(status=304, headers=headers)
         return web.Response(body=content, headers=headers)
 
-    async def groups(self, _: web.Request) -> web.StreamResponse:
-        """Answer with all groups; who asks while that is made shares the next answer: each page does at each change."""
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
-        async with self._one_at_a_time:
-            if self._begun <= asked:  # what has changed since then may not be in it
-                begun, found = loop.time(), await self._showing.groups()
-                self._groups, self._begun = msgspec.json.encode(found), begun
-        return _json(self._groups)
+    async def _render_groups(self) -> bytes:
+        return msgspec.json.encode(await self._showing.groups())
 
-    async def group(self, asked: web.Request) -> web.StreamResponse:
-        namespace, name = _named(asked)
+    async def group(self, request: web.Request) -> web.StreamResponse:
+        with self._details.admit() as admitted:
+            return await self._group(request) if admitted else _too_many()
+
+    async def _group(self, request: web.Request) -> web.StreamResponse:
+        namespace, name = _named(request)
         detail = self._showing.group(namespace, name)
-        return _answer(detail) if detail else _unknown(namespace, name)
+        return await _answer(request, detail) if detail else _unknown(namespace, name)
 
-    async def why(self, asked: web.Request) -> web.StreamResponse:
-        namespace, name = _named(asked)
+    async def why(self, request: web.Request) -> web.StreamResponse:
+        with self._details.admit() as admitted:
+            return await self._why(request) if admitted else _too_many()
+
+    async def _why(self, request: web.Request) -> web.StreamResponse:
+        namespace, name = _named(request)
         try:
-            reasons = await self._showing.why(namespace, name, asked.query.get("queue"))
+            reasons = await self._showing.why(namespace, name, request.query.get("queue"))
         except ValueError as error:
             return _refusal(400, str(error))
-        return _answer(reasons) if reasons else _unknown(namespace, name)
+        return await _answer(request, reasons) if reasons else _unknown(namespace, name)
 
     async def events(self, asked: web.Request) -> web.StreamResponse:
         only = asked.query.get("group")
@@ -186,11 +184,10 @@ class _Site:
             return _refusal(400, f"group is NAMESPACE/NAME, not {plain(only, 100)!r}")
         if only is not None and not self._showing.knows(namespace, name):
             return _unknown(namespace, name)
-        address = asked.remote or ""
-        if why := self._hub.refuses(address):
-            return _refusal(503, why)
+        if self._hub.closed:
+            return _refusal(503, "This operator is ending; ask again")
         stream = web.StreamResponse(headers={**_ANSWER, "content-type": "text/event-stream"})
-        with self._hub.listening(address, (namespace, name) if only else None) as listener, suppress(ConnectionError):
+        with self._hub.listening((namespace, name) if only else None) as listener, suppress(ConnectionError):
             await stream.prepare(asked)
             await self._follow(asked, stream, listener)
         return stream
@@ -204,7 +201,7 @@ class _Site:
         """Say what changes, until nobody is there to hear it."""
         loop = asyncio.get_running_loop()
         word, said = b": here\n\n", loop.time()
-        while not self._hub.closed and asked.transport and not asked.transport.is_closing():
+        while not (self._hub.closed or listener.ended) and asked.transport and not asked.transport.is_closing():
             if word or loop.time() - said >= KEEP_ALIVE:
                 if not await _written(stream, word or b": still here\n\n"):
                     asked.transport.abort()
@@ -239,16 +236,12 @@ def _named(asked: web.Request) -> Name:
     return asked.match_info["namespace"], asked.match_info["name"]
 
 
-def _answer(value: Any) -> web.Response:
-    return _json(msgspec.json.encode(value))
+async def _answer(request: web.Request, value: Any) -> web.StreamResponse:
+    return await send(request, _JSON, msgspec.json.encode(value))
 
 
-def _json(body: bytes) -> web.Response:
-    # What is big is packed aside: of a thousand groups that takes as long as a turn of the loop may, or longer.
-    told = web.Response(body=body, content_type="application/json", headers=_ANSWER, zlib_executor_size=BIG)
-    if len(body) > BIG:
-        told.enable_compression()
-    return told
+def _too_many() -> web.Response:
+    return _refusal(503, f"{MAX_DETAILS} responses about groups are being sent; ask again")
 
 
 def _unknown(namespace: str, name: str) -> web.Response:

@@ -207,6 +207,10 @@ class Views:
         """Return a group's settings as they were last seen, by broker."""
         return self._online.get(key, _Online()).settings
 
+    def has_answered(self, key: Key) -> bool:
+        """Whether the brokers of a group's topics let it in: they told who is in it."""
+        return self._online.get(key, _Online()).ids is not None
+
     def clients(self, key: Key) -> Mapping[str, Client]:
         """Return who was last seen in a group, by id."""
         return self._online.get(key, _Online()).clients

@@ -51,7 +51,8 @@ _NEWS = ("observedGeneration", "conditions", "lag")
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide what is to be done about a group; `now` is the time of day in seconds."""
     too_new = any(verdict.reason is Reason.RECORD_TOO_NEW for verdict in snapshot.problems)
-    if snapshot.spec is None or too_new:
+    is_new_duplicate = snapshot.document is None and snapshot.is_duplicate
+    if snapshot.spec is None or too_new or is_new_duplicate:
         return _left_alone(_situation(snapshot, now))
     damaged = record.damage(snapshot)
     if (damaged or snapshot.document is None) and not snapshot.fresh:

@@ -38,12 +38,9 @@ def whys(it: Situation, asked: Sequence[Queue]) -> list[Why]:
 
 def _there(it: Situation) -> set[Queue]:
     """Return the queues that can be asked for: those to be worked, and those on record that are not any more."""
-    seen = {queue for view in it.snapshot.views.values() if view for queue in view.queues} if _paused(it) else set()
+    views = it.snapshot.views.values() if it.snapshot.owns_nothing else ()
+    seen = {queue for view in views if view for queue in view.queues}
     return {*it.queues, *it.owned, *it.document.releasing, *(it.document.everyone or ())} | seen
-
-
-def _paused(it: Situation) -> bool:
-    return it.snapshot.spec is not None and it.snapshot.spec.paused
 
 
 def _why(it: Situation, queue: Queue, reason: str) -> Why:
@@ -57,17 +54,21 @@ def _why(it: Situation, queue: Queue, reason: str) -> Why:
 
 
 def _without(it: Situation) -> str:
-    if _paused(it):
-        return ": the group is paused"
+    if it.snapshot.owns_nothing:
+        return f": {_why_nothing(it)}"
     return f" of ours: {foreign(it.snapshot.foreigners)}" if it.snapshot.foreigners else ""
+
+
+def _why_nothing(it: Situation) -> str:
+    return "an older ConsumerGroup has the same consumer group" if it.snapshot.is_duplicate else "the group is paused"
 
 
 def _still(it: Situation, queue: Queue, owner: Holder) -> str:
     """Say what keeps a queue where it is, if no strategy does."""
     if it.snapshot.spec is None:
         return "the group cannot be understood, so what is assigned stays"
-    if _paused(it):
-        return "the group is paused, and it is to be given up"
+    if it.snapshot.owns_nothing:
+        return f"{_why_nothing(it)}, and it is to be given up"
     if queue not in it.queues:
         return "it is not the group's any more, and is to be given up"
     if not it.counted:

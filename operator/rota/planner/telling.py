@@ -24,6 +24,7 @@ STOPPING = {
     Reason.RECORD_TOO_NEW,
     Reason.DOCUMENT_TOO_LARGE,
     Reason.SWITCHED_OFF,
+    Reason.CLAIMED_TWICE,
 }
 _REASONS = frozenset(map(str, Reason))  # a later sidecar may have others
 NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
@@ -48,6 +49,8 @@ def cause(it: Situation, draft: Draft) -> Verdict:
     """Say why queues change hands now: the first thing that the record does not know yet."""
     if it.snapshot.spec and it.snapshot.spec.paused:
         return Verdict(Reason.GROUP_PAUSED, "The group is paused")
+    if it.snapshot.is_duplicate:
+        return Verdict(Reason.CLAIMED_TWICE, "An older ConsumerGroup has the same consumer group")
     if not it.owned and not it.document.releasing:
         resumed = it.document.generation > 1 and not it.document.barrier
         told = (Reason.GROUP_RESUMED, "Nobody owned a queue") if resumed else (Reason.FIRST_ASSIGNMENT, "A new group")

@@ -131,6 +131,16 @@ class Snapshot:
     status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the group
     observed: int = 0  # metadata.generation
 
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether the consumer group belongs to another ConsumerGroup, so that this one may own no queue."""
+        return any(verdict.reason is Reason.CLAIMED_TWICE for verdict in self.problems)
+
+    @property
+    def owns_nothing(self) -> bool:
+        """Whether every queue is to be given up."""
+        return self.is_duplicate or (self.spec is not None and self.spec.paused)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -1,7 +1,8 @@
 """What lets a member in at its brokers, as it is mounted. Secrets are renewed, so it is read again and again.
 
-The next request is signed with what lies there then, and the next connection trusts an authority that has come. What
-cannot be read any more leaves what was read before: a Secret that is about to be replaced must not end a consumer.
+The next request is signed with what lies there then, and the next connection trusts the authorities of that time and
+no others. A file that cannot be read leaves what was read before: a Secret that is about to be replaced must not end a
+consumer.
 """
 
 import asyncio
@@ -27,14 +28,33 @@ class Access:
         """Read nothing yet."""
         self._folder, self._authorities = who.credentials, who.authorities
         self._credentials: Credentials | None = None
+        self._authority: str | None = None  # the text of the mounted file that `_tls` trusts
         self._tls: ssl.SSLContext | None = None
         self._told = ""
 
     def site(self, rocketmq: RocketMQ) -> Site:
         """Return where brokers are, and what lets one in there; what cannot be read is a sentence."""
         self._credentials = _credentials(self._folder) if self._folder else None
-        self._tls = _trusting(self._authorities) if rocketmq.tls.enabled else None
-        return Site(rocketmq.name_servers, self._tls, self._now if self._folder else None)
+        self._authority = None
+        self._tls = None
+        if rocketmq.tls.enabled:
+            self._renew_tls()
+        tls = self._current_tls if rocketmq.tls.enabled else None
+        return Site(rocketmq.name_servers, tls, self._now if self._folder else None)
+
+    def _current_tls(self) -> ssl.SSLContext:
+        assert self._tls  # noqa: S101 - set before the site was returned
+        return self._tls
+
+    def _renew_tls(self) -> None:
+        """Trust the mounted authority, or the image's if none is mounted; a new context forgets a replaced one."""
+        if not self._authorities:
+            self._tls = self._tls or ssl.create_default_context()
+            return
+        authority = _read_authority(self._authorities)
+        if authority != self._authority:
+            self._tls = _trusting(authority, self._authorities)
+            self._authority = authority
 
     def _now(self) -> Credentials:
         assert self._credentials  # noqa: S101 - read before it was handed out
@@ -52,8 +72,8 @@ class Access:
         try:
             if self._credentials:
                 self._credentials = _credentials(self._folder)
-            if self._tls and self._authorities:
-                _trust(self._tls, self._authorities)
+            if self._tls:
+                self._renew_tls()
         except ValueError as error:
             told = str(error)
         if told and told != self._told:
@@ -75,17 +95,21 @@ def _of_one_time(folder: str) -> Path:
     return link.resolve() if link.is_symlink() else Path(folder)
 
 
-def _trusting(folder: str) -> ssl.SSLContext:
-    """Return how to be sure who answers: by the group's own authority, or else by those that the image knows."""
-    if not folder:
-        return ssl.create_default_context()
+def _read_authority(folder: str) -> str:
+    try:
+        return Path(folder, "ca.crt").read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_certificate(folder, error) from None
+
+
+def _trusting(authority: str, folder: str) -> ssl.SSLContext:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _trust(tls, folder)
+    try:
+        tls.load_verify_locations(cadata=authority)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise _no_certificate(folder, error) from None
     return tls
 
 
-def _trust(tls: ssl.SSLContext, folder: str) -> None:
-    try:
-        tls.load_verify_locations(Path(folder, "ca.crt"))
-    except (OSError, ValueError) as error:  # an SSLError is an OSError
-        raise ValueError(f"There is no certificate in {folder}/ca.crt: {error}; put one there in PEM") from None
+def _no_certificate(folder: str, error: Exception) -> ValueError:
+    return ValueError(f"There is no certificate in {folder}/ca.crt: {error}; put one there in PEM")

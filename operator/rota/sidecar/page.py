@@ -9,12 +9,17 @@ import msgspec
 from aiohttp import web
 
 from rota.documents import FullReport
-from rota.listening import listen
+from rota.http_server import AdmissionLimit, BodyReader, Limits, listen
 from rota.metrics import CONTENT_TYPE
 from rota.spec import Seconds
 
 PORT = 9911
 LONGEST_WAIT = 30.0
+MAX_CONNECTIONS = 128
+MAX_HEADER_BYTES = 2048
+MAX_WAITING_REPORTS = 32  # further long polls are answered at once
+MAX_DRAIN_BYTES = 1024
+MAX_DRAIN_BODIES = 16  # being read at the same time
 
 _REVISION = re.compile(r"\d{0,18}", re.ASCII)  # or nothing
 
@@ -47,6 +52,8 @@ class Page:
         """Answer nothing yet."""
         self._shell = shell
         self._draining: set[asyncio.Task[None]] = set()
+        self._waiting_reports = AdmissionLimit(MAX_WAITING_REPORTS)
+        self._drain_body = BodyReader(MAX_DRAIN_BYTES, MAX_DRAIN_BODIES)
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
         """Answer from now on, until the runner is cleaned up."""
@@ -61,14 +68,14 @@ class Page:
                 web.get("/readyz", self._readiness),
             ]
         )
-        return await listen(app, address, port)
+        return await listen(app, address, port, limits=Limits(MAX_CONNECTIONS, header_bytes=MAX_HEADER_BYTES))
 
     async def _report(self, asked: web.Request) -> web.Response:
         after, wait = asked.query.get("after", ""), duration(asked.query.get("wait", "10s"))
         if wait is None or not _REVISION.fullmatch(after):
             return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")
-        if after:
-            with suppress(TimeoutError):
+        with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):
+            if after and may_wait:
                 async with asyncio.timeout(wait):
                     await self._shell.news(int(after))
         return web.Response(body=msgspec.json.encode(self._shell.report()), content_type="application/json")
@@ -78,7 +85,7 @@ class Page:
         return web.Response(text="drained\n")
 
     async def _drain_for_good(self, asked: web.Request) -> web.Response:
-        body = await asked.read()
+        body = await self._drain_body.read(asked)
         try:
             told = msgspec.json.decode(body)
         except (ValueError, RecursionError):

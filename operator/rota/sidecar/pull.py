@@ -26,7 +26,7 @@ from aiohttp import web
 
 from rota.brokers import MEBIBYTE, Message
 from rota.documents import FullReport
-from rota.listening import listen
+from rota.http_server import BodyReader, Limits, listen
 from rota.model import Queue
 from rota.sidecar import endings
 from rota.sidecar.asker import Asker
@@ -50,6 +50,8 @@ OPEN_AGAIN = 2.0  # where the port cannot be listened at
 GOES = 2.0  # an app that has been drained for may ask for so long, before the signal to end reaches it
 NEVER_GOES = 60.0  # one that still asks after this was not ended
 LOOK_AGAIN = 0.2
+MAX_IDS_BYTES = MEBIBYTE  # of acks or nacks in one request: of 1,000 messages they take 30 KiB
+MAX_IDS_BODIES = 64  # being read at the same time
 KEPT = 3600.0  # seconds that a connection of the app is kept for: it may work at a message for long, and ack it then
 
 NOT_OPEN = "PullNotAnswered"
@@ -125,14 +127,13 @@ class Pull:
         self._assignments = Assignments()
         self._asking: dict[Asker, None] = {}  # whoever came first first
         self._open: dict[str, Open] = {}  # by id, in the order of `since`
+        self._ids_body = BodyReader(MAX_IDS_BYTES, MAX_IDS_BODIES)
         self._patience = 0.0  # seconds for which a message may be open
         self._names = (f"{name}-{number}" for name in [secrets.token_hex(6)] for number in count(1))
         self._sweeper: asyncio.TimerHandle | None = None
         self._woken = self._closed = False
         self._runner: web.AppRunner | None = None
         self._heard: set[object] | None = None  # connections, while an app is waited for
-
-    # Its life.
 
     async def serve(self) -> None:
         """Answer from now on; while that cannot be, say why, and try again."""
@@ -147,7 +148,7 @@ class Pull:
                 ]
             )
             try:
-                self._runner = await listen(app, self._host, self._port, kept=KEPT)
+                self._runner = await listen(app, self._host, self._port, limits=Limits(keepalive_seconds=KEPT))
             except ValueError as error:
                 self._shell.health.trouble(NOT_OPEN, str(error))
                 await asyncio.sleep(OPEN_AGAIN)
@@ -291,7 +292,7 @@ class Pull:
 
     async def _told(self, do: Callable[[list[Open]], None], asked: web.Request) -> web.Response:
         try:
-            ids = msgspec.json.decode(await asked.read(), type=Ids).ids
+            ids = msgspec.json.decode(await self._ids_body.read(asked), type=Ids).ids
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             told = f'The body is to be {{"ids": [...]}}, with ids of messages: {error}'
             return web.Response(status=400, text=f"{told}\n")

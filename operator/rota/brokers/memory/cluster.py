@@ -116,6 +116,10 @@ class Memory:
         await self.reach(NAME_SERVER)
         return tuple(sorted(self._brokers))
 
+    def addresses(self) -> frozenset[str]:
+        """Return an address for each broker that no other cluster has."""
+        return frozenset(f"{name}@{id(self):x}" for name in self._brokers)
+
     async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
         """Return who is online in a group."""
         await self.reach(broker)

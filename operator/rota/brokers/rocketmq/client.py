@@ -30,8 +30,8 @@ class Site:
     """Where a cluster is, and how to be let in."""
 
     name_servers: Sequence[str]
-    tls: ssl.SSLContext | None = None
-    credentials: Callable[[], Credentials] | None = None  # asked for each request: they may be renewed
+    tls: Callable[[], ssl.SSLContext] | None = None  # called for each connection: authorities may be replaced
+    credentials: Callable[[], Credentials] | None = None  # called for each request: they may be renewed
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class Client:
         """The brokers of the topics that were asked for."""
         return {name: self._addresses[name] for name in sorted(self._hosts)}
 
+    def addresses(self) -> frozenset[str]:
+        """Return the addresses of all replicas that were looked up so far."""
+        return frozenset(address for ids in self._addresses.values() for address in ids.values())
+
     async def brokers(self) -> Addresses:
         """Return all brokers; who has not been among them for long is forgotten."""
         try:
@@ -100,8 +104,7 @@ class Client:
         """
         for name, ids in found.items():
             self._addresses[name] = self._addresses.get(name, {}) | ids
-        known = {address for ids in self._addresses.values() for address in ids.values()}
-        self.connections.keep({*known, *self._names.addresses})
+        self.connections.keep({*self.addresses(), *self._names.addresses})
 
     def _forget(self, found: Addresses) -> None:
         now = _now()

@@ -66,7 +66,7 @@ class Connections:
         self,
         serve: Serve,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         credentials: Callable[[], Credentials] | None = None,
         opened: Opened = lambda _, __: None,
     ) -> None:
@@ -117,7 +117,7 @@ class Connections:
             if place.not_before > asyncio.get_running_loop().time():
                 raise Unasked(f"{place.why}; it is tried again soon")
             try:
-                connection = await Connection.open(address, self._serve, self._tls)
+                connection = await Connection.open(address, self._serve, self._tls() if self._tls else None)
             except Unasked as error:
                 place.fail(str(error))
                 raise

@@ -1,0 +1,392 @@
+"""The HTTP server of operator and sidecar. Connections, request heads, bodies and waiting requests are all limited."""
+
+import asyncio
+import gzip
+import ipaddress
+import logging
+import math
+import os
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+SHUTDOWN_SECONDS = 1.0  # for responses in progress when the server stops
+DISCARD_SECONDS = 0.2  # an unread body is discarded for this long, so that the client can read the response
+KEEPALIVE_SECONDS = 60.0  # an idle connection is closed after this
+BODY_SECONDS = 2.0  # for a whole body to arrive
+MAX_CONNECTIONS = 256
+MAX_HEADERS = 32
+MAX_HEADER_BYTES = 4096  # of the request line, and of each header: a browser sends all cookies of localhost in one
+READ_BUFFER_BYTES = 16 * 1024
+SEND_SECONDS = 30.0  # for a client to take a large response
+PACK_BYTES = 4096  # a larger response is compressed
+PART_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
+ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
+LOG_INTERVAL_SECONDS = 60.0  # between two warnings: clients decide how often there is a reason for one
+BACKLOG = 128
+LOOPBACK = "127.0.0.1"
+
+_log = logging.getLogger(__name__)
+
+# The connections on which a request is being handled.
+_BUSY: Final = web.AppKey("busy", set[object])
+
+
+class Limits(NamedTuple):
+    """What clients of one server may use."""
+
+    connections: int = MAX_CONNECTIONS  # at most half of the process's file descriptors
+    keepalive_seconds: float = KEEPALIVE_SECONDS
+    header_bytes: int = MAX_HEADER_BYTES
+
+
+async def listen(
+    app: web.Application,
+    address: str,
+    port: int,
+    hint: str = "",
+    *,
+    limits: Limits | None = None,
+    also_on_loopback: bool = False,
+    shutdown_seconds: float = SHUTDOWN_SECONDS,
+) -> web.AppRunner:
+    """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
+
+    `also_on_loopback` serves kubectl port-forward, too, which connects to the pod's loopback address. `hint` ends the
+    error's sentence.
+    """
+    limits = limits or Limits()
+    logging.getLogger("aiohttp.server").addFilter(_is_our_error)
+    app[_BUSY] = set()
+    app.middlewares.extend([_track_busy, _reject_web_pages, _reject_unreadable_body])
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=shutdown_seconds,
+        keepalive_timeout=limits.keepalive_seconds,
+        lingering_time=DISCARD_SECONDS,
+        handler_cancellation=True,
+        auto_decompress=False,
+        read_bufsize=READ_BUFFER_BYTES,
+        max_headers=MAX_HEADERS,
+        max_line_size=limits.header_bytes,
+        max_field_size=limits.header_bytes,
+    )
+    await runner.setup()
+    try:
+        sockets = await _bind(address, port)
+        if also_on_loopback and not any(_includes_loopback(bound) for bound in sockets):
+            with suppress(OSError):  # another process listens there
+                sockets += await _bind(LOOPBACK, port)
+        await _LimitedSite(runner, sockets, app[_BUSY], limits.connections).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ValueError(f"Nothing can be answered at {address}, port {port}: {_reason(error)}{hint}") from None
+    return runner
+
+
+class BodyReader:
+    """Reads the request bodies of one route, within limits. Other routes leave bodies unread.
+
+    Handlers call it after they have checked whatever the head of the request shows.
+    """
+
+    def __init__(self, limit_bytes: int, concurrent: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._concurrent = AdmissionLimit(concurrent)
+
+    async def read(self, request: web.Request) -> bytes:
+        """Return the body; raise the HTTP error to answer with if it is compressed, too large or late."""
+        if request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity":
+            raise web.HTTPUnsupportedMediaType(text="The body is compressed; send it as it is\n")
+        if (request.content_length or 0) > self._limit_bytes:
+            raise self._too_large(request.content_length)
+        with self._concurrent.admit() as admitted:
+            if not admitted:
+                raise web.HTTPServiceUnavailable(text="Too many bodies are being read; try again\n")
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    return await self._collect(request)
+            except TimeoutError:
+                raise web.HTTPRequestTimeout(text=f"The body did not arrive within {BODY_SECONDS:g} s\n") from None
+
+    async def _collect(self, request: web.Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > self._limit_bytes:
+                raise self._too_large(len(body))
+        return bytes(body)
+
+    def _too_large(self, size: int | None) -> web.HTTPRequestEntityTooLarge:
+        text = f"The body is larger than {self._limit_bytes} bytes\n"
+        return web.HTTPRequestEntityTooLarge(self._limit_bytes, size or 0, text=text)
+
+
+class AdmissionLimit:
+    """Limits how many requests of a kind are handled at once, so that connections and memory remain for others."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._admitted = 0
+
+    @contextmanager
+    def admit(self) -> Iterator[bool]:
+        """Yield whether this request is admitted."""
+        admitted = self._admitted < self._limit
+        self._admitted += admitted
+        try:
+            yield admitted
+        finally:
+            self._admitted -= admitted
+
+
+class SharedResponse:
+    """Answers with a large body, which is rendered once for all requests that arrived meanwhile.
+
+    Each response copies one part of it at a time. A client that reads slowly loses its connection when the server needs
+    another, or after SEND_SECONDS.
+    """
+
+    def __init__(self, render: Callable[[], Awaitable[bytes]], headers: Mapping[str, str]) -> None:
+        self._render = render
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self._body = b""
+        self._packed = b""
+        self._started = -math.inf
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        """Handle a request."""
+        await self._refresh()
+        if _accepts_gzip(request):
+            return await _send(request, {**self._headers, hdrs.CONTENT_ENCODING: "gzip"}, self._packed)
+        return await _send(request, self._headers, self._body)
+
+    async def _refresh(self) -> None:
+        """Render the body, unless that was begun after the request arrived."""
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        async with self._lock:
+            if self._started <= arrived:
+                started = loop.time()
+                body = await self._render()
+                self._packed = await asyncio.to_thread(gzip.compress, body, 1)
+                self._body = body
+                self._started = started
+
+
+async def send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+    """Answer with a body of its own, compressed if it is large and the client accepts that."""
+    if len(body) > PACK_BYTES and _accepts_gzip(request):
+        body = await asyncio.to_thread(gzip.compress, body, 1)
+        headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}
+    return await _send(request, headers, body)
+
+
+async def _send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**headers, hdrs.VARY: hdrs.ACCEPT_ENCODING})
+    response.content_length = len(body)
+    if busy := request.app.get(_BUSY):
+        busy.discard(request.protocol)
+    parts = memoryview(body if request.method != hdrs.METH_HEAD else b"")
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await response.prepare(request)
+            for start in range(0, len(parts), PART_BYTES):
+                await response.write(parts[start : start + PART_BYTES])
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport:
+            request.transport.abort()
+        raise ConnectionResetError from None
+    return response
+
+
+def _accepts_gzip(request: web.Request) -> bool:
+    return "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):  # its numbers are not those of errno
+        return "that address cannot be resolved"
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+async def _bind(address: str, port: int) -> list[socket.socket]:
+    """Return listening sockets, one for each address that the name resolves to."""
+    kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+    resolved = await asyncio.get_running_loop().getaddrinfo(address or None, port, type=kind, flags=flags)
+    sockets: list[socket.socket] = []
+    try:
+        for family, place in dict.fromkeys((entry[0], entry[4]) for entry in resolved):
+            sockets.append(socket.create_server(place[:2], family=family, backlog=BACKLOG))
+    except OSError:
+        for bound in sockets:
+            bound.close()
+        raise
+    for bound in sockets:
+        bound.settimeout(0)
+    return sockets
+
+
+def _includes_loopback(bound: socket.socket) -> bool:
+    address = ipaddress.ip_address(bound.getsockname()[0])
+    return address.is_loopback or address.is_unspecified
+
+
+@web.middleware
+async def _track_busy(request: web.Request, handler: Handler) -> web.StreamResponse:
+    busy = request.app[_BUSY]
+    busy.add(request.protocol)
+    try:
+        return await handler(request)
+    finally:
+        busy.discard(request.protocol)
+
+
+@web.middleware
+async def _reject_web_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """At a loopback address, reject what the page of another site asks for in a browser on this machine.
+
+    The browser sends that site's Origin; or, if the site's name was made to resolve to here, its name as the Host.
+    """
+    local = request.transport and request.transport.get_extra_info("sockname")
+    if local and ipaddress.ip_address(local[0]).is_loopback:
+        origin = request.headers.get(hdrs.ORIGIN)
+        if not _is_loopback_name(f"//{request.host}") or (origin and not _is_loopback_name(origin)):
+            return web.Response(status=403, text="Requests to a loopback address name that address, or localhost\n")
+    return await handler(request)
+
+
+def _is_loopback_name(url: str) -> bool:
+    with suppress(ValueError):
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
+
+
+@web.middleware
+async def _reject_unreadable_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.RequestPayloadError as error:
+        return web.Response(status=400, text=f"The body cannot be read: {error}\n")
+    except ConnectionError:  # the client has disconnected
+        return web.Response(status=400)
+
+
+class _BoundSockets:
+    """What aiohttp's runner expects of a server: its sockets, and a way to close them."""
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self.sockets = sockets
+
+    def close(self) -> None:
+        for bound in self.sockets:
+            bound.close()
+
+
+class _LimitedSite(web.BaseSite):
+    """Accepts connections one by one, up to a limit: the process needs file descriptors for other purposes, too.
+
+    asyncio's own server accepts without limit. Once no descriptor is left, it retries at once and logs each time.
+    """
+
+    def __init__(
+        self, runner: web.AppRunner, sockets: Sequence[socket.socket], busy: set[object], connections: int
+    ) -> None:
+        super().__init__(runner)
+        self._server = cast("asyncio.AbstractServer", _BoundSockets(sockets))
+        self._sockets = sockets
+        self._busy = busy
+        self._tasks: list[asyncio.Task[None]] = []
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        is_unlimited = descriptors == resource.RLIM_INFINITY
+        self._max_connections = connections if is_unlimited else min(connections, descriptors // 2)
+        self._last_warning = -LOG_INTERVAL_SECONDS
+
+    @property
+    def name(self) -> str:
+        return "http"
+
+    async def start(self) -> None:
+        await super().start()
+        self._tasks = [asyncio.create_task(self._accept_from(bound), name="listen") for bound in self._sockets]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().stop()
+
+    async def _accept_from(self, bound: socket.socket) -> None:
+        while True:
+            await _readable(bound)
+            try:
+                connection, _ = bound.accept()
+            except (BlockingIOError, ConnectionError):  # the client has disconnected
+                continue
+            except OSError as error:
+                self._warn(f"No connection can be taken: {error.strerror}")
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            connection.settimeout(0)
+            await self._take(connection)
+
+    async def _take(self, connection: socket.socket) -> None:
+        server = self._runner.server
+        if server is None or not self._make_room(server):
+            connection.close()
+            await asyncio.sleep(0)  # let other tasks run, however many clients connect
+            return
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, connection)
+            # asyncio reads 256 KiB at once, and an exception of the parser keeps that until it is collected.
+            transport.max_size = READ_BUFFER_BYTES  # type: ignore[attr-defined]
+        except OSError:  # the client has disconnected
+            connection.close()
+
+    def _make_room(self, server: web.Server) -> bool:
+        """Return whether one more connection fits; if need be, after closing the oldest that is not busy."""
+        connected = [connection for connection in server.connections if connection.transport]
+        if len(connected) < self._max_connections:
+            return True
+        self._warn(f"{len(connected)} connections are open, as many as may be; those that ask nothing are closed")
+        idle = next((connection for connection in connected if connection not in self._busy), None)
+        if idle is None or idle.transport is None:
+            return False
+        transport = idle.transport
+        idle.force_close()
+        transport.abort()  # even if the client does not read the response
+        return True
+
+    def _warn(self, message: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._last_warning >= LOG_INTERVAL_SECONDS:
+            self._last_warning = now
+            _log.warning("%s", message)
+
+
+async def _readable(bound: socket.socket) -> None:
+    """Wait for a client; asyncio's sock_accept could lose one when it is cancelled."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    loop.add_reader(bound, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(bound)
+
+
+def _is_our_error(record: logging.LogRecord) -> bool:
+    """Whether the server is to blame: clients that send nonsense must not fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
