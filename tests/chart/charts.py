@@ -121,9 +121,12 @@ class Release:
 
     def try_out(self, account: Path, server: str, operator: str) -> "subprocess.CompletedProcess[str]":
         """Run what the pod of `helm test` runs, with a folder for its account and these addresses."""
-        (account / "token").write_text(self.token())
+        rendered = self.template()
+        test_account = rendered[f"ServiceAccount/{rendered['Pod']['spec']['serviceAccountName']}"]
+        self._cluster.kubectl("apply", "-f", "-", feed=json.dumps(test_account))
+        (account / "token").write_text(self.token(test_account["metadata"]["name"]))
         (account / "ca.crt").write_text(self.authority())
-        (container,) = self.template()["Pod"]["spec"]["containers"]
+        (container,) = rendered["Pod"]["spec"]["containers"]
         program, *arguments = container["command"] + container["args"]
         assert program == "python"
         told = {it["name"]: it["value"] for it in container["env"]} | {"ACCOUNT": str(account)}
@@ -132,9 +135,9 @@ class Release:
         argv = [sys.executable, *arguments]
         return subprocess.run(argv, env={**os.environ, **told}, capture_output=True, text=True, check=False)
 
-    def token(self) -> str:
-        """Return what the operator's ServiceAccount is known by."""
-        return self._cluster.kubectl("create", "token", self.name, "-n", self.namespace).strip()
+    def token(self, account: str = "") -> str:
+        """Return a token of a ServiceAccount of the release, by default the operator's."""
+        return self._cluster.kubectl("create", "token", account or self.name, "-n", self.namespace).strip()
 
     def authority(self) -> str:
         """Return what the release's pods know the API server by."""

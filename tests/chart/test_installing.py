@@ -80,8 +80,9 @@ async def test_install_creates_pods_in_a_restricted_namespace(
         return bool((await api.get(deployment)).get("status", {}).get("replicas") == pods)
 
     await soon(lambda: there_are(2))
-    test = release.template()["Pod"]
-    assert control_plane.kubectl(*DRY, feed=json.dumps(test))
+    rendered = release.template()
+    control_plane.kubectl("apply", "-f", "-", feed=json.dumps(rendered[f"ServiceAccount/{release.name}-test"]))
+    assert control_plane.kubectl(*DRY, feed=json.dumps(rendered["Pod"]))
     release.install(replicas=3)
     await soon(lambda: there_are(3))
 
@@ -117,7 +118,17 @@ async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
         ({"watchNamespaces": ["shop", "billing"]}, "looks after groups in shop, billing."),
         ({"watchNamespaces": ["shop"]}, "kubectl apply -n shop -f"),
         ({"crds": {"install": False}}, "not part of this release"),
-        ({"networkPolicy": {"enabled": True}}, "Members are not guarded"),
+        ({}, "Every pod of the cluster reaches the operator's port 8080 and the members' port 9911"),
+        ({"networkPolicy": {"enabled": True}}, "reaches the port 9911 of members in all namespaces"),
+        (
+            {"networkPolicy": {"enabled": True, "memberNamespaces": ["shop"]}},
+            "reaches the port 9911 of members in namespaces other than shop",
+        ),
+        (
+            {"watchNamespaces": ["shop", "billing"], "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"]}},
+            "reaches the port 9911 of members in billing",
+        ),
+        ({"admissionPolicies": {"operator": False}}, "Nothing but RBAC limits the operator's account"),
         ({"fullnameOverride": "brain"}, "export ROTA_LEASE=brain ROTA_OPERATOR_NAMESPACE="),
     ],
     ids=str,

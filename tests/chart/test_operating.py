@@ -37,8 +37,11 @@ async def is_looked_after(api: Api, group: str) -> None:
     await soon(told)
 
 
+MORE_RIGHTS = pytest.mark.slow("an operator with cluster-wide rights, as a process")
+
+
 @pytest.mark.parametrize(
-    "narrow", [True, pytest.param(False, marks=pytest.mark.slow("an operator with cluster-wide rights, as a process"))]
+    "rights", ["least", pytest.param("namespaced", marks=MORE_RIGHTS), pytest.param("cluster-wide", marks=MORE_RIGHTS)]
 )
 async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
     api: Api,
@@ -48,12 +51,14 @@ async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
     namespace: str,
     *,
     tmp_path: Path,
-    narrow: bool,
+    rights: str,
 ) -> None:
-    values: Object = {"watchNamespaces": [namespace]} if narrow else {}
+    values: Object = {} if rights == "cluster-wide" else {"watchNamespaces": [namespace]}
+    if rights == "least":
+        values["rbac"] = {"secrets": [namespace], "fleets": False}
     release.install(**values)
     rendered = release.template(**values)
-    address = f"{instance.block}.90.{1 + narrow}"
+    address = instance.address()
     fields = {"metadata.namespace": release.namespace, "metadata.name": "rota-0", "status.podIP": address}
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
     async with started(rendered, kubeconfig, fields) as operator:

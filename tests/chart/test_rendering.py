@@ -4,7 +4,6 @@ import json
 import shutil
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -45,6 +44,9 @@ def test_chart_renders_only_the_needed_objects_by_default(default: Rendered) -> 
         "RoleBinding/rota-lease",
         "Service/rota",
         "ServiceAccount/rota",
+        "ServiceAccount/rota-test",
+        "ValidatingAdmissionPolicy/rota-operator.rota-system.rota.dev",
+        "ValidatingAdmissionPolicyBinding/rota-operator.rota-system.rota.dev",
     ]
 
 
@@ -308,55 +310,6 @@ def test_chart_package_renders_the_same_and_needs_no_symlink(helm: Helm, default
     unpacked = tmp_path / "rota" / "files" / "crds"
     theirs = {path.name: path.read_bytes() for path in (ROOT / "crds").iterdir()}
     assert {path.name: path.read_bytes() for path in unpacked.iterdir()} == theirs
-
-
-# Networks.
-
-
-def reachable(rendered: Rendered, name: str) -> list[tuple[Any, Any]]:
-    rules = rendered[f"NetworkPolicy/{name}"]["spec"]["ingress"]
-    return [(it["ports"], it.get("from")) for it in rules]
-
-
-def test_network_policy_restricts_only_the_member_port_to_the_operator(everything: Rendered) -> None:
-    policy = everything["NetworkPolicy/rota-members"]
-    assert policy["metadata"]["namespace"] == "shop"
-    assert policy["spec"]["podSelector"] == {"matchExpressions": [{"key": "rota.dev/group", "operator": "Exists"}]}
-    (guarded, who), (others, everybody) = reachable(everything, "rota-members")
-    assert guarded == [{"port": 9911}]
-    selector = everything["Service"]["spec"]["selector"]
-    namespace = {"matchLabels": {"kubernetes.io/metadata.name": "rota-system"}}
-    assert who == [{"namespaceSelector": namespace, "podSelector": {"matchLabels": selector}}]
-    assert everybody is None
-    tcp = {port for it in others if "protocol" not in it for port in range(it["port"], it["endPort"] + 1)}
-    assert tcp == set(range(1, 65536)) - {9911}
-    assert {it["protocol"] for it in others if it.get("endPort") == 65535 and "protocol" in it} == {"UDP", "SCTP"}
-
-
-def test_network_policy_lets_helm_test_and_prometheus_reach_the_operator(everything: Rendered) -> None:
-    ((ports, who),) = reachable(everything, "rota")
-    assert ports == [{"port": "http"}]
-    assert who[0]["podSelector"]["matchLabels"].items() <= everything["Pod"]["metadata"]["labels"].items()
-    assert who[1:] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-
-
-def test_network_policy_lets_peers_in_read_from_reach_only_the_operator(helm: Helm) -> None:
-    nodes = {"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.128/25"]}}
-    people = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}, "podSelector": {}}
-    guarded = helm.template(networkPolicy={"enabled": True, "memberNamespaces": ["shop"], "readFrom": [nodes, people]})
-    ((ports, who),) = reachable(guarded, "rota")
-    assert ports == [{"port": "http"}]
-    assert who[1:] == [nodes, people]
-    assert len(reachable(guarded, "rota-members")[0][1]) == 1, "members are read by nobody else"
-
-
-def test_network_policy_protects_members_in_watched_namespaces(helm: Helm) -> None:
-    guarded = helm.template(
-        watchNamespaces=["shop", "billing"], networkPolicy={"enabled": True, "scrapeMembersFrom": ["monitoring"]}
-    )
-    policies = guarded.by_kind["NetworkPolicy"]
-    assert [it["metadata"]["namespace"] for it in policies] == ["rota-system", "shop", "billing"]
-    assert [len(it["spec"]["ingress"][0]["from"]) for it in policies] == [1, 2, 2]
 
 
 # What people look at.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chart.charts import Helm, Release, Rendered
+from chart.charts import Helm, Refused, Release, Rendered
 from ground.api import Api, Object
 from ground.poll import soon
 
@@ -83,6 +83,33 @@ def test_rbac_for_watched_namespaces_grants_rights_only_there(helm: Helm) -> Non
         ("Role", "billing", WHERE_GROUPS_ARE),
         ("Role", "rota-system", LEASE),
     ]
+
+
+def test_rbac_of_secrets_can_be_limited_to_namespaces(helm: Helm) -> None:
+    without = {what: verbs for what, verbs in WHERE_GROUPS_ARE.items() if what != "/secrets"}
+    secrets = {"/secrets": "get"}
+    assert [*bound(helm.template(rbac={"secrets": ["shop", "billing"]}))] == [
+        ("ClusterRole", "", without | NODES),
+        ("Role", "shop", secrets),
+        ("Role", "billing", secrets),
+        ("Role", "rota-system", LEASE),
+    ]
+    narrow = helm.template(watchNamespaces=["shop", "billing"], rbac={"secrets": ["billing"]})
+    assert [*bound(narrow)] == [
+        ("Role", "shop", without),
+        ("Role", "billing", without),
+        ("Role", "billing", secrets),
+        ("Role", "rota-system", LEASE),
+    ]
+    with pytest.raises(Refused, match=r"rbac\.secrets names other, which is not among watchNamespaces"):
+        helm.template(watchNamespaces=["shop"], rbac={"secrets": ["other"]})
+
+
+def test_rbac_without_fleets_grants_no_rights_to_deployments(helm: Helm) -> None:
+    rendered = helm.template(rbac={"fleets": False})
+    without = {what: verbs for what, verbs in WHERE_GROUPS_ARE.items() if what != "apps/deployments"}
+    assert next(bound(rendered)) == ("ClusterRole", "", without | NODES)
+    assert rendered.env["ROTA_FLEETS"] == "false"
 
 
 def test_rbac_user_roles_aggregate_to_view_edit_and_admin(helm: Helm) -> None:

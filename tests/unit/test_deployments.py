@@ -12,6 +12,7 @@ from rota.kube.apply import Stale
 from rota.kube.fleets import Fleets
 from rota.kube.group import Group
 from rota.kube.objects import Custom, Deployment, Metadata, Owner
+from rota.model import Reason
 
 SPEC: dict[str, Any] = {
     "broker": {"rocketmq": {"nameServers": ["rmq:9876"]}},
@@ -40,6 +41,21 @@ class ConflictingServer:
 
     async def delete(self, path: str, _: str) -> None:
         self.deleted.append(path)
+
+
+async def test_template_is_rejected_by_an_operator_without_rights_to_deployments() -> None:
+    server = ConflictingServer()
+    fleets = Fleets(cast("Api", server), enabled=False)
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    assert await fleets.keep(group) == 0
+    ((reason, message),) = group.fleet
+    assert reason is Reason.TEMPLATE_REFUSED
+    assert message.startswith("This operator manages no Deployments (--no-fleets; rbac.fleets in the chart)")
+    group.wants(replace(BODY, spec={**SPEC, "template": None, "replicas": None}), None)
+    assert await fleets.keep(group) == 0
+    assert group.fleet == ()
+    assert server.deleted == []
 
 
 async def test_deployment_is_deleted_though_its_template_is_removed_after_a_write_conflict() -> None:

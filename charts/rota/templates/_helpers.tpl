@@ -82,15 +82,23 @@ true
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, update]
-- apiGroups: [""]
-  resources: [secrets]  # those that groups name, one by one: it can list none
-  verbs: [get]
+{{- if not .Values.rbac.secrets }}
+{{ include "rota.secretsRule" . }}
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create, get, patch]  # what is said again is counted
+{{- if .Values.rbac.fleets }}
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]  # the fleet of a group that has no template any more
+  verbs: [get, list, watch, create, patch, delete]  # the Deployment of a group that has no template any more
+{{- end }}
+{{- end -}}
+
+{{- define "rota.secretsRule" -}}
+- apiGroups: [""]
+  resources: [secrets]  # those that groups name, one by one: it can list none
+  verbs: [get]
 {{- end -}}
 
 {{- define "rota.subject" -}}

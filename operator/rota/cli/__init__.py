@@ -241,6 +241,13 @@ def inject(**given: Any) -> None:
     show_default=True,
     help="Whether each queue has metrics of its own.",
 )
+@click.option(
+    "--fleets/--no-fleets",
+    envvar="ROTA_FLEETS",
+    default=True,
+    show_default=True,
+    help="Whether it manages the Deployments of groups with a template.",
+)
 @click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
 @click.option("--verbose", is_flag=True, help="Log what is asked, too.")
 @plainly

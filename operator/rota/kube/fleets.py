@@ -15,6 +15,10 @@ from rota.spec import GroupSpec, Mistake
 from rota.spec.resolved import read_drain_timeout
 
 _UNTYPED = "failed to create typed patch object"  # how a field that there is not is refused, with a 500
+_DISABLED = (
+    "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and put the"
+    " sidecar into a Deployment of your own with rota inject"
+)
 
 Key = tuple[str, str]
 
@@ -22,9 +26,11 @@ Key = tuple[str, str]
 class Fleets:
     """All Deployments of ours."""
 
-    def __init__(self, api: Api, image: str = "") -> None:
+    def __init__(self, api: Api, image: str = "", *, enabled: bool = True) -> None:
         """`image` is that of sidecars which are put in from now on; by default that of this version."""
-        self._api, self._image = api, image or newest_image()
+        self._api = api
+        self._image = image or newest_image()
+        self._enabled = enabled
         self._standing: dict[Key, Deployment] = {}
         self._stated: dict[Key, tuple[str, int]] = {}  # what we last stated, and which generation that made
 
@@ -50,6 +56,8 @@ class Fleets:
         return writes
 
     async def _kept(self, group: Group, spec: GroupSpec, key: Key) -> tuple[tuple[Verdict, ...], int]:
+        if not self._enabled:
+            return ((Verdict(Reason.TEMPLATE_REFUSED, _DISABLED),) if spec.template else ()), 0
         standing = self._standing.get(key)
         ours = standing is not None and standing.metadata.owned_by(group.uid)
         if spec.template is None:

@@ -67,6 +67,7 @@ class Options:
     journal: str = ""
     journal_limit: str = LIMIT  # how much its folder may hold
     queue_metrics: bool = True  # whether each queue has series of its own
+    fleets: bool = True  # whether it manages the Deployments of groups with a template
     image: str = ""  # of sidecars
 
 
@@ -112,7 +113,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
         traces = Exporter(settings(os.environ, identity, VERSION))
         open_.push_async_callback(traces.close)
-        brain = Brain(api, reports, places, Fleets(api, options.image))
+        brain = Brain(api, reports, places, Fleets(api, options.image, enabled=options.fleets))
         open_.push_async_callback(brain.close)
         followed: list[Follower[Any]] = []
         measures = _measures(brain, followed, journal, options)
@@ -120,7 +121,10 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         outlets = Outlets(journal, sight, hub, traces)
         brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
         kinds = [
-            (followers(api, brain, [it], outlets.heard), our_kinds(api, brain, [it], outlets.heard))
+            (
+                followers(api, brain, [it], outlets.heard, fleets=options.fleets),
+                our_kinds(api, brain, [it], outlets.heard),
+            )
             for it in options.namespaces or [""]
         ]
         followed += [it for before, ours in kinds for it in [*before, *ours]]
@@ -181,7 +185,9 @@ def _leads(brain: Brain, outlets: Outlets) -> Callable[[bool], None]:
     return led
 
 
-def followers(api: Api, brain: Brain, namespaces: Sequence[str], news: News = lambda _: None) -> list[Follower[Any]]:
+def followers(
+    api: Api, brain: Brain, namespaces: Sequence[str], news: News = lambda _: None, *, fleets: bool = True
+) -> list[Follower[Any]]:
     """Return what is followed for the brain: records, fleets and pods, by the label that all of them carry."""
     kinds: list[tuple[str, type[Any], Told, Told]] = [
         ("configmaps", ConfigMap, _telling(brain.record_seen, news), _telling(brain.record_gone, news)),
@@ -192,6 +198,7 @@ def followers(api: Api, brain: Brain, namespaces: Sequence[str], news: News = la
         Follower(api, kind, namespace, read_as, seen=seen, gone=gone, params=_LABELLED)
         for namespace in namespaces or [""]
         for kind, read_as, seen, gone in kinds
+        if fleets or read_as is not Deployment
     ]
 
 

@@ -1,0 +1,235 @@
+"""The chart's admission policies on a real API server: what the operator may write, and who may write templates."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from chart.charts import Helm, Release, as_its_account
+from ground.api import Api, ApiError, Object
+from ground.controlplane import ControlPlane
+from ground.ours import made
+from ground.poll import soon
+
+NOT_OURS = "writes only objects whose controller is a ConsumerGroup or a RebalancePolicy"
+ONLY_ANNOTATIONS = "changes only its own annotations"
+POD = {"containers": [{"name": "app", "image": "app:1"}]}
+DEPLOYMENT = {
+    "selector": {"matchLabels": {"app": "orders"}},
+    "template": {"metadata": {"labels": {"app": "orders"}}, "spec": POD},
+}
+
+
+@pytest.fixture
+async def operator(
+    api: Api, control_plane: ControlPlane, release: Release, namespace: str, tmp_path: Path
+) -> AsyncIterator[Api]:
+    """Connect with the token of the operator's ServiceAccount, once the admission policy is in force."""
+    release.install()
+    async with Api.connect(as_its_account(control_plane, release, tmp_path / "kubeconfig")) as connected:
+        await soon(partial(is_in_force, connected, api, namespace))
+        yield connected
+
+
+async def is_in_force(operator: Api, api: Api, namespace: str) -> bool:
+    path = maps_of(namespace)
+    try:
+        await operator.create(path, {"metadata": {"name": "probe"}})
+    except ApiError as error:
+        return NOT_OURS in str(error)
+    await api.delete(f"{path}/probe")
+    return False
+
+
+@pytest.fixture
+async def owner(api: Api, namespace: str) -> Object:
+    """Create a group, and return the reference by which it is an object's controller."""
+    group = await api.create(groups(namespace), a_group("orders", template=False))
+    named = {"name": "orders", "uid": group["metadata"]["uid"]}
+    return {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", **named, "controller": True}
+
+
+def owned(owner: Object, name: str, **body: object) -> Object:
+    return {"metadata": {"name": name, "ownerReferences": [owner]}, **body}
+
+
+def maps_of(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+def deployments_of(namespace: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/deployments"
+
+
+def foreign(name: str, **body: object) -> Object:
+    return {"metadata": {"name": name}, **body}
+
+
+async def test_rbac_admission_policy_rejects_objects_that_are_not_rotas(
+    operator: Api, api: Api, namespace: str, owner: Object
+) -> None:
+    maps = maps_of(namespace)
+    deployments = deployments_of(namespace)
+    await api.create(maps, foreign("theirs", data={"a": "b"}))
+    await api.create(deployments, foreign("theirs", spec=DEPLOYMENT))
+    theirs = await api.get(f"{maps}/theirs")
+    attempts = [
+        operator.create(maps, foreign("new")),
+        operator.replace(f"{maps}/theirs", {**theirs, "data": {"a": "changed"}}),
+        # Taking an object over does not help: it has to belong to Rota before, too.
+        operator.replace(f"{maps}/theirs", {**theirs, "metadata": {**theirs["metadata"], "ownerReferences": [owner]}}),
+        operator.create(deployments, foreign("new", spec=DEPLOYMENT)),
+        operator.patch(f"{deployments}/theirs", {"spec": {"replicas": 0}}),
+        operator.delete(f"{deployments}/theirs"),
+        operator.create(maps, owned({**owner, "apiVersion": "apps/v1", "kind": "Deployment"}, "new")),
+        operator.create(maps, owned({**owner, "controller": False}, "new")),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ApiError, match=NOT_OURS):
+            await attempt
+
+
+async def test_rbac_admission_policy_accepts_what_the_operator_writes(
+    operator: Api, namespace: str, owner: Object
+) -> None:
+    maps = maps_of(namespace)
+    deployments = deployments_of(namespace)
+    record = await operator.create(maps, owned(owner, "orders-rota", data={"a": "b"}))
+    await operator.replace(f"{maps}/orders-rota", {**record, "data": {"a": "c"}})
+    await operator.create(deployments, owned(owner, "orders", spec=DEPLOYMENT))
+    await operator.patch(f"{deployments}/orders", {"spec": {"replicas": 2}})
+    await operator.delete(f"{deployments}/orders")
+    event = {
+        "metadata": {"name": "e", "namespace": namespace},
+        "involvedObject": {"kind": "ConsumerGroup", "name": "orders", "namespace": namespace},
+        "reason": "Settled",
+    }
+    await operator.create(f"/api/v1/namespaces/{namespace}/events", event)
+
+
+async def test_rbac_admission_policy_lets_the_operator_change_only_its_annotations_of_pods(
+    operator: Api, api: Api, namespace: str, owner: Object
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/pods/app"
+    pod = {"metadata": {"name": "app", "labels": {"app": "orders"}, "annotations": {"team": "a"}}, "spec": POD}
+    await api.create(path.rpartition("/")[0], pod)
+    ours = {"rota.dev/generation": "5-1", "controller.kubernetes.io/pod-deletion-cost": "7"}
+    await operator.patch(path, {"metadata": {"annotations": ours}})
+    await operator.patch(path, {"metadata": {"annotations": dict.fromkeys(ours)}})
+    for attempt in (
+        {"spec": {"containers": [{"name": "app", "image": "attacker:1"}]}},
+        {"metadata": {"labels": {"app": "other"}}},
+        {"metadata": {"labels": {"more": "labels"}}},
+        {"metadata": {"annotations": {"team": "b"}}},
+        {"metadata": {"annotations": {"team": None}}},
+        {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}},
+        {"metadata": {"finalizers": ["example.com/never"]}},
+        {"metadata": {"ownerReferences": [owner]}},
+    ):
+        with pytest.raises(ApiError, match=ONLY_ANNOTATIONS):
+            await operator.patch(path, attempt, "strategic")
+
+
+async def test_rbac_admission_policy_lets_the_operator_write_nothing_in_kube_system(
+    operator: Api, owner: Object
+) -> None:
+    with pytest.raises(ApiError, match="writes nothing in kube-system"):
+        await operator.create("/api/v1/namespaces/kube-system/configmaps", owned(owner, "orders-rota"))
+
+
+async def test_rbac_admission_policy_does_not_concern_other_accounts(operator: Api, api: Api, namespace: str) -> None:
+    await operator.list(maps_of(namespace))
+    await api.create(maps_of(namespace), foreign("theirs"))
+
+
+@pytest.mark.parametrize(("version", "is_rendered"), [("1.29.9", False), ("1.30.0", True), ("1.30.3-eks-1", True)])
+def test_rbac_admission_policies_are_rendered_from_kubernetes_1_30(
+    helm: Helm, version: str, *, is_rendered: bool
+) -> None:
+    rendered = helm.template("--kube-version", version, admissionPolicies={"templates": True})
+    assert len(rendered.by_kind["ValidatingAdmissionPolicy"]) == 2 * is_rendered
+
+
+# Templates.
+
+
+@pytest.fixture
+async def editor(api: Api, control_plane: ControlPlane, release: Release, namespace: str) -> AsyncIterator[Api]:
+    """Connect as a user who may write ConsumerGroups and no Deployments, once the admission policy is in force."""
+    release.install(admissionPolicies={"templates": True})
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rule = {"apiGroups": ["rota.dev"], "resources": ["consumergroups", "consumergroups/scale"], "verbs": ["*"]}
+    await api.create(f"{rbac}/roles", {"metadata": {"name": "editor"}, "rules": [rule]})
+    await bind(api, namespace, "editor")
+    async with Api.connect(control_plane.user(f"editor-{namespace}", f"editor-{namespace}")) as connected:
+        await soon(partial(is_rejected, connected, namespace))
+        yield connected
+
+
+async def bind(api: Api, namespace: str, role: str) -> None:
+    binding = {
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+        "subjects": [{"kind": "User", "name": f"editor-{namespace}"}],
+    }
+    await api.create(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings", binding)
+
+
+async def is_rejected(editor: Api, namespace: str) -> bool:
+    """Try a group with a template; return whether the policy rejects it, and not RBAC, which may lag behind."""
+    try:
+        await editor.create(groups(namespace), a_group("probe", template=True))
+    except ApiError as error:
+        return "may not create Deployments" in str(error)
+    await editor.delete(f"{groups(namespace)}/probe")
+    return False
+
+
+def groups(namespace: str) -> str:
+    return f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
+
+
+def a_group(name: str, *, template: bool, image: str = "app:1") -> Object:
+    broker = {"rocketmq": {"nameServers": ["ns:9876"]}}
+    spec = {"replicas": 1, "template": {"spec": {"containers": [{"name": "app", "image": image}]}}} if template else {}
+    return made("ConsumerGroup", name, broker=broker, subscriptions=[{"topic": "orders"}], **spec)
+
+
+async def test_template_is_rejected_from_users_who_may_not_create_deployments(
+    editor: Api, api: Api, namespace: str
+) -> None:
+    await editor.create(groups(namespace), a_group("plain", template=False))
+    await api.create(groups(namespace), a_group("orders", template=True))
+    path = f"{groups(namespace)}/orders"
+    privileged = {"template": {"spec": {"hostPID": True}}}
+    for attempt in (
+        editor.create(groups(namespace), a_group("new", template=True)),
+        editor.patch(f"{groups(namespace)}/plain", {"spec": a_group("plain", template=True)["spec"]}),
+        editor.patch(path, {"spec": privileged}),
+        editor.patch(path, {"spec": a_group("orders", template=True, image="attacker:1")["spec"]}),
+    ):
+        with pytest.raises(ApiError, match=f"editor-{namespace} may not create Deployments in namespace {namespace}"):
+            await attempt
+    # Whoever leaves the template as it is may change the rest: autoscalers, and tools that apply the same again.
+    await editor.patch(path, {"spec": {"replicas": 2}})
+    await editor.patch(f"{path}/scale", {"spec": {"replicas": 3}})
+    await editor.patch(path, {"metadata": {"labels": {"team": "a"}}})
+    await editor.patch(path, {"spec": {"template": None, "replicas": None}})
+
+
+async def test_template_is_accepted_from_users_who_may_create_deployments(
+    editor: Api, api: Api, namespace: str
+) -> None:
+    rule = {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["create"]}
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    await api.create(f"{rbac}/roles", {"metadata": {"name": "deployer"}, "rules": [rule]})
+    await bind(api, namespace, "deployer")
+
+    async def is_accepted() -> bool:
+        with suppress(ApiError):
+            return bool(await editor.create(groups(namespace), a_group("orders", template=True)))
+        return False
+
+    await soon(is_accepted)

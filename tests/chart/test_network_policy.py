@@ -1,0 +1,99 @@
+"""What the chart's NetworkPolicies admit, beside those of others, by a model of NetworkPolicy."""
+
+from typing import Any
+
+import pytest
+
+from chart.charts import Helm, Rendered
+from chart.network_model import Endpoint, admits
+from ground.api import Object
+
+MEMBER = Endpoint("shop", {"rota.dev/group": "orders", "app": "orders"})
+ATTACKER = Endpoint("attackers", {"app": "curl"})
+NEIGHBOUR = Endpoint("shop", {"app": "web"})
+SCRAPER = Endpoint("monitoring", {"app": "prometheus"})
+DENY_ALL: Object = {"metadata": {"namespace": "shop"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
+CONTROL_PORT = 9911
+APP_PORT = 8080
+
+
+def policies(helm: Helm, **network_policy: Any) -> list[Object]:
+    return rendered(helm, **network_policy).by_kind["NetworkPolicy"]
+
+
+def rendered(helm: Helm, **network_policy: Any) -> Rendered:
+    return helm.template(networkPolicy={"enabled": True, "memberNamespaces": ["shop"], **network_policy})
+
+
+def operator_pod(helm: Helm) -> Endpoint:
+    template = rendered(helm).pod
+    (port,) = template["spec"]["containers"][0]["ports"]
+    return Endpoint("rota-system", template["metadata"]["labels"], {port["name"]: port["containerPort"]})
+
+
+def test_network_policy_lets_only_the_operator_reach_members(helm: Helm) -> None:
+    closed = policies(helm)
+    assert admits(closed, operator_pod(helm), MEMBER, CONTROL_PORT)
+    for other in (ATTACKER, NEIGHBOUR, SCRAPER, Endpoint("", address="10.0.0.1")):
+        assert not admits(closed, other, MEMBER, CONTROL_PORT)
+    impostor = operator_pod(helm)._replace(namespace="attackers")
+    assert not admits(closed, impostor, MEMBER, CONTROL_PORT), "the labels of the operator are no secret"
+    assert admits(policies(helm, scrapeMembersFrom=["monitoring"]), SCRAPER, MEMBER, CONTROL_PORT)
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
+@pytest.mark.parametrize("port", [1, APP_PORT, 9910, 9912, 65535])
+def test_network_policy_opens_no_port_that_another_policy_closes(helm: Helm, port: int, protocol: str) -> None:
+    assert not admits([DENY_ALL, *policies(helm)], ATTACKER, MEMBER, port, protocol)
+    opened = policies(helm, openOtherPorts=True)
+    assert admits([DENY_ALL, *opened], ATTACKER, MEMBER, port, protocol)
+    assert not admits([DENY_ALL, *opened], ATTACKER, MEMBER, CONTROL_PORT)
+
+
+def test_network_policy_keeps_what_other_policies_open(helm: Helm) -> None:
+    theirs = {
+        "metadata": {"namespace": "shop"},
+        "spec": {
+            "podSelector": {"matchLabels": {"app": "orders"}},
+            "ingress": [{"ports": [{"port": APP_PORT}], "from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
+        },
+    }
+    both = [theirs, *policies(helm)]
+    assert admits(both, NEIGHBOUR, MEMBER, APP_PORT)
+    assert not admits(both, ATTACKER, MEMBER, APP_PORT)
+
+
+def test_network_policy_leaves_pods_without_a_sidecar_alone(helm: Helm) -> None:
+    assert admits(policies(helm), ATTACKER, NEIGHBOUR, APP_PORT)
+
+
+def test_network_policy_lets_operators_helm_test_and_scrapers_reach_the_operator(helm: Helm) -> None:
+    closed = policies(helm, scrapeFrom=["monitoring"])
+    operator = operator_pod(helm)
+    test_pod = Endpoint("rota-system", rendered(helm)["Pod"]["metadata"]["labels"])
+    for source in (operator, test_pod, SCRAPER):
+        assert admits(closed, source, operator, 8080)
+    for source in (ATTACKER, MEMBER, Endpoint("rota-system", {"app": "other"})):
+        assert not admits(closed, source, operator, 8080)
+
+
+def test_network_policy_lets_peers_of_read_from_reach_only_the_operator(helm: Helm) -> None:
+    nodes = {"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.128/25"]}}
+    people = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}, "podSelector": {}}
+    closed = policies(helm, readFrom=[nodes, people])
+    for source, is_admitted in (
+        (Endpoint("", address="10.0.0.1"), True),
+        (Endpoint("", address="10.0.0.200"), False),
+        (Endpoint("", address="10.0.1.1"), False),
+        (Endpoint("ingress", {"app": "nginx"}), True),
+    ):
+        assert admits(closed, source, operator_pod(helm), 8080) is is_admitted
+        assert not admits(closed, source, MEMBER, CONTROL_PORT)
+
+
+def test_network_policy_protects_members_in_watched_namespaces(helm: Helm) -> None:
+    rendering = helm.template(watchNamespaces=["shop", "billing"], networkPolicy={"enabled": True})
+    for namespace in ("shop", "billing"):
+        member = MEMBER._replace(namespace=namespace)
+        assert not admits(rendering.by_kind["NetworkPolicy"], ATTACKER, member, CONTROL_PORT)
+    assert admits(rendering.by_kind["NetworkPolicy"], ATTACKER, MEMBER._replace(namespace="other"), CONTROL_PORT)
