@@ -200,18 +200,20 @@ class ProcessMember:
 
 @asynccontextmanager
 async def a_member(
-    instance: Instance, folder: Path, *, queues: int = 1, **settings: Any
+    instance: Instance, folder: Path, *, queues: int = 1, shares_node_network: bool = False, **settings: Any
 ) -> AsyncIterator[ProcessMember]:
     """Run a member that works all queues of a topic, and its group's retries if it has any."""
     async with ClientSession() as session:
         member = ProcessMember(folder, f"{instance.block}.3.{next(_numbers)}", session)
+        if shares_node_network:
+            member.who = member.who._replace(node_address=member.who.address)
         await member.memory.create_topic(TOPIC, BROKER, queues)
         member.queues = await member.memory.queues(TOPIC)
         member.settings |= settings
         running = asyncio.create_task(member.run())
         try:
             await member.obeys(member.everything)
-            if member.settings["delivery"]["mode"] == "Pull":
+            if member.settings["delivery"]["mode"] == "Pull" and not shares_node_network:
                 await member.answers()
             yield member
         finally:

@@ -412,6 +412,17 @@ async def test_pull_by_a_head_request_takes_no_message(instance: Instance, tmp_p
         assert len(await member.get(wait="0s")) == 1
 
 
+async def test_pull_is_refused_in_a_pod_that_shares_the_nodes_network(instance: Instance, tmp_path: Path) -> None:
+    async with a_member(instance, tmp_path, shares_node_network=True, delivery=UNHURRIED) as member:
+
+        async def trouble() -> str | None:
+            return (await member.report()).troubles.get(pull.NOT_OPEN)
+
+        assert (await soon(trouble) or "").startswith("The pod has hostNetwork")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((member.address, pull.PORT), 1)
+
+
 async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

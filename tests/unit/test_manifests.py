@@ -69,6 +69,7 @@ def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
         "POD_NAMESPACE": "metadata.namespace",
         "POD_UID": "metadata.uid",
         "POD_IP": "status.podIP",
+        "HOST_IP": "status.hostIP",
     }
     told = {name: it["value"] for name, it in env.items() if "value" in it}
     assert told == {"ROTA_DOCUMENTS": "/etc/rota", "ROTA_STATE": "/var/lib/rota"}
@@ -99,7 +100,7 @@ def test_injection_mounts_secrets_that_the_group_names() -> None:
 
 def test_injection_keeps_state_in_an_empty_dir_unless_the_app_mounts_a_volume() -> None:
     made = injected(a_template(), "orders", SIDECAR)
-    assert volumes(made)[mounts(made)["/var/lib/rota"]] == {"emptyDir": {}}
+    assert volumes(made)[mounts(made)["/var/lib/rota"]] == {"emptyDir": {"sizeLimit": "256Mi"}}
     mount = {"name": "data", "mountPath": "/var/lib/rota/", "subPath": "offsets"}
     made = injected(a_template(an_app(volumeMounts=[mount])), "orders", SIDECAR)
     assert mounts(made)["/var/lib/rota"] == "data"

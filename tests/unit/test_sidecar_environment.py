@@ -16,6 +16,7 @@ def test_sidecar_environment_needs_pod_name_namespace_and_uid_and_has_defaults()
         namespace="shop",
         uid="0a1b2c3d-4e5f",
         address="127.0.0.1",
+        node_address="",
         local="127.0.0.1",
         documents="/etc/rota",
         state="/var/lib/rota",
@@ -27,6 +28,7 @@ def test_sidecar_environment_needs_pod_name_namespace_and_uid_and_has_defaults()
 def test_sidecar_environment_overrides_the_defaults() -> None:
     given = {
         "POD_IP": "10.0.0.7",
+        "HOST_IP": "10.0.0.1",
         "ROTA_LOCAL": "::1",
         "ROTA_DOCUMENTS": "/documents",
         "ROTA_STATE": "/state",
@@ -35,11 +37,11 @@ def test_sidecar_environment_overrides_the_defaults() -> None:
         "HOME": "/",
     }
     found = Who.read(NEEDED | given)
-    assert found[3:] == ("10.0.0.7", "::1", "/documents", "/state", "/credentials", "/ca")
+    assert found[3:] == ("10.0.0.7", "10.0.0.1", "::1", "/documents", "/state", "/credentials", "/ca")
 
 
 @pytest.mark.parametrize(
-    "name", ["POD_IP", "ROTA_LOCAL", "ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA"]
+    "name", ["POD_IP", "HOST_IP", "ROTA_LOCAL", "ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA"]
 )
 def test_sidecar_environment_treats_an_empty_variable_as_unset(name: str) -> None:
     assert Who.read(NEEDED | {name: ""}) == Who.read(NEEDED)
@@ -60,6 +62,16 @@ def test_sidecar_environment_without_a_required_variable_is_rejected_with_a_sent
         ValueError, match=f"^The variable {name} is not set; give the container the pod's {field} in it$"
     ):
         Who.read(given)
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "is_shared"),
+    [("10.0.0.7", "10.0.0.1", False), ("10.0.0.1", "10.0.0.1", True), ("10.0.0.7", "", False), ("", "", False)],
+)
+def test_sidecar_environment_shows_whether_the_pod_shares_the_nodes_network(
+    pod: str, node: str, *, is_shared: bool
+) -> None:
+    assert Who.read(NEEDED | {"POD_IP": pod, "HOST_IP": node}).shares_node_network is is_shared
 
 
 def test_sidecar_client_id_consists_of_address_pod_name_and_uid_prefix() -> None:

@@ -49,6 +49,24 @@ def test_sidecar_state_of_a_new_pod_is_empty_and_logs_nothing(tmp_path: Path, ca
     assert list(tmp_path.iterdir()) == []
 
 
+def test_sidecar_state_is_not_written_beyond_the_quota_of_its_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = kept(tmp_path, 1)
+    size = (tmp_path / "obeyed.json").stat().st_size
+    offsets = Offsets(tmp_path, "shop")
+    monkeypatch.setattr("rota.sidecar.notes.QUOTA_BYTES", 2 * size - 1)
+    with pytest.raises(OSError, match="The state would take more than"):
+        notes.keep(obeyed=2)
+    with pytest.raises(OSError, match="The state would take more than"):
+        offsets.keep({A: 1})
+    assert loaded(tmp_path) == Remembered(1, final=False)
+    (tmp_path / "of-the-app.db").write_bytes(bytes(10 * size))
+    monkeypatch.setattr("rota.sidecar.notes.QUOTA_BYTES", 3 * size)
+    notes.keep(obeyed=2)
+    assert loaded(tmp_path) == Remembered(2, final=False), "files of the app do not count"
+
+
 def test_sidecar_state_is_read_back_after_a_write(tmp_path: Path) -> None:
     notes = kept(tmp_path / "made" / "at once", 42)
     assert loaded(tmp_path / "made" / "at once") == Remembered(42, final=False)

@@ -27,6 +27,9 @@ NOTE: Final = "rota.dev/sidecar"  # the image that was put in
 BEFORE: Final = "rota.dev/before"  # what only a note can bring back
 WISH: Final = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
 STATE: Final = "/var/lib/rota"
+STATE_LIMIT: Final = (
+    "256Mi"  # of the volume there; the sidecar stops writing before, for a pod that exceeds it is evicted
+)
 
 _TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where it lies, not what it is
 _DRAIN = "/v1/drain"
@@ -210,7 +213,7 @@ def _new_part(template: Object, group: str, sidecar: SidecarSpec) -> _Part:
     volumes = [*_volumes(group, sidecar)]
     mounts: list[Object] = [{"name": it.name, "mountPath": it.path, "readOnly": True} for it in volumes]
     kept = _state_of_app(template["spec"])
-    state = _Volume("rota-state", STATE, {"emptyDir": {}}, "ROTA_STATE")
+    state = _Volume("rota-state", STATE, {"emptyDir": {"sizeLimit": STATE_LIMIT}}, "ROTA_STATE")
     mounts.append(kept or {"name": state.name, "mountPath": state.path})
     told = {it.told: it.path for it in [*volumes, state] if it.told}
     made = [*volumes, *([] if kept else [state])]
@@ -245,6 +248,7 @@ def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Objec
         "POD_NAMESPACE": "metadata.namespace",
         "POD_UID": "metadata.uid",
         "POD_IP": "status.podIP",
+        "HOST_IP": "status.hostIP",
     }
     return {
         "name": SIDECAR,

@@ -16,6 +16,7 @@ class Who(NamedTuple):
     namespace: str
     uid: str
     address: str = "127.0.0.1"  # of the pod: reports, probes, drains
+    node_address: str = ""  # of the pod's node, if it is known
     local: str = "127.0.0.1"  # where the app is: it is posted to here, and asks here
     documents: str = "/etc/rota"
     state: str = "/var/lib/rota"
@@ -34,12 +35,18 @@ class Who(NamedTuple):
             namespace=given["POD_NAMESPACE"],
             uid=given["POD_UID"],
             address=given.get("POD_IP") or default.address,
+            node_address=given.get("HOST_IP", ""),
             local=given.get("ROTA_LOCAL") or default.local,
             documents=given.get("ROTA_DOCUMENTS") or default.documents,
             state=given.get("ROTA_STATE") or default.state,
             credentials=given.get("ROTA_CREDENTIALS", ""),
             authorities=given.get("ROTA_CA", ""),
         )
+
+    @property
+    def shares_node_network(self) -> bool:
+        """Whether the pod has `hostNetwork`, so that every process of the node reaches its loopback address."""
+        return bool(self.node_address) and self.node_address == self.address
 
     @property
     def client_id(self) -> str:

@@ -8,6 +8,10 @@ from rota.sidecar.pull import Pull
 from rota.sidecar.push import Push
 from rota.sidecar.reading import Reading
 
+_NODE_NETWORK = (
+    "The pod has hostNetwork, so every process of its node could take its messages; remove that, or use Push"
+)
+
 
 class Shell(push.Shell, pull.Shell, Protocol):
     """What either asks, and tells, of the member."""
@@ -16,9 +20,12 @@ class Shell(push.Shell, pull.Shell, Protocol):
 class Modes:
     """How messages reach the app."""
 
-    def __init__(self, shell: Shell, host: str, port: int = pull.PORT) -> None:
-        """The app is posted to at an address, or asks there."""
-        self._shell, self._host, self._port = shell, host, port
+    def __init__(self, shell: Shell, host: str, port: int = pull.PORT, *, shares_node_network: bool = False) -> None:
+        """The app is posted to at an address, or asks there, unless others than the pod's containers could ask, too."""
+        self._shell = shell
+        self._host = host
+        self._port = port
+        self._shares_node_network = shares_node_network
         self._mode = ""
         self._app: Push | Pull | None = None
         self._chosen = asyncio.Event()
@@ -48,7 +55,10 @@ class Modes:
         pulling = Pull(self._shell, self._host, self._port)
         pulling.queues_changed()
         pulling.wake()
-        self._shell.start(pulling.serve())
+        if self._shares_node_network:
+            self._shell.health.trouble(pull.NOT_OPEN, _NODE_NETWORK)
+        else:
+            self._shell.start(pulling.serve())
         return pulling
 
     def cut(self, reading: Reading) -> None:

@@ -4,6 +4,7 @@ Every file is written whole beside its place, brought to the disk and renamed: a
 one before or the new one. Writing is synchronous and raises OSError; then the one before is still in its place.
 """
 
+import errno
 import logging
 import os
 import time
@@ -18,6 +19,7 @@ from rota.documents import Whole
 from rota.model import Queue
 from rota.ranges import unnested
 
+QUOTA_BYTES = 240 * 2**20  # of all files: the volume that is put into pods has 256 MiB
 _LARGEST = 4096  # bytes of a note, a block of most disks
 
 _log = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class Notes:
             raise RuntimeError("Notes are a pod's: load them before they are kept")
         kept = Remembered(max(self._kept.obeyed, obeyed or 0), self._kept.final or final)
         if kept != self._kept:
-            _write(self._path, _Note(self._uid, *kept))
+            _write(self._path.parent, self._path, _Note(self._uid, *kept))
             self._kept = kept
 
     def _read(self, uid: str) -> Remembered:
@@ -100,7 +102,9 @@ class Offsets:
 
     def __init__(self, folder: Path, group: str) -> None:
         """Read nothing yet; groups and topics have names as the spec allows them, without slashes and dots."""
-        self._folder, self._group = folder / group, group
+        self._root = folder
+        self._folder = folder / group
+        self._group = group
         self._kept: dict[str, dict[Queue, int]] = {}
         self._begun: dict[str, float] = {}
 
@@ -138,7 +142,7 @@ class Offsets:
         nested: dict[str, dict[str, int]] = {}
         for queue, offset in sorted(after.items()):
             nested.setdefault(queue.broker, {})[str(queue.id)] = offset
-        _write(self._path(topic), _Places(self._group, topic, nested, self._begun[topic]))
+        _write(self._root, self._path(topic), _Places(self._group, topic, nested, self._begun[topic]))
         self._kept[topic] = after
 
     def _path(self, topic: str) -> Path:
@@ -166,12 +170,22 @@ class Offsets:
         return offsets
 
 
-def _write(path: Path, body: msgspec.Struct) -> None:
+def _need_room(root: Path, size: int) -> None:
+    """Raise an OSError if our files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
+    files = [*root.glob("*.json*"), *root.glob("*/*.json*")]
+    used = sum(file.stat().st_size for file in files)
+    if used + size > QUOTA_BYTES:
+        raise OSError(errno.EDQUOT, f"The state would take more than {QUOTA_BYTES // 2**20} MiB", str(root))
+
+
+def _write(root: Path, path: Path, body: msgspec.Struct) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
+    text = msgspec.json.encode(body)
+    _need_room(root, len(text))
     try:
         with new.open("wb") as file:
-            file.write(msgspec.json.encode(body))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)

@@ -35,7 +35,9 @@ async def serve(variables: Mapping[str, str]) -> None:
 
 async def work(who: Who, connect: Connect, ending: asyncio.Event, port: int = PORT, pull_port: int = pull.PORT) -> None:
     """Work as a member until told to end; the second port is opened where the app asks for messages."""
-    sidecar = Sidecar(who, connect, lambda shell: Modes(shell, who.local, pull_port))
+    sidecar = Sidecar(
+        who, connect, lambda shell: Modes(shell, who.local, pull_port, shares_node_network=who.shares_node_network)
+    )
     page = await Page(sidecar).serve(who.address, port)
     _log.info("The sidecar of %s/%s answers at %s, port %d", who.namespace, who.pod, who.address, port)
     try:
