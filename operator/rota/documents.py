@@ -23,6 +23,8 @@ PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
 LARGEST = 48 * 2**20  # bytes unpacked: as many queues as can be take 32 MiB while all are under way between long names
 MOST_PARTS = 16 * MOST_IDS  # objects, lists, fields: a queue under way has 9, and each takes memory
+UNCHECKED_REPORT_BYTES = 64 * 1024  # a report of this size is decoded without further ado
+MOST_REPORT_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18}  # by part
 MOST_EXTRA = 64 * 1024  # bytes of fields that we do not know: they are carried along, whatever they are
 LATEST = 2**53  # the highest generation that is read: so far JSON's numbers are whole
 DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
@@ -340,9 +342,29 @@ def read_offsets(text: bytes | str) -> dict[Queue, int | None]:
     return {Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}
 
 
+class _ReportParts(Struct):
+    """The parts of a report whose size the member decides, as they stand in the text."""
+
+    held: msgspec.Raw = msgspec.Raw(b"")
+    releasing: msgspec.Raw = msgspec.Raw(b"")
+    brokers: msgspec.Raw = msgspec.Raw(b"")
+    troubles: msgspec.Raw = msgspec.Raw(b"")
+
+
+def _check_sizes(text: bytes | str) -> None:
+    """Reject a report before it is decoded, which takes 20 times the memory of its text."""
+    if len(text) <= UNCHECKED_REPORT_BYTES:
+        return
+    parts = msgspec.json.decode(text, type=_ReportParts)
+    for name, limit in MOST_REPORT_BYTES.items():
+        if (size := len(bytes(getattr(parts, name)))) > limit:
+            raise ValueError(f"{name} takes {size:,} bytes, and {limit:,} are the most")
+
+
 def read_report(text: bytes | str) -> Report:
     """Read a report; what is none is a sentence, and fields of later versions are passed over."""
     try:
+        _check_sizes(text)
         report = msgspec.json.decode(text, type=Report)
         check(report.held, report.releasing)
     except (ValueError, RecursionError) as error:  # msgspec's errors are such too

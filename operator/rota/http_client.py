@@ -1,5 +1,7 @@
 """How HTTP clients treat answers of servers that may be hostile: redirects, compression and long bodies."""
 
+import math
+from contextlib import AbstractAsyncContextManager, nullcontext
 from http import HTTPStatus
 from typing import Final
 
@@ -22,11 +24,29 @@ def is_compressed(response: ClientResponse) -> bool:
     return response.headers.get("Content-Encoding", "identity").strip().lower() != "identity"
 
 
-async def read_body(response: ClientResponse, limit_bytes: float) -> bytes:
-    """Return the body, unpacked if the session unpacks; raise TooLongError as soon as it exceeds the limit."""
+async def read_body(
+    response: ClientResponse,
+    limit_bytes: float,
+    large_bytes: float = math.inf,
+    large_at_once: AbstractAsyncContextManager[object] | None = None,
+) -> bytes:
+    """Return the body, unpacked if the session unpacks; raise TooLongError as soon as it exceeds the limit.
+
+    What exceeds `large_bytes` is read on while holding `large_at_once`, such as a semaphore.
+    """
     body = bytearray()
+    await _read_until(response, body, large_bytes, limit_bytes)
+    if len(body) > large_bytes:
+        async with large_at_once or nullcontext():
+            await _read_until(response, body, limit_bytes, limit_bytes)
+    return bytes(body)
+
+
+async def _read_until(response: ClientResponse, body: bytearray, pause_bytes: float, limit_bytes: float) -> None:
+    """Read on until the end, or until the body exceeds `pause_bytes`."""
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > limit_bytes:
             raise TooLongError(f"The answer is longer than {limit_bytes} bytes")
-    return bytes(body)
+        if len(body) > pause_bytes:
+            return

@@ -94,6 +94,7 @@ class Reason(StrEnum):
     TEMPLATE_REFUSED = "TemplateRefused"
     WRITE_REFUSED = "WriteRefused"
     CLAIMED_TWICE = "ClaimedTwice"
+    TOO_MANY_QUEUES = "TooManyQueues"
     STRATEGY_FAILED = "StrategyFailed"
     NO_MEMBERS = "NoMembers"
     IDLE_MEMBERS = "IdleMembers"

@@ -166,6 +166,21 @@ async def test_route_with_more_queues_than_possible_is_malformed(world: BrokerNe
         await world.cluster(await world.start(world.names)).queues("orders")
 
 
+async def test_route_with_very_many_queues_is_counted_without_memory_for_each(world: BrokerNetwork) -> None:
+    await world.broker("a")
+    world.names.topics["orders"]["a"] = 2**31 - 1
+    cluster = world.cluster(await world.start(world.names))
+    assert await cluster.queue_counts("orders") == {"a": 2**31 - 1}
+
+
+async def test_route_with_very_many_brokers_is_malformed(world: BrokerNetwork) -> None:
+    names = [f"broker-{number}" for number in range(1025)]
+    world.names.brokers |= {name: {0: "127.0.0.1:1"} for name in names}
+    world.names.topics["orders"] = dict.fromkeys(names, 1)
+    with pytest.raises(Garbled, match=r"^The route of orders names 1,025 brokers; 1,024 are the most$"):
+        await world.cluster(await world.start(world.names)).queue_counts("orders")
+
+
 async def test_route_that_names_a_broker_twice_is_malformed(
     world: BrokerNetwork,
 ) -> None:

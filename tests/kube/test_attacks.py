@@ -15,7 +15,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from brokers.scripted import Server, a_server
+from brokers.scripted import Names, Server, a_broker, a_server
 from chart.charts import Release, as_its_account, started
 from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
@@ -301,3 +301,38 @@ async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes
     added = peak_bytes(operator.pid) - before
     print(f"{attack}: {added / MEBIBYTE:.0f} MiB added")
     assert added < ATTACK_LIMIT_BYTES
+
+
+MANY_TOPICS = [f"topic-{number}" for number in range(20)]
+QUOTA_LIMIT_BYTES = (
+    16 * MEBIBYTE
+)  # that a group over the quota may add to the operator's memory, with all that is asked
+
+
+async def test_queue_quota_keeps_a_hostile_name_server_from_exhausting_the_operator(
+    operator: asyncio.subprocess.Process, api: Api, attackers: str
+) -> None:
+    """Twenty topics with 262,144 queues each took 2 GB, and again after each restart."""
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
+
+    async def message(name: str, kind: str) -> str:
+        found = conditions(await api.get(f"{groups}/{name}"))
+        return str(found.get(kind, {}).get("message", ""))
+
+    async with a_server(a_broker) as broker:
+        names = Names({"broker-0": {0: broker.address}}, {topic: {"broker-0": 2**18} for topic in MANY_TOPICS})
+        names.topics["small"] = {"broker-0": 4}
+        async with a_server(names) as name_server:
+            rocketmq = {"rocketmq": {"nameServers": [name_server.address]}}
+            # What the first group of an operator takes, such as modules that it loads, is no part of the attack.
+            small = made("ConsumerGroup", "small", broker=rocketmq, subscriptions=[{"topic": "small"}])
+            await api.create(groups, small)
+            await soon(partial(message, "small", "NoMembers"))
+            before = peak_bytes(operator.pid)
+            topics = [{"topic": topic} for topic in MANY_TOPICS]
+            await api.create(groups, made("ConsumerGroup", GROUP, broker=rocketmq, subscriptions=topics))
+            told = await soon(partial(message, GROUP, "TooManyQueues"))
+            assert "The topics have 5,242,880 queues; a group may have 131,072" in told
+            added = peak_bytes(operator.pid) - before
+            print(f"{added / MEBIBYTE:.1f} MiB added")
+            assert added < QUOTA_LIMIT_BYTES

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rota import documents
 from rota.documents import (
     LATEST,
     PACKED,
@@ -341,6 +342,30 @@ def test_report_that_names_too_many_queues_is_rejected() -> None:
         read_report(told % (131_071, 0))
     with pytest.raises(ValueError, match=r"^The report cannot be read: Queue ids '0-131072' cannot be read"):
         read_report(told % (131_072, 0))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("held", {f"t{number}": {"b": "0"} for number in range(150_000)}),
+        ("releasing", {"t": {f"b{number}": "0" for number in range(200_000)}}),
+        ("brokers", {f"b{number}": True for number in range(20_000)}),
+        ("troubles", {f"Reason{number}": "x" * 1000 for number in range(300)}),
+    ],
+)
+def test_report_with_too_large_a_part_is_rejected_before_it_is_decoded(
+    part: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"member": "m1", "uid": "u", "generation": 1, part: value})
+    monkeypatch.setattr(documents, "Report", None)  # decoding would fail otherwise
+    with pytest.raises(ValueError, match=rf"^The report cannot be read: {part} takes [0-9,]+ bytes, and"):
+        read_report(text)
+
+
+def test_report_with_the_maximum_of_queues_is_read() -> None:
+    queues = {f"topic-{number}": {"broker-a": ",".join(map(str, range(0, 16_384, 2)))} for number in range(16)}
+    report = {"member": "m1", "uid": "u", "generation": 1, "held": queues, "queues": [{"topic": "x" * 100}] * 20_000}
+    assert len(read_report(json.dumps(report)).working) == MOST_IDS
 
 
 @pytest.mark.parametrize("ranges", ["", "x", "3-1", "0-3,2", "3,0-5"])

@@ -1,5 +1,6 @@
 """HTTP clients follow no redirect, decompress no report, and read bounded answers, but for the API server's own."""
 
+import asyncio
 import gzip
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,11 +14,13 @@ from aiohttp import web
 
 import rota
 from builders import a_report
+from ground.poll import PATIENCE_SECONDS
 from rota.kube import reports
 from rota.kube.api import Api, Unanswered
 from rota.kube.reports import Reports
 
 HOST = "127.0.0.1"
+MEBIBYTE = 2**20
 UID = "uid-m1"
 REDIRECTS = [301, 302, 303, 307, 308]
 ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
@@ -121,6 +124,34 @@ async def test_http_client_stops_reading_a_report_that_is_too_long(
         monkeypatch.setattr(reports, "PORT", member.port)
         assert (await client.read(HOST, UID)).report is None
     assert sent < 64 * reports.LARGEST
+
+
+async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "LARGEST", 64 * MEBIBYTE)
+    monkeypatch.setattr(reports, "LARGE_AT_ONCE", 1)
+    monkeypatch.setattr(reports, "READ_SECONDS", PATIENCE_SECONDS)
+    being_read: set[int] = set()
+    most = 0
+
+    async def answer_large(request: web.Request) -> web.StreamResponse:
+        nonlocal most
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for sent in range(32):
+            await response.write(bytes(MEBIBYTE))
+            if sent >= 16:  # far more than all buffers on the way hold
+                being_read.add(id(request))
+                most = max(most, len(being_read))
+        await response.write_eof()
+        being_read.discard(id(request))
+        return response
+
+    client = Reports()
+    async with recording(answer_large) as member:
+        monkeypatch.setattr(reports, "PORT", member.port)
+        await asyncio.gather(*(client.read(HOST, UID) for _ in range(4)))
+    await client.close()
+    assert (len(member.requests), most) == (4, 1)
 
 
 @pytest.mark.parametrize("status", REDIRECTS)

@@ -6,6 +6,7 @@ import pytest
 
 from rota.brokers import Client
 from rota.brokers.memory import BROKER, Memory
+from rota.kube.queue_quota import QueueQuota
 from rota.kube.views import DEAD_SECONDS, Interest, Views
 from rota.model import Queue, Reason
 
@@ -60,6 +61,27 @@ async def test_connection_list_fetched_for_a_deleted_group_is_not_kept() -> None
     views = await looked_too_late("clients")
     assert not views._online
     assert views.clients(KEY) == {}
+
+
+async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_questions_about_them() -> None:
+    memory = Memory()
+    await memory.create_topic("orders", BROKER, 3)
+    await memory.create_topic("bills", BROKER, 2)
+    heard: list[tuple[str, str]] = []
+    views = Views(memory, heard.append, QueueQuota(per_group=4, total=100))
+    views.want(KEY, Interest("orders", ("orders", "bills"), broadcasting=False))
+    await views.look(KEY)
+    found = views.of(KEY, 0.0, ())
+    assert [problem.reason for problem in found.problems] == [Reason.TOO_MANY_QUEUES]
+    assert {found.views["orders"], found.views["bills"]} == {None}
+    assert KEY not in views.interests
+    assert "queues" not in vars(views._topics["orders"]), "no queue was made"
+    views.want(KEY, ORDERS)
+    found = views.of(KEY, 0.0, ())
+    assert found.problems == ()
+    assert found.views["orders"]
+    assert len(found.views["orders"].queues) == 3
+    assert views.interests == {KEY: ORDERS}
 
 
 async def test_retry_topic_of_another_group_must_exist_but_the_groups_own_need_not() -> None:

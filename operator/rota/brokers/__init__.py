@@ -193,6 +193,11 @@ class Settings(NamedTuple):
     attempts: int = 16
 
 
+def queues_of(topic: str, counts: Mapping[str, int]) -> tuple[Queue, ...]:
+    """Return the queues of a topic, sorted, by how many each broker has."""
+    return tuple(Queue(topic, broker, number) for broker in sorted(counts) for number in range(counts[broker]))
+
+
 class Brokers(Protocol):
     """The brokers of one cluster, as an operator sees them.
 
@@ -201,6 +206,9 @@ class Brokers(Protocol):
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         """Return the queues of a topic that can be read; `Unknown` if there is no such topic."""
+
+    async def queue_counts(self, topic: str) -> Mapping[str, int]:
+        """Return how many queues of a topic each broker has, whose ids are 0, 1, …; that takes little memory."""
 
     async def brokers(self) -> tuple[str, ...]:
         """Return the names of all brokers."""

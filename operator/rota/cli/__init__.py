@@ -242,6 +242,13 @@ def inject(**given: Any) -> None:
     help="Whether each queue has metrics of its own.",
 )
 @click.option(
+    "--max-queues",
+    envvar="ROTA_MAX_QUEUES",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Of all groups together (default: 300000).",
+)
+@click.option(
     "--fleets/--no-fleets",
     envvar="ROTA_FLEETS",
     default=True,

@@ -20,6 +20,7 @@ from rota.kube.api import Api, ApiError
 from rota.kube.group import AtBroker, Group
 from rota.kube.lags import Lag, Lags
 from rota.kube.paths import object_path
+from rota.kube.queue_quota import QueueQuota
 from rota.kube.views import Interest, Views
 from rota.model import Queue, Reason, Verdict
 from rota.spec import GroupSpec, RocketMQ
@@ -75,9 +76,17 @@ class _Stay:
 class Places:
     """All clusters of brokers that groups use."""
 
-    def __init__(self, api: Api, connect: Callable[[Site], Brokers] = Cluster, *, is_pod: bool = False) -> None:
+    def __init__(
+        self,
+        api: Api,
+        connect: Callable[[Site], Brokers] = Cluster,
+        *,
+        quota: QueueQuota | None = None,
+        is_pod: bool = False,
+    ) -> None:
         """Connect to none yet; in a pod names are looked up in its own namespace, which is not that of groups."""
         self._api, self._connect, self._is_pod = api, connect, is_pod
+        self._quota = quota or QueueQuota()
         self._places: dict[tuple[object, ...], _Place] = {}
         self._stays: dict[Key, _Stay] = {}
         self._claims: dict[str, set[Key]] = {}  # who names each of the brokers' groups
@@ -234,7 +243,7 @@ class Places:
         stay.place = site.mark
         if site.mark not in self._places:
             brokers = self._connect(site.site)
-            views = Views(brokers, self._heard)
+            views = Views(brokers, self._heard, self._quota)
             lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun)
             loop = asyncio.get_running_loop()
             running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]

@@ -31,6 +31,7 @@ from rota.kube.outlets import Outlets
 from rota.kube.page import PORT, Page, ages, metrics
 from rota.kube.paths import GROUPS, POLICIES
 from rota.kube.places import Places
+from rota.kube.queue_quota import MAX_QUEUES, QueueQuota
 from rota.kube.reports import Reports
 from rota.kube.sight import Sight
 from rota.kube.site import Hub, routes
@@ -67,6 +68,7 @@ class Options:
     journal: str = ""
     journal_limit: str = LIMIT  # how much its folder may hold
     queue_metrics: bool = True  # whether each queue has series of its own
+    max_queues: int = MAX_QUEUES  # of all groups together
     fleets: bool = True  # whether it manages the Deployments of groups with a template
     image: str = ""  # of sidecars
 
@@ -106,7 +108,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
     async with AsyncExitStack() as open_:
         api = await open_.enter_async_context(Api(handlers.access))
         beside = await open_.enter_async_context(Api(handlers.access))  # the Lease waits for nothing else
-        reports, places, hub = Reports(), Places(api, is_pod="KUBERNETES_SERVICE_HOST" in os.environ), Hub()
+        reports, places, hub = Reports(), _places(api, options), Hub()
         open_.push_async_callback(places.close)
         open_.push_async_callback(reports.close)
         identity = options.identity or _identity()
@@ -157,6 +159,11 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
             for task in reversed(running):
                 task.cancel()
     return code
+
+
+def _places(api: Api, options: Options) -> Places:
+    is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    return Places(api, quota=QueueQuota(total=options.max_queues), is_pod=is_pod)
 
 
 def _measures(brain: Brain, followed: Sequence[Follower[Any]], journal: Journal, options: Options) -> Measures:

@@ -8,10 +8,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from rota.brokers import BrokerError, Brokers, Client, Refused, Settings, Unknown, Unreachable
+from rota.brokers import BrokerError, Brokers, Client, Refused, Settings, Unknown, Unreachable, queues_of
 from rota.kube.group import AtBroker
+from rota.kube.queue_quota import QueueQuota
 from rota.model import RETRY, Queue, Reason, Verdict
 from rota.planner import View
 from rota.spec import StartFrom
@@ -41,13 +43,19 @@ class Interest(NamedTuple):
 class _Topic:
     """What was last told of a topic, and since when it is that."""
 
-    queues: tuple[Queue, ...] | None = None
+    name: str
+    counts: Mapping[str, int] | None = None  # of queues, by broker
     since: float = 0.0
     why: BrokerError | None = None
     brokers: frozenset[str] = field(init=False)  # once: each look at lag asks for them, of every topic
 
     def __post_init__(self) -> None:
-        self.brokers = frozenset(queue.broker for queue in self.queues or ())
+        self.brokers = frozenset(self.counts or ())
+
+    @cached_property
+    def queues(self) -> tuple[Queue, ...] | None:
+        """All queues; asked for only where the group's quota allows for them."""
+        return None if self.counts is None else queues_of(self.name, self.counts)
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,13 @@ class _Twice(NamedTuple):
 class Views:
     """What one cluster of brokers tells."""
 
-    def __init__(self, brokers: Brokers, news: Callable[[Key], None]) -> None:
+    def __init__(self, brokers: Brokers, news: Callable[[Key], None], quota: QueueQuota | None = None) -> None:
         """Ask nothing before `run`; `news` is told of each group of which something is told anew."""
-        self._brokers, self._news = brokers, news
+        self._brokers = brokers
+        self._news = news
+        self._quota = quota or QueueQuota()
         self._interests: dict[Key, Interest] = {}
+        self._within_quota: dict[Key, Interest] = {}
         self._topics: dict[str, _Topic] = {}
         self._groups_of_topic: Counter[str] = Counter()  # how many groups want each topic
         self._online: dict[Key, _Online] = {}
@@ -83,8 +94,8 @@ class Views:
 
     @property
     def interests(self) -> Mapping[Key, Interest]:
-        """What each group wants to know."""
-        return self._interests
+        """What each group wants to know that is within its quota of queues."""
+        return self._within_quota
 
     def where_is(self, topic: str) -> frozenset[str]:
         """Return the brokers that a topic was last seen on."""
@@ -106,12 +117,25 @@ class Views:
             return
         if interest is None:
             del self._interests[key]
+            self._within_quota.pop(key, None)
+            self._quota.release(key)
             self._online.pop(key, None)
         else:
             self._interests[key] = interest
             self._groups_of_topic.update(topics_of(interest))
+            self._claim_queues(key)
         if previous is not None:
             self._forget_topics(topics_of(previous))
+
+    def _claim_queues(self, key: Key) -> None:
+        """Claim a group's queues; what has too many is not asked about any further."""
+        interest = self._interests[key]
+        topics = [self._topics[topic] for topic in topics_of(interest) if topic in self._topics]
+        self._quota.claim(key, [topic.counts for topic in topics if topic.counts])
+        if self._quota.rejection(key):
+            self._within_quota.pop(key, None)
+        else:
+            self._within_quota[key] = interest
 
     def _forget_topics(self, topics: Collection[str]) -> None:
         """Drop the routes of topics that no group wants any more."""
@@ -162,20 +186,21 @@ class Views:
 
     async def _ask(self, topic: str) -> None:
         """Ask for a topic's queues; if something else is told than before, tell all whom it concerns."""
-        before = self._topics.setdefault(topic, _Topic())
-        queues: tuple[Queue, ...] | None = None
+        before = self._topics.setdefault(topic, _Topic(topic))
+        counts: Mapping[str, int] | None = None
         why: BrokerError | None = None
         async with self._room:
             try:
-                queues = await self._brokers.queues(topic)
+                counts = await self._brokers.queue_counts(topic)
             except BrokerError as error:
                 why = error
-        if (queues, type(why)) == (before.queues, type(before.why)) and before.since:
+        if (counts, type(why)) == (before.counts, type(before.why)) and before.since:
             return
         if topic not in self._topics:  # nobody wants to know any more
             return
-        self._topics[topic] = _Topic(queues, asyncio.get_running_loop().time(), why)
+        self._topics[topic] = _Topic(topic, counts, asyncio.get_running_loop().time(), why)
         for key in [key for key, interest in self._interests.items() if topic in topics_of(interest)]:
+            self._claim_queues(key)
             self._news(key)
 
     async def _ask_online(self, key: Key, interest: Interest) -> bool:
@@ -221,10 +246,11 @@ class Views:
         if interest is None:
             return AtBroker()
         views: dict[str, View | None] = {}
-        problems: list[Verdict] = []
+        rejection = self._quota.rejection(key)
+        problems = [rejection] if rejection else []
         for topic in topics_of(interest):
-            it = self._topics.get(topic) or _Topic()
-            views[topic] = None if it.queues is None else View(it.queues, now - it.since)
+            it = self._topics.get(topic) or _Topic(topic)
+            views[topic] = None if rejection or it.queues is None else View(it.queues, now - it.since)
             if isinstance(it.why, Unknown) and topic in interest.topics:
                 problems.append(Verdict(Reason.UNKNOWN_TOPIC, f"{it.why}; create it, or mend spec.subscriptions"))
             elif isinstance(it.why, Unreachable) and topic in interest.topics:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from random import choice
@@ -110,6 +110,10 @@ class Memory:
         if topic not in self._topics:
             raise Unknown(f"There is no topic {topic}")
         return tuple(sorted(self._topics[topic]))
+
+    async def queue_counts(self, topic: str) -> Mapping[str, int]:
+        """Return how many queues of a topic each broker has."""
+        return Counter([queue.broker for queue in await self.queues(topic)])
 
     async def brokers(self) -> tuple[str, ...]:
         """Return the names of all brokers."""

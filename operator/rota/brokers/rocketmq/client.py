@@ -3,12 +3,12 @@
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from rota.brokers import BrokerError, Garbled, Refused, Unknown, Unreachable
+from rota.brokers import BrokerError, Garbled, Refused, Unknown, Unreachable, queues_of
 from rota.brokers.rocketmq import bodies
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.answers import good, side_by_side
@@ -23,6 +23,7 @@ LOOK_SECONDS = 1.0  # so often brokers are looked up, however many calls fail
 DOUBT_SECONDS = 3.0  # how old a route may be that is held against a broker
 FORGET_SECONDS = 300.0  # after that a broker that no name server lists is gone for good
 MOST_QUEUES = 2**18  # of a topic; a route is short, however many it names
+MOST_BROKERS = 1024  # of a topic
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,21 @@ class Site:
 
 @dataclass(frozen=True)
 class Route:
-    """Where a topic is: its queues that can be read, and the addresses of its brokers by name and id."""
+    """Where a topic is: how many queues can be read at each broker, and the addresses of its brokers by name and id."""
 
-    queues: tuple[Queue, ...]
+    topic: str
+    queue_counts: Mapping[str, int]
     addresses: Addresses
+
+    def __contains__(self, queue: Queue) -> bool:
+        """Whether there is this queue of the topic."""
+        return 0 <= queue.id < self.queue_counts.get(queue.broker, 0)
+
+    def queues(self) -> tuple[Queue, ...]:
+        """Return all queues; raise Garbled if there are more than any topic has."""
+        if (most := sum(self.queue_counts.values())) > MOST_QUEUES:
+            raise Garbled(f"The route of {self.topic} names {most:,} queues; {MOST_QUEUES:,} are the most")
+        return queues_of(self.topic, self.queue_counts)
 
 
 class Client:
@@ -164,11 +176,11 @@ class Client:
     async def need(self, queue: Queue) -> None:
         """Make sure that there is such a queue: brokers tell offsets of queues that there are not."""
         route = self._routes.get(queue.topic)
-        if route is None or queue not in route.queues:
+        if route is None or queue not in route:
             route = await self.route(queue.topic)
         if queue.broker not in route.addresses:  # it is away, and its queues with it
             raise Unreachable(f"The name server knows of no broker {queue.broker} at present")
-        if queue not in route.queues:
+        if queue not in route:
             raise Unknown(f"There is no queue {queue}")
 
     async def doubt(self, queue: Queue) -> None:
@@ -181,7 +193,7 @@ class Client:
                 with suppress(Unreachable):
                     await self.route(queue.topic)
         route = self._routes.get(queue.topic) or await self.route(queue.topic)
-        if queue.broker in route.addresses and queue not in route.queues:
+        if queue.broker in route.addresses and queue not in route:
             raise Unknown(f"There is no queue {queue}")
 
     async def refresh(self, topics: Iterable[str]) -> None:
@@ -204,13 +216,13 @@ def _route(topic: str, found: bodies.TopicRoute) -> Route:
     if found.topic_queue_mapping_by_broker:
         raise Refused(f"The topic {topic} is a static one, its queues move between brokers; Rota cannot read those")
     readable = [data for data in found.queue_datas if data.perm & READABLE and data.read_queue_nums > 0]
-    if (most := sum(data.read_queue_nums for data in readable)) > MOST_QUEUES:
-        raise Garbled(f"The route of {topic} names {most:,} queues; {MOST_QUEUES:,} are the most")
+    if len(readable) > MOST_BROKERS:
+        raise Garbled(f"The route of {topic} names {len(readable):,} brokers; {MOST_BROKERS:,} are the most")
     names = Counter(data.broker_name for data in readable)
     if twice := [name for name, times in names.items() if times > 1]:
         raise Garbled(f"The route of {topic} names the broker {twice[0]} twice")
-    queues = (Queue(topic, data.broker_name, number) for data in readable for number in range(data.read_queue_nums))
-    return Route(tuple(sorted(queues)), {broker.broker_name: broker.broker_addrs for broker in found.broker_datas})
+    counts = {data.broker_name: data.read_queue_nums for data in readable}
+    return Route(topic, counts, {broker.broker_name: broker.broker_addrs for broker in found.broker_datas})
 
 
 def _now() -> float:

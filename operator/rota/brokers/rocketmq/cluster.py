@@ -36,7 +36,11 @@ class Cluster:
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         """Return the queues of a topic that can be read."""
-        return (await self._client.route(topic)).queues
+        return (await self._client.route(topic)).queues()
+
+    async def queue_counts(self, topic: str) -> Mapping[str, int]:
+        """Return how many queues of a topic each broker has."""
+        return (await self._client.route(topic)).queue_counts
 
     async def brokers(self) -> tuple[str, ...]:
         """Return the names of all brokers."""

@@ -1,0 +1,53 @@
+"""How many queues groups may have: a tenant's name server can claim any number, and the operator's memory is shared."""
+
+from collections.abc import Iterable, Mapping
+
+from rota.model import Reason, Verdict
+from rota.ranges import MOST_IDS
+
+MAX_QUEUES_OF_GROUP = MOST_IDS  # an assignment carries no more
+MAX_QUEUES = 300_000  # of all groups together, unless the operator is told otherwise: a queue takes about 1 KiB
+
+Key = tuple[str, str]
+
+
+class QueueQuota:
+    """Queues that groups claim. A group that would exceed a limit has none; those that came first keep theirs."""
+
+    def __init__(self, per_group: int = MAX_QUEUES_OF_GROUP, total: int = MAX_QUEUES) -> None:
+        self._per_group = per_group
+        self._total = total
+        self._claims: dict[Key, int] = {}
+        self._claimed = 0
+        self._rejected: dict[Key, Verdict] = {}
+
+    def claim(self, key: Key, counts: Iterable[Mapping[str, int]]) -> None:
+        """Claim the queues of a group's topics, counted by broker, in place of what it has claimed before."""
+        queues = sum(sum(count.values()) for count in counts)
+        self.release(key)
+        if verdict := self._verdict(queues):
+            self._rejected[key] = verdict
+        else:
+            self._claims[key] = queues
+            self._claimed += queues
+
+    def _verdict(self, queues: int) -> Verdict | None:
+        if queues > self._per_group:
+            message = f"The topics have {queues:,} queues; a group may have {self._per_group:,}: name fewer topics"
+            return Verdict(Reason.TOO_MANY_QUEUES, message)
+        if self._claimed + queues > self._total:
+            message = (
+                f"The topics have {queues:,} queues, and all groups of this operator may have {self._total:,} together,"
+                f" of which {self._claimed:,} are taken: delete groups, or raise --max-queues and the operator's memory"
+            )
+            return Verdict(Reason.TOO_MANY_QUEUES, message)
+        return None
+
+    def release(self, key: Key) -> None:
+        """Forget a group."""
+        self._claimed -= self._claims.pop(key, 0)
+        self._rejected.pop(key, None)
+
+    def rejection(self, key: Key) -> Verdict | None:
+        """Return why a group may have no queues, if so."""
+        return self._rejected.get(key)

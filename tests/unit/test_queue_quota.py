@@ -1,0 +1,40 @@
+"""How many queues groups may have, each and together."""
+
+from rota.kube.queue_quota import QueueQuota
+from rota.model import Reason
+
+A = ("shop", "a")
+B = ("shop", "b")
+
+
+def test_queue_quota_rejects_a_group_with_too_many_queues() -> None:
+    quota = QueueQuota(per_group=10, total=100)
+    quota.claim(A, [{"x": 6, "y": 4}])
+    assert quota.rejection(A) is None
+    quota.claim(A, [{"x": 6}, {"y": 4, "z": 1}])
+    rejection = quota.rejection(A)
+    assert rejection
+    assert rejection.reason is Reason.TOO_MANY_QUEUES
+    assert rejection.message == "The topics have 11 queues; a group may have 10: name fewer topics"
+    quota.claim(A, [{"x": 10}])
+    assert quota.rejection(A) is None
+
+
+def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
+    quota = QueueQuota(per_group=10, total=15)
+    quota.claim(A, [{"x": 9}])
+    quota.claim(B, [{"x": 7}])
+    rejection = quota.rejection(B)
+    assert rejection
+    assert "all groups of this operator may have 15 together, of which 9 are taken" in rejection.message
+    quota.claim(A, [{"x": 10}])
+    assert quota.rejection(A) is None, "a claim that is repeated does not count twice"
+    quota.release(A)
+    quota.claim(B, [{"x": 7}])
+    assert quota.rejection(B) is None
+    quota.claim(A, [{"x": 9}])
+    assert quota.rejection(A)
+    quota.release(B)
+    quota.release(B)
+    quota.claim(A, [{"x": 9}])
+    assert quota.rejection(A) is None
