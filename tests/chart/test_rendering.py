@@ -142,9 +142,15 @@ def test_chart_passes_identity_and_settings_to_the_operator(default: Rendered, h
     fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in default.container["env"][:3]}
     assert fields == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
     image = "ghcr.io/rota-dev/rota-sidecar:0.1.0"
-    assert default.env == {"ROTA_SIDECAR_IMAGE": image, "ROTA_JOURNAL": "-", "ROTA_LEASE": "rota"}
-    told = helm.template(watchNamespaces=["shop", "billing"], verbose=True, queueMetrics=False)
+    assert default.env == {
+        "ROTA_BROKER_NETWORKS": "0.0.0.0/0,::/0",
+        "ROTA_SIDECAR_IMAGE": image,
+        "ROTA_JOURNAL": "-",
+        "ROTA_LEASE": "rota",
+    }
+    told = helm.template(watchNamespaces=["shop", "billing"], verbose=True, queueMetrics=False, brokerNetworks=[])
     assert (told.env["ROTA_NAMESPACES"], told.env["ROTA_QUEUE_METRICS"]) == ("shop,billing", "false")
+    assert "ROTA_BROKER_NETWORKS" not in told.env
     assert told.container["args"] == ["operator", "--verbose"]
 
 

@@ -56,9 +56,13 @@ def operator_address(instance: Instance) -> str:
 
 @pytest.fixture
 async def operator(
-    control_plane: Cluster, instance: Instance, release: Release, tmp_path: Path
+    request: pytest.FixtureRequest, control_plane: Cluster, instance: Instance, release: Release, tmp_path: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the operator as the chart does, with the rights of its ServiceAccount, for all namespaces."""
+    """Run the operator as the chart does, with the rights of its ServiceAccount, for all namespaces.
+
+    Brokers of tests are at loopback addresses, so the chart's limit for those is off unless a test asks for it.
+    """
+    values = getattr(request, "param", {"brokerNetworks": []})
     release.install()
     fields = {
         "metadata.namespace": release.namespace,
@@ -66,7 +70,7 @@ async def operator(
         "status.podIP": operator_address(instance),
     }
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
-    async with started(release.template(), kubeconfig, fields) as process:
+    async with started(release.template(**values), kubeconfig, fields) as process:
         yield process
 
 
@@ -336,3 +340,28 @@ async def test_queue_quota_keeps_a_hostile_name_server_from_exhausting_the_opera
             added = peak_bytes(operator.pid) - before
             print(f"{added / MEBIBYTE:.1f} MiB added")
             assert added < QUOTA_LIMIT_BYTES
+
+
+@pytest.mark.parametrize("operator", [{}], indirect=True, ids=["the chart's values"])
+async def test_name_server_at_an_inner_address_is_not_connected_to_and_sounds_like_one_that_is_not_there(
+    api: Api, attackers: str, name_server: Server
+) -> None:
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
+
+    async def message(name: str, address: str) -> str:
+        """Create a group and return what its condition says of the name server."""
+        rocketmq = {"rocketmq": {"nameServers": [address]}}
+        subscriptions = [{"topic": "orders"}]
+        await api.create(groups, made("ConsumerGroup", name, broker=rocketmq, subscriptions=subscriptions))
+
+        async def told() -> str:
+            found = conditions(await api.get(f"{groups}/{name}"))
+            return str(found.get("BrokerUnreachable", {}).get("message", ""))
+
+        return await soon(told)
+
+    host, _, port = name_server.address.partition(":")
+    closed = "127.0.0.1:1"
+    said = {address: await message(f"{GROUP}-{n}", address) for n, address in enumerate([name_server.address, closed])}
+    assert said == {address: f"No name server answers: {address} does not answer" for address in said}
+    assert (host, name_server.connections) == ("127.0.0.1", 0), port

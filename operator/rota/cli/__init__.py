@@ -242,6 +242,12 @@ def inject(**given: Any) -> None:
     help="Whether each queue has metrics of its own.",
 )
 @click.option(
+    "--broker-networks",
+    envvar="ROTA_BROKER_NETWORKS",
+    multiple=True,
+    help="Networks that name servers and brokers are in, such as 10.0.0.0/8; default: addresses are not checked.",
+)
+@click.option(
     "--max-queues",
     envvar="ROTA_MAX_QUEUES",
     type=click.IntRange(min=1),

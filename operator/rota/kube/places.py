@@ -14,6 +14,7 @@ import msgspec
 
 from rota.brokers import BrokerError, Brokers, Client, Settings
 from rota.brokers.rocketmq.acl import Credentials
+from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.kube.api import Api, ApiError
@@ -82,11 +83,13 @@ class Places:
         connect: Callable[[Site], Brokers] = Cluster,
         *,
         quota: QueueQuota | None = None,
+        address_policy: AddressPolicy | None = None,
         is_pod: bool = False,
     ) -> None:
         """Connect to none yet; in a pod names are looked up in its own namespace, which is not that of groups."""
         self._api, self._connect, self._is_pod = api, connect, is_pod
         self._quota = quota or QueueQuota()
+        self._address_policy = address_policy
         self._places: dict[tuple[object, ...], _Place] = {}
         self._stays: dict[Key, _Stay] = {}
         self._claims: dict[str, set[Key]] = {}  # who names each of the brokers' groups
@@ -330,7 +333,8 @@ class Places:
                 assert reached.tls.ca_secret is not None  # noqa: S101 - the system's own can be read
                 name = reached.tls.ca_secret.name
                 raise Missing(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
-        return _Access(mark, Site(reached.name_servers, tls, credentials and partial(Credentials, *credentials)))
+        signing = credentials and partial(Credentials, *credentials)
+        return _Access(mark, Site(reached.name_servers, tls, signing, self._address_policy))
 
     async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:

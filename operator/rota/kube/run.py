@@ -15,6 +15,7 @@ from typing import Any
 
 import kopf
 
+from rota.brokers.rocketmq.address_policy import AddressPolicy, read_networks
 from rota.kube import handlers
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.brain import Brain
@@ -68,6 +69,7 @@ class Options:
     journal: str = ""
     journal_limit: str = LIMIT  # how much its folder may hold
     queue_metrics: bool = True  # whether each queue has series of its own
+    broker_networks: Sequence[str] = ()  # that name servers and brokers are in; none: they are not checked
     max_queues: int = MAX_QUEUES  # of all groups together
     fleets: bool = True  # whether it manages the Deployments of groups with a template
     image: str = ""  # of sidecars
@@ -93,6 +95,7 @@ def check(options: Options) -> None:
     if options.identity and not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{,239}", options.identity):
         told = f"--identity {plain(options.identity, 100)!r} is no name"
         raise ValueError(f"{told}; files of the journal have it, too: give 240 letters, digits, -, _ and . at most")
+    read_networks(options.broker_networks)
 
 
 def process(options: Options) -> int:
@@ -162,8 +165,21 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
 
 
 def _places(api: Api, options: Options) -> Places:
+    networks = read_networks(options.broker_networks)
+    policy = AddressPolicy(networks, _api_server_endpoints()) if networks else None
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    return Places(api, quota=QueueQuota(total=options.max_queues), is_pod=is_pod)
+    return Places(api, quota=QueueQuota(total=options.max_queues), address_policy=policy, is_pod=is_pod)
+
+
+def _api_server_endpoints() -> list[tuple[str, int]]:
+    """Return where a pod reaches the API server: some clusters give it by a name."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdecimal():
+        return []
+    try:
+        return [(str(entry[4][0]), int(port)) for entry in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
 
 
 def _measures(brain: Brain, followed: Sequence[Follower[Any]], journal: Journal, options: Options) -> Measures:

@@ -11,6 +11,7 @@ from math import inf
 from rota.brokers import BrokerError, Garbled, Refused, Unknown, Unreachable, queues_of
 from rota.brokers.rocketmq import bodies
 from rota.brokers.rocketmq.acl import Credentials
+from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.answers import good, side_by_side
 from rota.brokers.rocketmq.codes import MASTER, ONCE, READABLE, Request
 from rota.brokers.rocketmq.connection import Serve, Unasked
@@ -33,6 +34,7 @@ class Site:
     name_servers: Sequence[str]
     tls: Callable[[], ssl.SSLContext] | None = None  # called for each connection: authorities may be replaced
     credentials: Callable[[], Credentials] | None = None  # called for each request: they may be renewed
+    policy: AddressPolicy | None = None  # which addresses may be connected to; None: all
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Client:
 
     def __init__(self, site: Site, serve: Serve, opened: Opened = lambda _, __: None) -> None:
         """Answer what brokers ask by `serve`; `opened` is told of every connection."""
-        self.connections = Connections(serve, tls=site.tls, credentials=site.credentials, opened=opened)
+        self.connections = Connections(
+            serve, tls=site.tls, credentials=site.credentials, policy=site.policy, opened=opened
+        )
         self._names = NameServers(self.connections, site.name_servers)
         self._routes: dict[str, Route] = {}
         self._asked: dict[str, float] = {}  # when for a topic's route

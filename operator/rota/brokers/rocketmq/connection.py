@@ -5,6 +5,7 @@ the connection breaks, everything that waits on it fails at once, for no answer 
 """
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import socket
@@ -16,6 +17,7 @@ from math import inf
 import msgspec
 
 from rota.brokers import Unreachable
+from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.codes import Answer
 from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed, encode
 from rota.waiting import call_after_all
@@ -37,6 +39,16 @@ _log = logging.getLogger(__name__)
 
 class Unasked(Unreachable):
     """It was not even sent what was asked, so it cannot have done it."""
+
+
+async def _allowed(host: str, port: int, policy: AddressPolicy) -> str:
+    """Return the first IP address of a host that may be connected to; raise an OSError if none may."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]) for entry in found]
+    for address in addresses:
+        if policy.allows(address, port):
+            return address
+    raise OSError(errno.EACCES, f"--broker-networks does not allow {', '.join(dict.fromkeys(addresses))}, port {port}")
 
 
 def _is_ip_address(host: str) -> bool:
@@ -65,21 +77,25 @@ class Connection(asyncio.Protocol):
         self._outgoing: list[bytes] = []
 
     @classmethod
-    async def open(cls, address: str, serve: Serve, tls: ssl.SSLContext | None = None) -> "Connection":
-        """Connect; what cannot be reached is `Unreachable`."""
+    async def open(
+        cls, address: str, serve: Serve, tls: ssl.SSLContext | None = None, policy: AddressPolicy | None = None
+    ) -> "Connection":
+        """Connect; what cannot be reached, or may not be by the policy, is `Unreachable`."""
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         if not (port.isdecimal() and int(port) <= LAST_PORT):
             raise Unasked(f"{address!r} is no address; write host:port")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
+                resolved = await _allowed(host.strip("[]"), int(port), policy) if policy else host.strip("[]")
                 _, connection = await loop.create_connection(
                     lambda: cls(address, serve),
-                    host.strip("[]"),
+                    resolved,
                     int(port),
                     ssl=tls,
+                    server_hostname=host.strip("[]") if tls else None,
                     # A cancelled race of addresses leaves a socket open, so there is none where there is one address.
-                    happy_eyeballs_delay=None if _is_ip_address(host) else NEXT_ADDRESS_SECONDS,
+                    happy_eyeballs_delay=None if _is_ip_address(resolved) else NEXT_ADDRESS_SECONDS,
                 )
         except TimeoutError:
             raise Unasked(f"{address} did not take a connection within {CONNECT_SECONDS:g} s") from None

@@ -4,17 +4,22 @@ Each address is on its own: one that is dead delays nobody who asks another one.
 """
 
 import asyncio
+import logging
 import random
 import ssl
 from collections.abc import Callable, Iterable
 
+from rota.brokers import Unreachable
 from rota.brokers.rocketmq.acl import Credentials, signed
+from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.codes import Answer
 from rota.brokers.rocketmq.connection import Connection, Serve, Unasked
 from rota.brokers.rocketmq.frames import Frame
 
 CALL_SECONDS = 3.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+_log = logging.getLogger(__name__)
 
 Opened = Callable[[str, Frame], None]  # an address that is connected anew, and what is going to be asked by it
 
@@ -68,17 +73,31 @@ class Connections:
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
         credentials: Callable[[], Credentials] | None = None,
+        policy: AddressPolicy | None = None,
         opened: Opened = lambda _, __: None,
     ) -> None:
-        """Answer what the other sides ask by `serve`; `opened` is told of every connection."""
+        """Answer what the other sides ask by `serve`; `opened` is told of every connection.
+
+        With a policy an address that cannot be reached and one that may not be are told of by the same sentence.
+        """
         self._serve, self._opened = serve, opened
         self._tls = tls
+        self._policy = policy
         self._credentials = credentials
         self._places: dict[str, _Place] = {}
         self._closed = False
 
     async def ask(self, address: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Ask an address; who says GO_AWAY is about to close, and is asked once more by a new connection."""
+        try:
+            return await self._ask(address, request, seconds)
+        except Unreachable as error:
+            if self._policy is None:
+                raise
+            _log.info("%s does not answer: %s", address, error)
+            raise type(error)(f"{address} does not answer") from None
+
+    async def _ask(self, address: str, request: Frame, seconds: float) -> Frame:
         request = self._signed(request)
         connection = await self._open(address, request)
         answer = await connection.ask(request, seconds)
@@ -117,7 +136,9 @@ class Connections:
             if place.not_before > asyncio.get_running_loop().time():
                 raise Unasked(f"{place.why}; it is tried again soon")
             try:
-                connection = await Connection.open(address, self._serve, self._tls() if self._tls else None)
+                connection = await Connection.open(
+                    address, self._serve, self._tls() if self._tls else None, self._policy
+                )
             except Unasked as error:
                 place.fail(str(error))
                 raise
