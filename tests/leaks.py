@@ -39,7 +39,8 @@ def no_leaks(session_loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 def _running(loop: asyncio.AbstractEventLoop) -> set[str]:
     tasks = {f"task {task.get_name()} {task.get_coro()}" for task in asyncio.all_tasks(loop)}
-    threads = {f"thread {thread.name} {thread.ident}" for thread in threading.enumerate() if not _is_kept(thread)}
+    # By name, which is unique unless it was given: a test may restart a thread of a fixture.
+    threads = {f"thread {thread.name}" for thread in threading.enumerate() if not _is_kept(thread)}
     return tasks | threads | _child_processes()
 
 

@@ -23,7 +23,7 @@ PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
 LARGEST = 48 * 2**20  # bytes unpacked: as many queues as can be take 32 MiB while all are under way between long names
 MOST_PARTS = 16 * MOST_IDS  # objects, lists, fields: a queue under way has 9, and each takes memory
-UNCHECKED_REPORT_BYTES = 64 * 1024  # a report of this size is decoded without further ado
+UNCHECKED_REPORT_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
 MOST_REPORT_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18}  # by part
 MOST_EXTRA = 64 * 1024  # bytes of fields that we do not know: they are carried along, whatever they are
 LATEST = 2**53  # the highest generation that is read: so far JSON's numbers are whole
@@ -352,7 +352,7 @@ class _ReportParts(Struct):
 
 
 def _check_sizes(text: bytes | str) -> None:
-    """Reject a report before it is decoded, which takes 20 times the memory of its text."""
+    """Raise ValueError if a part exceeds its limit; decoding first would take 20 times the memory of the text."""
     if len(text) <= UNCHECKED_REPORT_BYTES:
         return
     parts = msgspec.json.decode(text, type=_ReportParts)

@@ -26,7 +26,7 @@ MAX_HEADERS = 32
 MAX_HEADER_BYTES = 4096  # of the request line, and of each header: a browser sends all cookies of localhost in one
 READ_BUFFER_BYTES = 16 * 1024
 SEND_SECONDS = 30.0  # for a client to take a large response
-PACK_BYTES = 4096  # a larger response is compressed
+COMPRESS_MIN_BYTES = 4096  # a larger response is compressed
 PART_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
 ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
 LOG_INTERVAL_SECONDS = 60.0  # between two warnings: clients decide how often there is a reason for one
@@ -185,7 +185,7 @@ class SharedResponse:
 
 async def send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
     """Answer with a body of its own, compressed if it is large and the client accepts that."""
-    if len(body) > PACK_BYTES and _accepts_gzip(request):
+    if len(body) > COMPRESS_MIN_BYTES and _accepts_gzip(request):
         body = await asyncio.to_thread(gzip.compress, body, 1)
         headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}
     return await _send(request, headers, body)
@@ -262,7 +262,7 @@ async def _reject_web_pages(request: web.Request, handler: Handler) -> web.Strea
     if local and ipaddress.ip_address(local[0]).is_loopback:
         origin = request.headers.get(hdrs.ORIGIN)
         if not _is_loopback_name(f"//{request.host}") or (origin and not _is_loopback_name(origin)):
-            return web.Response(status=403, text="Requests to a loopback address name that address, or localhost\n")
+            return web.Response(status=403, text="Host and Origin must be localhost, or a loopback address\n")
     return await handler(request)
 
 
@@ -335,7 +335,7 @@ class _LimitedSite(web.BaseSite):
             except (BlockingIOError, ConnectionError):  # the client has disconnected
                 continue
             except OSError as error:
-                self._warn(f"No connection can be taken: {error.strerror}")
+                self._warn(f"Cannot accept a connection: {error.strerror}")
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
             connection.settimeout(0)
@@ -359,7 +359,7 @@ class _LimitedSite(web.BaseSite):
         connected = [connection for connection in server.connections if connection.transport]
         if len(connected) < self._max_connections:
             return True
-        self._warn(f"{len(connected)} connections are open, as many as may be; those that ask nothing are closed")
+        self._warn(f"The limit of {self._max_connections} connections is reached; idle ones are closed")
         idle = next((connection for connection in connected if connection not in self._busy), None)
         if idle is None or idle.transport is None:
             return False

@@ -144,6 +144,7 @@ def test_chart_passes_identity_and_settings_to_the_operator(default: Rendered, h
     image = "ghcr.io/rota-dev/rota-sidecar:0.1.0"
     assert default.env == {
         "ROTA_BROKER_NETWORKS": "0.0.0.0/0,::/0",
+        "ROTA_MAX_QUEUES": "300000",
         "ROTA_SIDECAR_IMAGE": image,
         "ROTA_JOURNAL": "-",
         "ROTA_LEASE": "rota",

@@ -14,12 +14,12 @@ import pytest
 from chart.charts import CHART
 from e2e.release import HOME, WAIT, Installed
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.node, pytest.mark.timeout(2400)]
 
 JOURNAL, HISTORY, POLICIES = "journal", "history", "tried"
 POLICY = "kind: RebalancePolicy\nmetadata: {name: even}\nspec: {strategy: Balanced}\n"
 SMALL = {"requests": {"cpu": "100m", "memory": "1Gi"}}  # beside whatever else the node has
-LONG = "600s"
+LONG = "1800s"  # on a busy machine
 
 
 @pytest.fixture

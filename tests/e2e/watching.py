@@ -37,6 +37,7 @@ class Watch:
 
     def __init__(self, node: RealNode, *what: str) -> None:
         kubectl = [str(program("kubectl")), "--kubeconfig", str(node.kubeconfig)]
+        self._what = " ".join(what)
         self._argv = [*kubectl, "get", *what, "--watch", "--output-watch-events", "-o", "json"]
         self._env = {**os.environ, TAG: f"{node.instance.id}/watch"}
         self._seen: list[Seen] = []
@@ -45,7 +46,7 @@ class Watch:
     def _begin(self) -> None:
         self._first = len(self._seen)  # of those that this kubectl tells
         self._kubectl = subprocess.Popen(self._argv, env=self._env, stdout=subprocess.PIPE, text=True)
-        self._reader = Thread(target=self._read, daemon=True)
+        self._reader = Thread(target=self._read, name=f"watch {self._what}", daemon=True)
         self._reader.start()
 
     def seen(self) -> list[Seen]:

@@ -17,7 +17,7 @@ _COLLECTIONS = {
     "Secret": "/api/v1/namespaces/{}/secrets",
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
 }
-_WORKED_ON = (
+_RECONCILED = (
     "/apis/rota.dev/v1alpha1/namespaces/{}/consumergroups",
     "/apis/batch/v1/namespaces/{}/jobs",
     "/apis/apps/v1/namespaces/{}/deployments",
@@ -120,7 +120,7 @@ async def stop_namespace(api: Api, name: str) -> None:
     Deleting the namespace itself would cost 0.25 s of CPU: every kind is listed. Owners go before what they would make
     again.
     """
-    for collection in _WORKED_ON:
+    for collection in _RECONCILED:
         try:
             await api.delete(collection.format(name))
         except ApiError as error:

@@ -343,7 +343,7 @@ async def test_queue_quota_keeps_a_hostile_name_server_from_exhausting_the_opera
 
 
 @pytest.mark.parametrize("operator", [{}], indirect=True, ids=["the chart's values"])
-async def test_name_server_at_an_inner_address_is_not_connected_to_and_sounds_like_one_that_is_not_there(
+async def test_name_server_at_an_inner_address_is_not_connected_to_and_gets_the_same_message_as_one_that_does_not_exist(
     api: Api, attackers: str, name_server: Server
 ) -> None:
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"

@@ -84,7 +84,7 @@ def answers_nothing(_: Frame) -> None:
     return None
 
 
-async def test_broker_that_may_not_be_reached_is_not_connected_to_and_sounds_like_one_that_is_not_there(
+async def test_broker_that_may_not_be_reached_is_not_connected_to_and_gets_the_same_message_as_one_that_does_not_exist(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Neither loopback, by number and by name, nor an open port, nor a closed one, can be told apart."""
@@ -102,7 +102,7 @@ async def test_broker_that_may_not_be_reached_is_not_connected_to_and_sounds_lik
     careful.close()
 
 
-async def test_broker_that_refuses_a_connection_sounds_like_one_that_is_not_there(
+async def test_broker_that_refuses_a_connection_gets_the_same_message_as_one_that_does_not_exist(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(AddressPolicy, "allows", lambda *_: True)

@@ -128,7 +128,7 @@ async def test_http_client_stops_reading_a_report_that_is_too_long(
 
 async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "LARGEST", 64 * MEBIBYTE)
-    monkeypatch.setattr(reports, "LARGE_AT_ONCE", 1)
+    monkeypatch.setattr(reports, "MAX_LARGE_REPORTS", 1)
     monkeypatch.setattr(reports, "READ_SECONDS", PATIENCE_SECONDS)
     being_read: set[int] = set()
     most = 0

@@ -108,7 +108,7 @@ async def test_http_server_at_its_connection_limit_closes_idle_ones_to_serve_req
         it.may_answer.set()
         assert (await waits.readline()).startswith(b"HTTP/1.1 200"), "a request that is being handled is not cut off"
     assert [record.getMessage() for record in caplog.records if record.name == "rota.http_server"] == [
-        "4 connections are open, as many as may be; those that ask nothing are closed"
+        "The limit of 4 connections is reached; idle ones are closed"
     ]
 
 
@@ -281,7 +281,7 @@ async def test_http_server_limits_connections_by_the_file_descriptor_limit(monke
             writer.close()
 
 
-EMPTY_HANDED = """
+WITHOUT_DESCRIPTORS = """
     import asyncio, logging, os, sys
     from aiohttp import web
     from rota import http_server
@@ -314,7 +314,7 @@ EMPTY_HANDED = """
 
 async def test_http_server_without_file_descriptors_logs_once_and_recovers() -> None:
     port = a_port()
-    command = [sys.executable, "-c", textwrap.dedent(EMPTY_HANDED), str(port)]
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_DESCRIPTORS), str(port)]
     pipe = subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin
@@ -324,7 +324,7 @@ async def test_http_server_without_file_descriptors_logs_once_and_recovers() -> 
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(ASKS)
     said = await process.stderr.readline()
-    assert b"No connection can be taken: Too many open files" in said
+    assert b"Cannot accept a connection: Too many open files" in said
     process.stdin.write(b"\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 404")
     writer.close()

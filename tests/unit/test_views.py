@@ -84,6 +84,24 @@ async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_
     assert views.interests == {KEY: ORDERS}
 
 
+async def test_queue_quota_is_claimed_again_by_a_rejected_group_once_another_one_is_deleted() -> None:
+    memory = Memory()
+    await memory.create_topic("orders", BROKER, 3)
+    heard: list[tuple[str, str]] = []
+    quota = QueueQuota(per_group=4, total=4)
+    views = Views(memory, heard.append, quota)
+    other = ("shop", "other")
+    for key in (other, KEY):
+        views.want(key, ORDERS)
+        await views.look(key)
+    assert [problem.reason for problem in views.of(KEY, 0.0, ()).problems] == [Reason.TOO_MANY_QUEUES]
+    views.want(other, None)
+    heard.clear()
+    await views._look_at_routes()
+    assert views.of(KEY, 0.0, ()).problems == ()
+    assert heard == [KEY]
+
+
 async def test_retry_topic_of_another_group_must_exist_but_the_groups_own_need_not() -> None:
     memory = Memory()
     others = "%RETRY%others"

@@ -214,7 +214,7 @@ class Brokers(Protocol):
         """Return the names of all brokers."""
 
     def addresses(self) -> frozenset[str]:
-        """Return the addresses of all brokers that were looked up so far: two clusters have none in common."""
+        """Return the known addresses of all brokers; clients with a common address use the same cluster."""
 
     async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
         """Return who is online in a group."""

@@ -245,14 +245,14 @@ def inject(**given: Any) -> None:
     "--broker-networks",
     envvar="ROTA_BROKER_NETWORKS",
     multiple=True,
-    help="Networks that name servers and brokers are in, such as 10.0.0.0/8; default: addresses are not checked.",
+    help="Networks that it may connect to for brokers, such as 10.0.0.0/8 (default: no check).",
 )
 @click.option(
     "--max-queues",
     envvar="ROTA_MAX_QUEUES",
     type=click.IntRange(min=1),
     default=None,
-    help="Of all groups together (default: 300000).",
+    help="Maximum number of queues of all groups together (default: 300000).",
 )
 @click.option(
     "--fleets/--no-fleets",

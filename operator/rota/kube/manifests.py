@@ -28,7 +28,7 @@ BEFORE: Final = "rota.dev/before"  # what only a note can bring back
 WISH: Final = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
 STATE: Final = "/var/lib/rota"
 STATE_LIMIT: Final = (
-    "256Mi"  # of the volume there; the sidecar stops writing before, for a pod that exceeds it is evicted
+    "256Mi"  # the kubelet evicts a pod above it; the sidecar stops writing at notes.QUOTA_BYTES, below it
 )
 
 _TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where it lies, not what it is

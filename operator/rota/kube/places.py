@@ -30,7 +30,7 @@ SECRETS_SECONDS = 60.0  # how old a Secret's content may be
 
 Key = tuple[str, str]
 
-_NEWEST = "~"  # after every time
+_NEWEST = "~"  # sorts after every timestamp
 
 _SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
 
@@ -68,8 +68,8 @@ class _Stay:
     is_accepted: bool = False  # whether they have answered since then
 
     @property
-    def age(self) -> tuple[str, str]:
-        """What orders groups from the oldest to the newest."""
+    def creation_order(self) -> tuple[str, str]:
+        """Sort key: creation time, then uid; the oldest group first."""
         metadata = self.group.body.metadata if self.group.body else None
         return (metadata.creation_timestamp or _NEWEST, metadata.uid) if metadata else (_NEWEST, "")
 
@@ -174,24 +174,26 @@ class Places:
         return place.brokers.addresses() if place else frozenset()
 
     def _duplicates(self, key: Key, stay: _Stay) -> list[Verdict]:
-        """Return why this group may not consume: an older one has its consumer group, or may turn out to have it."""
-        older = [rival for rival in self._rivals(key, stay) if self._stays[rival].age < stay.age]
+        """Return ClaimedTwice if the brokers accepted an older group with this consumer group, or were not asked."""
+        older = [rival for rival in self._rivals(key, stay) if self._stays[rival].creation_order < stay.creation_order]
         owner = next((rival for rival in older if self._may_own(self._stays[rival])), None)
         if owner is None:
             return []
         # Tenants of this namespace may not know what there is in others.
-        name = owner[1] if owner[0] == key[0] else "in another namespace"
-        told = (
-            f"The consumer group {stay.wanted.group} belongs to an older ConsumerGroup at these brokers ({name});"
+        older_group = "An older ConsumerGroup of another namespace"
+        if owner[0] == key[0]:
+            older_group = f"The older ConsumerGroup {owner[1]}"
+        message = (
+            f"{older_group} manages the consumer group {stay.wanted.group} at the same brokers;"
             " give this one its own spec.group, or delete one of them"
         )
-        return [Verdict(Reason.CLAIMED_TWICE, told)]
+        return [Verdict(Reason.CLAIMED_TWICE, message)]
 
     def _may_own(self, stay: _Stay) -> bool:
         return stay.is_accepted or not stay.was_looked_at
 
-    def _heard(self, key: Key) -> None:
-        """Take news from a group's brokers."""
+    def _on_broker_change(self, key: Key) -> None:
+        """Update a group's claim, and publish that its brokers tell something else than before."""
         self._update_claim(key)
         self.news(key)
 
@@ -246,7 +248,7 @@ class Places:
         stay.place = site.mark
         if site.mark not in self._places:
             brokers = self._connect(site.site)
-            views = Views(brokers, self._heard, self._quota)
+            views = Views(brokers, self._on_broker_change, self._quota)
             lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun)
             loop = asyncio.get_running_loop()
             running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
@@ -328,7 +330,7 @@ class Places:
         if reached.tls.enabled and mark not in self._places:
             try:
                 context = ssl.create_default_context(cadata=authority or None)
-                tls = partial(_identity, context)  # a replaced authority makes another site
+                tls = partial(_return, context)  # a replaced authority makes another site
             except (ssl.SSLError, ValueError, TypeError):
                 assert reached.tls.ca_secret is not None  # noqa: S101 - the system's own can be read
                 name = reached.tls.ca_secret.name
@@ -385,5 +387,5 @@ def _interest(group: Group, spec: GroupSpec) -> Interest:
     )
 
 
-def _identity(context: ssl.SSLContext) -> ssl.SSLContext:
+def _return(context: ssl.SSLContext) -> ssl.SSLContext:
     return context

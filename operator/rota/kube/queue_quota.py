@@ -12,7 +12,7 @@ Key = tuple[str, str]
 
 
 class QueueQuota:
-    """Queues that groups claim. A group that would exceed a limit has none; those that came first keep theirs."""
+    """Counts the queues claimed by each group; rejects a claim that would exceed a limit, and keeps earlier ones."""
 
     def __init__(self, per_group: int = MAX_QUEUES_OF_GROUP, total: int = MAX_QUEUES) -> None:
         self._per_group = per_group

@@ -16,8 +16,8 @@ from rota.model import Queue
 READ_SECONDS = 2.0  # an answer that takes longer is none
 WAIT_SECONDS = 10  # that a long poll is held for
 LARGEST = 16 * 2**20  # bytes of a report
-LARGE = 256 * 1024  # bytes; only few reports that are larger are read at the same time
-LARGE_AT_ONCE = 2
+LARGE_REPORT_BYTES = 256 * 1024  # bytes; only few reports that are larger are read at the same time
+MAX_LARGE_REPORTS = 2
 AT_ONCE = 200  # reads that are under way; long polls do not count
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Reports:
             auto_decompress=False,
         )
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._large = asyncio.Semaphore(MAX_LARGE_REPORTS)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -121,7 +121,7 @@ class Reports:
             if response.status != HTTPStatus.OK or is_compressed(response):
                 return None
             try:
-                return await read_body(response, LARGEST, LARGE, self._large)
+                return await read_body(response, LARGEST, LARGE_REPORT_BYTES, self._large)
             except TooLongError:
                 return None
 

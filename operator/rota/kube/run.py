@@ -172,7 +172,7 @@ def _places(api: Api, options: Options) -> Places:
 
 
 def _api_server_endpoints() -> list[tuple[str, int]]:
-    """Return where a pod reaches the API server: some clusters give it by a name."""
+    """Return the addresses of the API server's Service; some clusters give a host name in the environment."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
         return []

@@ -94,7 +94,7 @@ class Views:
 
     @property
     def interests(self) -> Mapping[Key, Interest]:
-        """What each group wants to know that is within its quota of queues."""
+        """The interests of the groups that are within the queue quota."""
         return self._within_quota
 
     def where_is(self, topic: str) -> frozenset[str]:
@@ -128,7 +128,7 @@ class Views:
             self._forget_topics(topics_of(previous))
 
     def _claim_queues(self, key: Key) -> None:
-        """Claim a group's queues; what has too many is not asked about any further."""
+        """Claim a group's queues; a group above the quota is left out of lag polling."""
         interest = self._interests[key]
         topics = [self._topics[topic] for topic in topics_of(interest) if topic in self._topics]
         self._quota.claim(key, [topic.counts for topic in topics if topic.counts])
@@ -176,6 +176,14 @@ class Views:
         retries = not self._looks % RETRIES_EVERY
         wanted = {topic for it in self._interests.values() for topic in (topics_of(it) if retries else it.topics)}
         await asyncio.gather(*map(self._ask, wanted))
+        self._retry_claims()
+
+    def _retry_claims(self) -> None:
+        """Claim again for groups that were rejected: others may have released queues since."""
+        for key in [key for key in self._interests if self._quota.rejection(key)]:
+            self._claim_queues(key)
+            if not self._quota.rejection(key):
+                self._news(key)
 
     async def _look_who_is_there(self) -> None:
         asked = list(self._interests.items())

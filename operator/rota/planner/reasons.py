@@ -38,7 +38,7 @@ def whys(it: Situation, asked: Sequence[Queue]) -> list[Why]:
 
 def _there(it: Situation) -> set[Queue]:
     """Return the queues that can be asked for: those to be worked, and those on record that are not any more."""
-    views = it.snapshot.views.values() if it.snapshot.owns_nothing else ()
+    views = it.snapshot.views.values() if it.snapshot.must_release_all else ()
     seen = {queue for view in views if view for queue in view.queues}
     return {*it.queues, *it.owned, *it.document.releasing, *(it.document.everyone or ())} | seen
 
@@ -54,7 +54,7 @@ def _why(it: Situation, queue: Queue, reason: str) -> Why:
 
 
 def _without(it: Situation) -> str:
-    if it.snapshot.owns_nothing:
+    if it.snapshot.must_release_all:
         return f": {_why_nothing(it)}"
     return f" of ours: {foreign(it.snapshot.foreigners)}" if it.snapshot.foreigners else ""
 
@@ -67,7 +67,7 @@ def _still(it: Situation, queue: Queue, owner: Holder) -> str:
     """Say what keeps a queue where it is, if no strategy does."""
     if it.snapshot.spec is None:
         return "the group cannot be understood, so what is assigned stays"
-    if it.snapshot.owns_nothing:
+    if it.snapshot.must_release_all:
         return f"{_why_nothing(it)}, and it is to be given up"
     if queue not in it.queues:
         return "it is not the group's any more, and is to be given up"

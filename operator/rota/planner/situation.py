@@ -81,7 +81,7 @@ class Situation:
     @property
     def _topics(self) -> list[str]:
         spec = self.snapshot.spec
-        if spec is None or self.snapshot.owns_nothing:
+        if spec is None or self.snapshot.must_release_all:
             return []
         subscribed = [subscription.topic for subscription in spec.subscriptions]  # others' retries may be among them
         return subscribed + [it for it in self.snapshot.views if it == self.retries and it not in subscribed]

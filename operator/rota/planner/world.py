@@ -137,8 +137,8 @@ class Snapshot:
         return any(verdict.reason is Reason.CLAIMED_TWICE for verdict in self.problems)
 
     @property
-    def owns_nothing(self) -> bool:
-        """Whether every queue is to be given up."""
+    def must_release_all(self) -> bool:
+        """Whether the group must give up every queue."""
         return self.is_duplicate or (self.spec is not None and self.spec.paused)
 
 

@@ -21,7 +21,7 @@ class Modes:
     """How messages reach the app."""
 
     def __init__(self, shell: Shell, host: str, port: int = pull.PORT, *, shares_node_network: bool = False) -> None:
-        """The app is posted to at an address, or asks there, unless others than the pod's containers could ask, too."""
+        """`host` is where messages are posted, or requested; with `shares_node_network` the Pull port is not opened."""
         self._shell = shell
         self._host = host
         self._port = port

@@ -170,7 +170,7 @@ class Offsets:
         return offsets
 
 
-def _need_room(root: Path, size: int) -> None:
+def _check_quota(root: Path, size: int) -> None:
     """Raise an OSError if our files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
     files = [*root.glob("*.json*"), *root.glob("*/*.json*")]
     used = sum(file.stat().st_size for file in files)
@@ -182,7 +182,7 @@ def _write(root: Path, path: Path, body: msgspec.Struct) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     text = msgspec.json.encode(body)
-    _need_room(root, len(text))
+    _check_quota(root, len(text))
     try:
         with new.open("wb") as file:
             file.write(text)

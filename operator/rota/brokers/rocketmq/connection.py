@@ -41,7 +41,7 @@ class Unasked(Unreachable):
     """It was not even sent what was asked, so it cannot have done it."""
 
 
-async def _allowed(host: str, port: int, policy: AddressPolicy) -> str:
+async def _resolve_allowed_address(host: str, port: int, policy: AddressPolicy) -> str:
     """Return the first IP address of a host that may be connected to; raise an OSError if none may."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(entry[4][0]) for entry in found]
@@ -82,18 +82,19 @@ class Connection(asyncio.Protocol):
     ) -> "Connection":
         """Connect; what cannot be reached, or may not be by the policy, is `Unreachable`."""
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
         loop = asyncio.get_running_loop()
         if not (port.isdecimal() and int(port) <= LAST_PORT):
             raise Unasked(f"{address!r} is no address; write host:port")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                resolved = await _allowed(host.strip("[]"), int(port), policy) if policy else host.strip("[]")
+                resolved = await _resolve_allowed_address(host, int(port), policy) if policy else host
                 _, connection = await loop.create_connection(
                     lambda: cls(address, serve),
                     resolved,
                     int(port),
                     ssl=tls,
-                    server_hostname=host.strip("[]") if tls else None,
+                    server_hostname=host if tls else None,
                     # A cancelled race of addresses leaves a socket open, so there is none where there is one address.
                     happy_eyeballs_delay=None if _is_ip_address(resolved) else NEXT_ADDRESS_SECONDS,
                 )

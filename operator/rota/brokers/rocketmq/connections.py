@@ -78,7 +78,7 @@ class Connections:
     ) -> None:
         """Answer what the other sides ask by `serve`; `opened` is told of every connection.
 
-        With a policy an address that cannot be reached and one that may not be are told of by the same sentence.
+        With a policy, unreachable and forbidden addresses raise the same message; the log has the reason.
         """
         self._serve, self._opened = serve, opened
         self._tls = tls
