@@ -42,10 +42,11 @@ ATTACKS: dict[str, Sequence[bytes]] = {
         slow_post("/v1/drain"),
         slow_post("/nothing"),
         get("/v1/report?after=1&wait=30s"),
+        get("/v1/drain"),
         get("/v1/events"),
     ],
     "responses that are not read": [get(path) * PIPELINED for path in ("/metrics", "/v1/report", "/v1/groups")],
-    "endless headers": [large_head(2000), large_head(4000)],  # just below the limits of sidecar and operator
+    "endless headers": [large_head(2000), large_head(8000)],  # just below the limits of sidecar and operator
 }
 
 
@@ -87,6 +88,13 @@ async def _attack(address: str, port: int, request: bytes, connected: asyncio.Se
                 await asyncio.sleep(HOLD_SECONDS)
             finally:
                 writer.transport.abort()
+
+
+async def probed(address: str, port: int, path: str) -> int:
+    """Return the status of a probe's response; like a kubelet, ask once more if the connection is closed."""
+    with suppress(OSError, IndexError):
+        return await status_of(address, port, path)
+    return await status_of(address, port, path)
 
 
 async def status_of(address: str, port: int, path: str) -> int:

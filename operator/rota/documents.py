@@ -25,6 +25,7 @@ LARGEST = 48 * 2**20  # bytes unpacked: as many queues as can be take 32 MiB whi
 MOST_PARTS = 16 * MOST_IDS  # objects, lists, fields: a queue under way has 9, and each takes memory
 UNCHECKED_REPORT_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
 MOST_REPORT_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18}  # by part
+MOST_FIELD_BYTES = 4096  # of each other field of a report
 MOST_EXTRA = 64 * 1024  # bytes of fields that we do not know: they are carried along, whatever they are
 LATEST = 2**53  # the highest generation that is read: so far JSON's numbers are whole
 DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
@@ -342,30 +343,41 @@ def read_offsets(text: bytes | str) -> dict[Queue, int | None]:
     return {Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}
 
 
-class _ReportParts(Struct):
-    """The parts of a report whose size the member decides, as they stand in the text."""
+class _ReportParts(Struct, omit_defaults=True):
+    """A report with its parts as they stand in the text; the rest is small, or not read."""
 
+    member: msgspec.Raw = msgspec.Raw(b"")
+    uid: msgspec.Raw = msgspec.Raw(b"")
+    generation: msgspec.Raw = msgspec.Raw(b"")
+    revision: msgspec.Raw = msgspec.Raw(b"")
+    reads: msgspec.Raw = msgspec.Raw(b"")
+    state: msgspec.Raw = msgspec.Raw(b"")
+    final: msgspec.Raw = msgspec.Raw(b"")
     held: msgspec.Raw = msgspec.Raw(b"")
     releasing: msgspec.Raw = msgspec.Raw(b"")
     brokers: msgspec.Raw = msgspec.Raw(b"")
     troubles: msgspec.Raw = msgspec.Raw(b"")
 
 
-def _check_sizes(text: bytes | str) -> None:
-    """Raise ValueError if a part exceeds its limit; decoding first would take 20 times the memory of the text."""
+def _with_checked_parts(text: bytes | str) -> bytes | str:
+    """Return a report whose parts are within their limits, or raise ValueError; decoding takes 20 times their memory.
+
+    A large report is returned with each key once: of keys that stand in the text twice, only the last was checked.
+    """
     if len(text) <= UNCHECKED_REPORT_BYTES:
-        return
+        return text
     parts = msgspec.json.decode(text, type=_ReportParts)
-    for name, limit in MOST_REPORT_BYTES.items():
+    for name in parts.__struct_fields__:
+        limit = MOST_REPORT_BYTES.get(name, MOST_FIELD_BYTES)
         if (size := len(bytes(getattr(parts, name)))) > limit:
             raise ValueError(f"{name} takes {size:,} bytes, and {limit:,} are the most")
+    return msgspec.json.encode(parts)
 
 
 def read_report(text: bytes | str) -> Report:
     """Read a report; what is none is a sentence, and fields of later versions are passed over."""
     try:
-        _check_sizes(text)
-        report = msgspec.json.decode(text, type=Report)
+        report = msgspec.json.decode(_with_checked_parts(text), type=Report)
         check(report.held, report.releasing)
     except (ValueError, RecursionError) as error:  # msgspec's errors are such too
         raise ValueError(f"The report cannot be read: {error}") from None

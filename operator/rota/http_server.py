@@ -21,9 +21,9 @@ SHUTDOWN_SECONDS = 1.0  # for responses in progress when the server stops
 DISCARD_SECONDS = 0.2  # an unread body is discarded for this long, so that the client can read the response
 KEEPALIVE_SECONDS = 60.0  # an idle connection is closed after this
 BODY_SECONDS = 2.0  # for a whole body to arrive
-MAX_CONNECTIONS = 256
-MAX_HEADERS = 32
-MAX_HEADER_BYTES = 4096  # of the request line, and of each header: a browser sends all cookies of localhost in one
+MAX_CONNECTIONS = 128
+MAX_HEADERS = 64  # a browser sends 20, and an ingress adds as many
+MAX_HEADER_BYTES = 8190  # of the request line, and of each header: a browser sends all cookies of localhost in one
 READ_BUFFER_BYTES = 16 * 1024
 SEND_SECONDS = 30.0  # for a client to take a large response
 COMPRESS_MIN_BYTES = 4096  # a larger response is compressed
@@ -44,6 +44,7 @@ class Limits(NamedTuple):
 
     connections: int = MAX_CONNECTIONS  # at most half of the process's file descriptors
     keepalive_seconds: float = KEEPALIVE_SECONDS
+    headers: int = MAX_HEADERS
     header_bytes: int = MAX_HEADER_BYTES
 
 
@@ -75,7 +76,7 @@ async def listen(
         handler_cancellation=True,
         auto_decompress=False,
         read_bufsize=READ_BUFFER_BYTES,
-        max_headers=MAX_HEADERS,
+        max_headers=limits.headers,
         max_line_size=limits.header_bytes,
         max_field_size=limits.header_bytes,
     )
@@ -165,7 +166,8 @@ class SharedResponse:
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Handle a request."""
-        await self._refresh()
+        # To the end, also if this client disconnects: else the next one would render beside it.
+        await asyncio.shield(asyncio.ensure_future(self._refresh()))
         if _accepts_gzip(request):
             return await _send(request, {**self._headers, hdrs.CONTENT_ENCODING: "gzip"}, self._packed)
         return await _send(request, self._headers, self._body)
@@ -183,6 +185,12 @@ class SharedResponse:
                 self._started = started
 
 
+def release_connection(request: web.Request) -> None:
+    """Let the server close this connection if it needs another, although its request is still being handled."""
+    if busy := request.app.get(_BUSY):
+        busy.discard(request.protocol)
+
+
 async def send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
     """Answer with a body of its own, compressed if it is large and the client accepts that."""
     if len(body) > COMPRESS_MIN_BYTES and _accepts_gzip(request):
@@ -194,8 +202,7 @@ async def send(request: web.Request, headers: Mapping[str, str], body: bytes) ->
 async def _send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
     response = web.StreamResponse(headers={**headers, hdrs.VARY: hdrs.ACCEPT_ENCODING})
     response.content_length = len(body)
-    if busy := request.app.get(_BUSY):
-        busy.discard(request.protocol)
+    release_connection(request)
     parts = memoryview(body if request.method != hdrs.METH_HEAD else b"")
     try:
         async with asyncio.timeout(SEND_SECONDS):

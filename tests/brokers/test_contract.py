@@ -205,7 +205,7 @@ async def test_topic_lists_its_queues(world: ContractCluster) -> None:
     assert queues == [Queue(queues[0].topic, world.broker, number) for number in range(3)]
     assert await world.cluster.queue_counts(queues[0].topic) == {world.broker: 3}
     assert await world.cluster.brokers() == (world.broker,)
-    assert world.cluster.addresses()
+    assert world.cluster.addresses([world.broker])
 
 
 async def test_topic_that_does_not_exist_is_not_found(world: ContractCluster) -> None:

@@ -101,12 +101,40 @@ async def test_rbac_admission_policy_accepts_what_the_operator_writes(
     await operator.create(deployments, owned(owner, "orders", spec=DEPLOYMENT))
     await operator.patch(f"{deployments}/orders", {"spec": {"replicas": 2}})
     await operator.delete(f"{deployments}/orders")
-    event = {
+    event: Object = {
         "metadata": {"name": "e", "namespace": namespace},
-        "involvedObject": {"kind": "ConsumerGroup", "name": "orders", "namespace": namespace},
+        "involvedObject": {
+            "apiVersion": "rota.dev/v1alpha1",
+            "kind": "ConsumerGroup",
+            "name": "orders",
+            "namespace": namespace,
+        },
         "reason": "Settled",
     }
-    await operator.create(f"/api/v1/namespaces/{namespace}/events", event)
+    events = f"/api/v1/namespaces/{namespace}/events"
+    await operator.create(events, event)
+    about_a_pod = {
+        **event,
+        "metadata": {"name": "f"},
+        "involvedObject": {**event["involvedObject"], "apiVersion": "v1"},
+    }
+    with pytest.raises(ApiError, match="writes only Events about ConsumerGroups"):
+        await operator.create(events, about_a_pod)
+
+
+async def test_rbac_admission_policy_lets_the_operator_take_over_an_assignment_that_has_lost_its_owner(
+    operator: Api, api: Api, namespace: str, owner: Object
+) -> None:
+    maps = maps_of(namespace)
+    labels = {"rota.dev/group": "orders"}
+    for name, is_taken_over in (("orders-rota", True), ("orders", False)):
+        stripped = await api.create(maps, {"metadata": {"name": name, "labels": labels}})
+        body = {**stripped, "metadata": {**stripped["metadata"], "ownerReferences": [owner]}}
+        if is_taken_over:
+            await operator.replace(f"{maps}/{name}", body)
+        else:
+            with pytest.raises(ApiError, match=NOT_OURS):
+                await operator.replace(f"{maps}/{name}", body)
 
 
 async def test_rbac_admission_policy_lets_the_operator_change_only_its_annotations_of_pods(

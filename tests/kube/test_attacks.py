@@ -26,7 +26,7 @@ from ground.ours import BUSY, CRDS, conditions, made
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from http_attacks import ATTACKS as HTTP_ATTACKS
-from http_attacks import MEBIBYTE, attacked, peak_bytes, status_of
+from http_attacks import MEBIBYTE, attacked, peak_bytes, probed, status_of
 from kube.members import a_pod, running_status
 from kube.shop import TemplateGroup, a_shop
 from rota.kube.manifests import PORT
@@ -299,7 +299,7 @@ async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes
     async with attacked(address, OPERATOR_PORT, attack):
         for number in range(PROBES):
             path = ("/healthz", "/readyz", "/metrics", "/v1/events")[number % 4]
-            assert await status_of(address, OPERATOR_PORT, path) == 200
+            assert await probed(address, OPERATOR_PORT, path) == 200
             await asyncio.sleep(0.1)
     assert operator.returncode is None
     added = peak_bytes(operator.pid) - before

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ground.rocketmq import RocketMQ
-from http_attacks import ATTACKS, MEBIBYTE, attacked, peak_bytes, status_of
+from http_attacks import ATTACKS, MEBIBYTE, attacked, peak_bytes, probed
 from sidecar.fleet import a_fleet
 from sidecar.pods import PORT, Pod
 
@@ -33,7 +33,7 @@ async def test_http_server_of_a_sidecar_under_attack_fails_no_probe_and_takes_li
     async with attacked(pod.address, PORT, attack):
         for number in range(PROBES):
             path = ("/healthz", "/readyz", "/metrics")[number % 3]
-            assert await status_of(pod.address, PORT, path) == 200
+            assert await probed(pod.address, PORT, path) == 200
             await asyncio.sleep(0.1)
     assert pod.sidecar.poll() is None
     added = peak_bytes(pod.sidecar.pid) - before

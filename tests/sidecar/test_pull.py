@@ -126,7 +126,7 @@ async def test_pull_disconnect_before_the_response_is_written_returns_the_messag
         await member.send(*["x" * (1 << 20)] * 7)
         await member.fetched(7)
         reader, writer = await asyncio.open_connection(member.address, pull.PORT, limit=1024)
-        writer.write(b"GET /v1/messages?max=7 HTTP/1.1\r\nhost: it\r\n\r\n")
+        writer.write(b"GET /v1/messages?max=7 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         assert (await member.report()).inflight == 7
         writer.transport.abort()

@@ -79,7 +79,7 @@ def test_tls_trusts_a_new_certificate_authority_and_not_the_replaced_one(tmp_pat
         mount(tmp_path / "ca", time, **{"ca.crt": text})
         access.look()
         assert trusted(tls()) == trusted(context_of(other))
-    mount(tmp_path / "ca", "4", **{"ca.crt": one + other})
+    mount(tmp_path / "ca", "4", **{"ca.crt": f"# Zürich\n{one}# and\n{other}"})
     access.look()
     assert len(trusted(tls())) == 2
 

@@ -213,8 +213,8 @@ class Brokers(Protocol):
     async def brokers(self) -> tuple[str, ...]:
         """Return the names of all brokers."""
 
-    def addresses(self) -> frozenset[str]:
-        """Return the known addresses of all brokers; clients with a common address use the same cluster."""
+    def addresses(self, brokers: Collection[str]) -> frozenset[str]:
+        """Return the known addresses of these brokers; clients with a common address use the same broker."""
 
     async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
         """Return who is online in a group."""

@@ -50,9 +50,10 @@ class Listeners:
                 report, asked = await self._reports.read(address, uid)
             else:
                 report, asked = await self._reports.next(address, uid, after)
+            has_news = report is not None and report.revision != after
             after = report.revision if report else None
             known = self._group.pods.get(name)
             if known and known.pod.metadata.uid == uid and known.hear(report, loop.time(), asked):
                 self._news()
-            if report is None:
+            if not has_news:  # after a while, or at once by a member at which many wait already
                 await asyncio.sleep(UNHEARD_SECONDS)

@@ -1,26 +1,22 @@
 """Where each group's brokers are, how to be let in, and what they tell; groups of one cluster of brokers share it."""
 
 import asyncio
-import base64
 import logging
 import re
-import ssl
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from rota.brokers import BrokerError, Brokers, Client, Settings
-from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
-from rota.kube.api import Api, ApiError
+from rota.kube.api import Api
+from rota.kube.broker_access import Access, BrokerAccess, MissingSecretError
 from rota.kube.group import AtBroker, Group
 from rota.kube.lags import Lag, Lags
-from rota.kube.paths import object_path
 from rota.kube.queue_quota import QueueQuota
 from rota.kube.views import Interest, Views
 from rota.model import Queue, Reason, Verdict
@@ -35,14 +31,6 @@ _NEWEST = "~"  # sorts after every timestamp
 _SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
 
 _log = logging.getLogger(__name__)
-
-
-class _Secret(msgspec.Struct):
-    data: dict[str, str] = {}
-
-
-class Missing(Exception):  # noqa: N818 - it is what is so
-    """A Secret, or a key in it, is not there; a sentence."""
 
 
 @dataclass
@@ -87,9 +75,9 @@ class Places:
         is_pod: bool = False,
     ) -> None:
         """Connect to none yet; in a pod names are looked up in its own namespace, which is not that of groups."""
-        self._api, self._connect, self._is_pod = api, connect, is_pod
+        self._connect, self._is_pod = connect, is_pod
         self._quota = quota or QueueQuota()
-        self._address_policy = address_policy
+        self._access = BrokerAccess(api, address_policy)
         self._places: dict[tuple[object, ...], _Place] = {}
         self._stays: dict[Key, _Stay] = {}
         self._claims: dict[str, set[Key]] = {}  # who names each of the brokers' groups
@@ -170,13 +158,28 @@ class Places:
         return not self._addresses(stay).isdisjoint(self._addresses(other))
 
     def _addresses(self, stay: _Stay) -> frozenset[str]:
+        """Return the addresses of the brokers of a group's topics, which are asked who is in it."""
         place = self._places.get(stay.place) if stay.place else None
-        return place.brokers.addresses() if place else frozenset()
+        return place.brokers.addresses(place.views.where(stay.wanted)) if place else frozenset()
+
+    def _owns(self, stay: _Stay, other: _Stay) -> bool:
+        """Whether the consumer group of both belongs to the first: it is older, and a broker of both has let it in.
+
+        To name the same name server, or to be told of the broker without asking it, is no proof.
+        """
+        is_older = stay.creation_order < other.creation_order
+        return is_older and stay.is_accepted and not self._addresses(stay).isdisjoint(self._addresses(other))
+
+    def _awaits_older(self, key: Key, stay: _Stay) -> bool:
+        """Whether a group without assignment has to wait: an older one may turn out to own its consumer group."""
+        if stay.group.record.document is not None:
+            return False
+        rivals = [self._stays[rival] for rival in self._rivals(key, stay)]
+        return any(not rival.was_looked_at and rival.creation_order < stay.creation_order for rival in rivals)
 
     def _duplicates(self, key: Key, stay: _Stay) -> list[Verdict]:
-        """Return ClaimedTwice if the brokers accepted an older group with this consumer group, or were not asked."""
-        older = [rival for rival in self._rivals(key, stay) if self._stays[rival].creation_order < stay.creation_order]
-        owner = next((rival for rival in older if self._may_own(self._stays[rival])), None)
+        """Return ClaimedTwice if an older group owns this one's consumer group."""
+        owner = next((rival for rival in self._rivals(key, stay) if self._owns(self._stays[rival], stay)), None)
         if owner is None:
             return []
         # Tenants of this namespace may not know what there is in others.
@@ -188,9 +191,6 @@ class Places:
             " give this one its own spec.group, or delete one of them"
         )
         return [Verdict(Reason.CLAIMED_TWICE, message)]
-
-    def _may_own(self, stay: _Stay) -> bool:
-        return stay.is_accepted or not stay.was_looked_at
 
     def _on_broker_change(self, key: Key) -> None:
         """Update a group's claim, and publish that its brokers tell something else than before."""
@@ -204,7 +204,9 @@ class Places:
             return
         before = stay.was_looked_at, stay.is_accepted
         stay.was_looked_at |= was_looked_at
-        stay.is_accepted |= place is not None and place.views.has_answered(key)
+        is_accepted = place.views.is_accepted(key) if place else None
+        if is_accepted is not None:
+            stay.is_accepted = is_accepted
         if (stay.was_looked_at, stay.is_accepted) != before:
             for rival in self._rivals(key, stay):
                 self.news(rival)
@@ -226,8 +228,8 @@ class Places:
         reached: RocketMQ = stay.reached
         problems: tuple[Verdict, ...] = ()
         try:
-            site = await self._site(key[0], reached)
-        except Missing as missing:
+            access = await self._access.read(key[0], reached, self._places)
+        except MissingSecretError as missing:
             problems = (Verdict(Reason.MISSING_SECRET, str(missing)),)
         if self._stays.get(key) is not stay or stay.reached != reached:  # it went, or moved, meanwhile
             return
@@ -235,25 +237,25 @@ class Places:
             return
         stay.problems = problems
         if not problems:
-            place = self._enter(key, stay, site)
+            place = self._enter(key, stay, access)
             await place.views.look(key)
         if self._stays.get(key) is stay:
             self._update_claim(key, was_looked_at=True)
         if tell:
             self.news(key)
 
-    def _enter(self, key: Key, stay: _Stay, site: "_Access") -> _Place:
-        if stay.place != site.mark:
+    def _enter(self, key: Key, stay: _Stay, access: Access) -> _Place:
+        if stay.place != access.mark:
             self._leave(key, stay)
-        stay.place = site.mark
-        if site.mark not in self._places:
-            brokers = self._connect(site.site)
+        stay.place = access.mark
+        if access.mark not in self._places:
+            brokers = self._connect(access.site)
             views = Views(brokers, self._on_broker_change, self._quota)
             lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun)
             loop = asyncio.get_running_loop()
             running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
-            self._places[site.mark] = _Place(brokers, views, lags, running)
-        place = self._places[site.mark]
+            self._places[access.mark] = _Place(brokers, views, lags, running)
+        place = self._places[access.mark]
         place.views.want(key, stay.wanted)
         return place
 
@@ -278,7 +280,14 @@ class Places:
         stay, place = self._stays.get(key), self._place(key)
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
-        found = place.views.of(key, now, group.names(now))
+        # Members of groups that have to leave this one's consumer group take no share of it.
+        duplicates = [
+            self._stays[rival].group for rival in self._rivals(key, stay) if self._owns(stay, self._stays[rival])
+        ]
+        ours = {*group.names(now)}.union(*(duplicate.names(now) for duplicate in duplicates))
+        found = place.views.of(key, now, ours)
+        if self._awaits_older(key, stay):
+            return AtBroker(dict.fromkeys(found.views), None, (*stay.problems, *found.problems))
         return AtBroker(found.views, found.foreigners, (*stay.problems, *self._duplicates(key, stay), *found.problems))
 
     def lag(self, key: Key) -> Lag:
@@ -317,43 +326,6 @@ class Places:
             except BrokerError as error:
                 _log.info("The locks of %s were not given back: %s", client, error)
 
-    async def _site(self, namespace: str, reached: RocketMQ) -> "_Access":
-        credentials: Credentials | None = None
-        authority = ""
-        if reached.credentials_secret:
-            found = await self._secret(namespace, reached.credentials_secret.name, "accessKey", "secretKey")
-            credentials = Credentials(*found)
-        if reached.tls.enabled and reached.tls.ca_secret:
-            (authority,) = await self._secret(namespace, reached.tls.ca_secret.name, "ca.crt")
-        mark = (tuple(sorted({*reached.name_servers})), credentials, reached.tls.enabled, authority)
-        tls: Callable[[], ssl.SSLContext] | None = None
-        if reached.tls.enabled and mark not in self._places:
-            try:
-                context = ssl.create_default_context(cadata=authority or None)
-                tls = partial(_return, context)  # a replaced authority makes another site
-            except (ssl.SSLError, ValueError, TypeError):
-                assert reached.tls.ca_secret is not None  # noqa: S101 - the system's own can be read
-                name = reached.tls.ca_secret.name
-                raise Missing(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
-        signing = credentials and partial(Credentials, *credentials)
-        return _Access(mark, Site(reached.name_servers, tls, signing, self._address_policy))
-
-    async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
-        try:
-            found = await self._api.get(object_path("secrets", namespace, name), _Secret)
-        except ApiError as error:
-            # One sentence for both cases: it must not reveal that a Secret exists which the operator may not read.
-            _log.info("Secret %s/%s could not be read: %s", namespace, name, error)
-            reason = "does not exist or the operator may not read it"
-            raise Missing(f"Secret {name}, which spec.broker names, {reason}; create it, or grant get on it") from error
-        missing = [key for key in keys if key not in found.data]
-        if missing:
-            raise Missing(f"Secret {name} has no key {missing[0]}; add it")
-        try:
-            return [base64.b64decode(found.data[key]).decode() for key in keys]
-        except UnicodeDecodeError:
-            raise Missing(f"Secret {name} has a value that is no text; write it anew") from None
-
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._asking.add(task)
@@ -363,14 +335,6 @@ class Places:
         self._asking.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.warning("Brokers could not be asked: %s", error)
-
-
-@dataclass(frozen=True)
-class _Access:
-    """A way to a cluster of brokers, and what tells it from others."""
-
-    mark: tuple[object, ...]
-    site: Site
 
 
 def _as_members_do(namespace: str, reached: RocketMQ) -> RocketMQ:
@@ -385,7 +349,3 @@ def _interest(group: Group, spec: GroupSpec) -> Interest:
     return Interest(
         spec.group or group.name, topics, spec.message_model == "Broadcasting", spec.start_from, group.weighs_queues
     )
-
-
-def _return(context: ssl.SSLContext) -> ssl.SSLContext:
-    return context

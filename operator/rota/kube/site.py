@@ -18,7 +18,7 @@ from rota.model import plain
 GAP = 0.2  # seconds between two events on a connection: whatever changes meanwhile comes together
 KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
 PATIENCE = 60.0  # for somebody who reads nothing of what is said
-MAX_STREAMS = 128  # of events; a further one ends the oldest, whose page connects again
+MAX_STREAMS = 64  # of events; a further one ends the oldest, whose page connects again
 MAX_DETAILS = 16  # responses about one group that are being sent at once
 TICK = 1.0  # how soon it is seen that a silent listener has gone
 

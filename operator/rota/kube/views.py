@@ -240,9 +240,11 @@ class Views:
         """Return a group's settings as they were last seen, by broker."""
         return self._online.get(key, _Online()).settings
 
-    def has_answered(self, key: Key) -> bool:
-        """Whether the brokers of a group's topics let it in: they told who is in it."""
-        return self._online.get(key, _Online()).ids is not None
+    def is_accepted(self, key: Key) -> bool | None:
+        """Whether the brokers of a group's topics let it in, and told who is in it; None: they did not answer."""
+        online = self._online.get(key, _Online())
+        is_refused = any(problem.reason is Reason.BROKER_REFUSES for problem in online.problems)
+        return True if online.ids is not None else False if is_refused else None
 
     def clients(self, key: Key) -> Mapping[str, Client]:
         """Return who was last seen in a group, by id."""

@@ -51,7 +51,7 @@ _NEWS = ("observedGeneration", "conditions", "lag")
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide what is to be done about a group; `now` is the time of day in seconds."""
     too_new = any(verdict.reason is Reason.RECORD_TOO_NEW for verdict in snapshot.problems)
-    is_new_duplicate = snapshot.document is None and snapshot.is_duplicate
+    is_new_duplicate = snapshot.document is None and snapshot.is_duplicate and not record.damage(snapshot)
     if snapshot.spec is None or too_new or is_new_duplicate:
         return _left_alone(_situation(snapshot, now))
     damaged = record.damage(snapshot)

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.trust import trusting
 from rota.sidecar.environment import Who
 from rota.spec import RocketMQ
 
@@ -103,12 +104,10 @@ def _read_authority(folder: str) -> str:
 
 
 def _trusting(authority: str, folder: str) -> ssl.SSLContext:
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        tls.load_verify_locations(cadata=authority)
-    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        return trusting(authority)
+    except ValueError as error:
         raise _no_certificate(folder, error) from None
-    return tls
 
 
 def _no_certificate(folder: str, error: Exception) -> ValueError:

@@ -172,8 +172,10 @@ class Offsets:
 
 def _check_quota(root: Path, size: int) -> None:
     """Raise an OSError if our files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
-    files = [*root.glob("*.json*"), *root.glob("*/*.json*")]
-    used = sum(file.stat().st_size for file in files)
+    used = 0
+    for file in [*root.glob("*.json"), *root.glob("*/*.json"), *root.glob("*/*.json.torn")]:
+        with suppress(FileNotFoundError):  # another thread has replaced it
+            used += file.stat().st_size
     if used + size > QUOTA_BYTES:
         raise OSError(errno.EDQUOT, f"The state would take more than {QUOTA_BYTES // 2**20} MiB", str(root))
 

@@ -9,15 +9,18 @@ import msgspec
 from aiohttp import web
 
 from rota.documents import FullReport
-from rota.http_server import AdmissionLimit, BodyReader, Limits, listen
+from rota.http_server import AdmissionLimit, BodyReader, Limits, listen, release_connection
 from rota.metrics import CONTENT_TYPE
 from rota.spec import Seconds
 
 PORT = 9911
 LONGEST_WAIT = 30.0
 MAX_CONNECTIONS = 128
+MAX_HEADERS = 32
 MAX_HEADER_BYTES = 2048
+LIMITS = Limits(MAX_CONNECTIONS, headers=MAX_HEADERS, header_bytes=MAX_HEADER_BYTES)
 MAX_WAITING_REPORTS = 32  # further long polls are answered at once
+MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
 MAX_DRAIN_BYTES = 1024
 MAX_DRAIN_BODIES = 16  # being read at the same time
 
@@ -51,7 +54,8 @@ class Page:
     def __init__(self, shell: Shell) -> None:
         """Answer nothing yet."""
         self._shell = shell
-        self._draining: set[asyncio.Task[None]] = set()
+        self._draining: dict[bool, asyncio.Task[None]] = {}  # by whether the drain is final
+        self._waiting_drains = AdmissionLimit(MAX_WAITING_DRAINS)
         self._waiting_reports = AdmissionLimit(MAX_WAITING_REPORTS)
         self._drain_body = BodyReader(MAX_DRAIN_BYTES, MAX_DRAIN_BODIES)
 
@@ -68,7 +72,7 @@ class Page:
                 web.get("/readyz", self._readiness),
             ]
         )
-        return await listen(app, address, port, limits=Limits(MAX_CONNECTIONS, header_bytes=MAX_HEADER_BYTES))
+        return await listen(app, address, port, limits=LIMITS)
 
     async def _report(self, asked: web.Request) -> web.Response:
         after, wait = asked.query.get("after", ""), duration(asked.query.get("wait", "10s"))
@@ -80,8 +84,8 @@ class Page:
                     await self._shell.news(int(after))
         return web.Response(body=msgspec.json.encode(self._shell.report()), content_type="application/json")
 
-    async def _drain(self, _: web.Request) -> web.Response:
-        await self._drained(final=False)
+    async def _drain(self, request: web.Request) -> web.Response:
+        await self._drained(request, final=False)
         return web.Response(text="drained\n")
 
     async def _drain_for_good(self, asked: web.Request) -> web.Response:
@@ -92,15 +96,18 @@ class Page:
             told = {"uid": body.decode(errors="replace").strip()}  # by hand, without JSON around it
         if not isinstance(told, dict) or told.get("uid") != self._shell.uid:
             return web.Response(status=403, text="a final drain names the uid of the pod\n")
-        await self._drained(final=True)
+        await self._drained(asked, final=True)
         return web.Response(text="drained for good\n")
 
-    async def _drained(self, *, final: bool) -> None:
-        """Drain to the end, also if who asked does not wait for it."""
-        draining = asyncio.create_task(self._shell.drain(final=final))
-        self._draining.add(draining)
-        draining.add_done_callback(self._draining.discard)
-        await asyncio.shield(draining)
+    async def _drained(self, request: web.Request, *, final: bool) -> None:
+        """Drain to the end, also if the client does not wait for it; clients that ask meanwhile wait for the same."""
+        draining = self._draining.get(final)
+        if draining is None or draining.done():
+            draining = self._draining[final] = asyncio.create_task(self._shell.drain(final=final))
+        with self._waiting_drains.admit() as may_wait:
+            if not may_wait:
+                release_connection(request)
+            await asyncio.shield(draining)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self._shell.metrics(), headers={"content-type": CONTENT_TYPE})

@@ -120,9 +120,9 @@ class Memory:
         await self.reach(NAME_SERVER)
         return tuple(sorted(self._brokers))
 
-    def addresses(self) -> frozenset[str]:
+    def addresses(self, brokers: Collection[str]) -> frozenset[str]:
         """Return an address for each broker that no other cluster has."""
-        return frozenset(f"{name}@{id(self):x}" for name in self._brokers)
+        return frozenset(f"{name}@{id(self):x}" for name in self._brokers if name in brokers)
 
     async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
         """Return who is online in a group."""

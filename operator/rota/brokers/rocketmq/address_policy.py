@@ -4,6 +4,10 @@ import ipaddress
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+METADATA_SERVERS = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200"}  # of clouds, outside of link-local networks
+EMBEDDING_NETWORKS = [ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96")]  # IPv4 in the last 32 bits
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -15,14 +19,24 @@ class AddressPolicy(NamedTuple):
 
     def allows(self, host: str, port: int) -> bool:
         """Whether an IP address and port may be connected to. Addresses of the host itself never are."""
-        address = ipaddress.ip_address(host.partition("%")[0])
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        address = mapped or address
+        address = _unwrapped(ipaddress.ip_address(host.partition("%")[0]))
         if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
+            return False
+        if address.is_reserved or str(address) in METADATA_SERVERS:
             return False
         if any(ipaddress.ip_address(other) == address and port == other_port for other, other_port in self.forbidden):
             return False
         return any(address in network for network in self.networks)
+
+
+def _unwrapped(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 address stands for, if it does."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if embedded := address.ipv4_mapped or address.sixtofour:
+            return embedded
+        if any(address in network for network in EMBEDDING_NETWORKS) and int(address) & 0xFFFFFFFF > 1:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
 
 
 def read_networks(texts: Iterable[str]) -> list[Network]:

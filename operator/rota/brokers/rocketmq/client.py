@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -97,9 +97,9 @@ class Client:
         """The brokers of the topics that were asked for."""
         return {name: self._addresses[name] for name in sorted(self._hosts)}
 
-    def addresses(self) -> frozenset[str]:
-        """Return the addresses of all replicas that were looked up so far."""
-        return frozenset(address for ids in self._addresses.values() for address in ids.values())
+    def addresses(self, brokers: Collection[str]) -> frozenset[str]:
+        """Return the known addresses of these brokers' replicas."""
+        return frozenset(address for name in brokers for address in self._addresses.get(name, {}).values())
 
     async def brokers(self) -> Addresses:
         """Return all brokers; who has not been among them for long is forgotten."""
@@ -120,7 +120,7 @@ class Client:
         """
         for name, ids in found.items():
             self._addresses[name] = self._addresses.get(name, {}) | ids
-        self.connections.keep({*self.addresses(), *self._names.addresses})
+        self.connections.keep({*self.addresses(self._addresses), *self._names.addresses})
 
     def _forget(self, found: Addresses) -> None:
         now = _now()
@@ -222,6 +222,8 @@ def _route(topic: str, found: bodies.TopicRoute) -> Route:
     readable = [data for data in found.queue_datas if data.perm & READABLE and data.read_queue_nums > 0]
     if len(readable) > MOST_BROKERS:
         raise Garbled(f"The route of {topic} names {len(readable):,} brokers; {MOST_BROKERS:,} are the most")
+    if len(found.broker_datas) > MOST_BROKERS:
+        raise Garbled(f"The route of {topic} names {len(found.broker_datas):,} brokers; {MOST_BROKERS:,} are the most")
     names = Counter(data.broker_name for data in readable)
     if twice := [name for name, times in names.items() if times > 1]:
         raise Garbled(f"The route of {topic} names the broker {twice[0]} twice")

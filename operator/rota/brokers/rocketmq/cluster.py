@@ -46,9 +46,9 @@ class Cluster:
         """Return the names of all brokers."""
         return tuple(sorted(await self._client.brokers()))
 
-    def addresses(self) -> frozenset[str]:
-        """Return the addresses of all brokers that were looked up so far."""
-        return self._client.addresses()
+    def addresses(self, brokers: Collection[str]) -> frozenset[str]:
+        """Return the known addresses of these brokers."""
+        return self._client.addresses(brokers)
 
     async def clients(self, group: str, broker: str) -> tuple[Online, ...]:
         """Return who is online in a group."""

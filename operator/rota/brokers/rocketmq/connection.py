@@ -41,14 +41,14 @@ class Unasked(Unreachable):
     """It was not even sent what was asked, so it cannot have done it."""
 
 
-async def _resolve_allowed_address(host: str, port: int, policy: AddressPolicy) -> str:
-    """Return the first IP address of a host that may be connected to; raise an OSError if none may."""
+async def _resolve_allowed_addresses(host: str, port: int, policy: AddressPolicy) -> list[str]:
+    """Return the IP addresses of a host that may be connected to; raise an OSError if none may."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(entry[4][0]) for entry in found]
-    for address in addresses:
-        if policy.allows(address, port):
-            return address
-    raise OSError(errno.EACCES, f"--broker-networks does not allow {', '.join(dict.fromkeys(addresses))}, port {port}")
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    allowed = [address for address in addresses if policy.allows(address, port)]
+    if not allowed:
+        raise OSError(errno.EACCES, f"--broker-networks does not allow {', '.join(addresses)}, port {port}")
+    return allowed
 
 
 def _is_ip_address(host: str) -> bool:
@@ -88,15 +88,15 @@ class Connection(asyncio.Protocol):
             raise Unasked(f"{address!r} is no address; write host:port")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                resolved = await _resolve_allowed_address(host, int(port), policy) if policy else host
+                if policy:
+                    return await cls._open_allowed(host, int(port), lambda: cls(address, serve), tls, policy)
                 _, connection = await loop.create_connection(
                     lambda: cls(address, serve),
-                    resolved,
+                    host,
                     int(port),
                     ssl=tls,
-                    server_hostname=host if tls else None,
                     # A cancelled race of addresses leaves a socket open, so there is none where there is one address.
-                    happy_eyeballs_delay=None if _is_ip_address(resolved) else NEXT_ADDRESS_SECONDS,
+                    happy_eyeballs_delay=None if _is_ip_address(host) else NEXT_ADDRESS_SECONDS,
                 )
         except TimeoutError:
             raise Unasked(f"{address} did not take a connection within {CONNECT_SECONDS:g} s") from None
@@ -105,6 +105,30 @@ class Connection(asyncio.Protocol):
         except ValueError:  # of a name that is none
             raise Unasked(f"{address!r} is no address; write host:port") from None
         return connection
+
+    @staticmethod
+    async def _open_allowed(
+        host: str,
+        port: int,
+        create: Callable[[], "Connection"],
+        tls: ssl.SSLContext | None,
+        policy: AddressPolicy,
+    ) -> "Connection":
+        """Connect to the first address of a host that is allowed and answers; each has its share of the time."""
+        addresses = await _resolve_allowed_addresses(host, port, policy)
+        failed: OSError = TimeoutError()
+        for address in addresses:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                    loop = asyncio.get_running_loop()
+                    hostname = host if tls else None
+                    _, connection = await loop.create_connection(
+                        create, address, port, ssl=tls, server_hostname=hostname
+                    )
+                    return connection
+            except OSError as error:  # a TimeoutError is one
+                failed = error
+        raise failed
 
     async def ask(self, request: Frame, seconds: float) -> Frame:
         """Send a request and return the answer to it, whatever it says."""
