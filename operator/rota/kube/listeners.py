@@ -46,6 +46,7 @@ class Listeners:
         loop = asyncio.get_running_loop()
         while name in self._group.awaited and (known := self._group.pods.get(name)):
             uid, address = known.pod.metadata.uid, known.pod.status.pod_ip
+            started = loop.time()
             if after is None:
                 report, asked = await self._reports.read(address, uid)
             else:
@@ -55,5 +56,6 @@ class Listeners:
             known = self._group.pods.get(name)
             if known and known.pod.metadata.uid == uid and known.hear(report, loop.time(), asked):
                 self._news()
-            if not has_news:  # after a while, or at once by a member at which many wait already
+            # A member at which too many wait already answers a long poll at once.
+            if report is None or (not has_news and loop.time() - started < UNHEARD_SECONDS):
                 await asyncio.sleep(UNHEARD_SECONDS)
