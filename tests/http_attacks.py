@@ -5,7 +5,6 @@ import gzip
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 CONNECTIONS = 512
 MEBIBYTE = 2**20
@@ -106,12 +105,6 @@ async def status_of(address: str, port: int, path: str) -> int:
         return int(line.split()[1])
     finally:
         writer.transport.abort()
-
-
-def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process had."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

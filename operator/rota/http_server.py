@@ -60,8 +60,7 @@ async def listen(
 ) -> web.AppRunner:
     """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
 
-    `also_on_loopback` serves kubectl port-forward, too, which connects to the pod's loopback address. `hint` ends the
-    error's sentence.
+    `also_on_loopback` is for kubectl port-forward, which connects to that address. `hint` ends the error's sentence.
     """
     limits = limits or Limits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
@@ -119,6 +118,8 @@ class BodyReader:
                 raise web.HTTPRequestTimeout(text=f"The body did not arrive within {BODY_SECONDS:g} s\n") from None
 
     async def _collect(self, request: web.Request) -> bytes:
+        if request.transport is None:  # aiohttp would raise a RuntimeError
+            raise ConnectionResetError
         body = bytearray()
         async for chunk in request.content.iter_any():
             body += chunk

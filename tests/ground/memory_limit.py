@@ -44,6 +44,12 @@ class MemoryLimit:
             self.folder.rmdir()
 
 
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
 def main(folder: str, root: str, *arguments: str) -> None:
     """Enter the cgroup, put it where a container sees its own, and become the program."""
     Path(folder, "cgroup.procs").write_text(str(os.getpid()))

@@ -22,11 +22,12 @@ from ground.controlplane import Cluster
 from ground.fixtures import a_namespace
 from ground.instance import Instance
 from ground.local import LocalNode
+from ground.memory_limit import peak_bytes
 from ground.ours import BUSY, CRDS, conditions, made
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from http_attacks import ATTACKS as HTTP_ATTACKS
-from http_attacks import MEBIBYTE, attacked, peak_bytes, probed, status_of
+from http_attacks import MEBIBYTE, attacked, probed, status_of
 from kube.members import a_pod, running_status
 from kube.shop import TemplateGroup, a_shop
 from rota.kube.manifests import PORT

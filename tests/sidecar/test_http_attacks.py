@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ground.memory_limit import peak_bytes
 from ground.rocketmq import RocketMQ
-from http_attacks import ATTACKS, MEBIBYTE, attacked, peak_bytes, probed
+from http_attacks import ATTACKS, MEBIBYTE, attacked, probed
 from sidecar.fleet import a_fleet
 from sidecar.pods import PORT, Pod
 

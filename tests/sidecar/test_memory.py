@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from ground.memory_limit import MemoryLimit
+from ground.memory_limit import MemoryLimit, peak_bytes
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq import requests
@@ -162,13 +162,6 @@ async def is_busy(pod: Pod, app: App) -> bool:
     return app.open >= BUSY
 
 
-def peak_bytes(pod: Pod) -> int:
-    """Return the most memory that the sidecar's process had."""
-    assert pod.sidecar
-    lines = Path(f"/proc/{pod.sidecar.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 WORST = "bombs of 31 MiB"
 OTHER_ATTACKS = pytest.mark.slow("large bodies and many properties, beside compression bombs")
 ATTACKS: dict[str, tuple[Callable[[int], Sent], int]] = {
@@ -194,7 +187,10 @@ async def test_memory_stays_within_the_container_and_every_message_arrives(
         await soon(lambda: is_busy(pod, app), PATIENCE_SECONDS)  # the app hangs on as many as it is given at once
         app.opens.set()
         await soon(lambda: is_delivered(pod, app, messages), PATIENCE_SECONDS)
-        print(f"peak {peak_bytes(pod) / MEBIBYTE:.0f} MiB, cgroup {container.peak_bytes / MEBIBYTE:.0f} MiB")
-        assert peak_bytes(pod) < PEAK_BYTES
+        assert pod.sidecar
+        print(
+            f"peak {peak_bytes(pod.sidecar.pid) / MEBIBYTE:.0f} MiB, cgroup {container.peak_bytes / MEBIBYTE:.0f} MiB"
+        )
+        assert peak_bytes(pod.sidecar.pid) < PEAK_BYTES
         assert {it for it in app.delivered if it.damage} == {it.expected for it in messages if it.expected.damage}
         assert not pod.complaints()

@@ -170,22 +170,21 @@ class Places:
         is_older = stay.creation_order < other.creation_order
         return is_older and stay.is_accepted and not self._addresses(stay).isdisjoint(self._addresses(other))
 
-    def _awaits_older(self, key: Key, stay: _Stay) -> bool:
+    def _awaits_older(self, stay: _Stay, rivals: Sequence[_Stay]) -> bool:
         """Whether a group without assignment has to wait: an older one may turn out to own its consumer group."""
         if stay.group.record.document is not None:
             return False
-        rivals = [self._stays[rival] for rival in self._rivals(key, stay)]
         return any(not rival.was_looked_at and rival.creation_order < stay.creation_order for rival in rivals)
 
-    def _duplicates(self, key: Key, stay: _Stay) -> list[Verdict]:
+    def _duplicates(self, stay: _Stay, rivals: Sequence[_Stay]) -> list[Verdict]:
         """Return ClaimedTwice if an older group owns this one's consumer group."""
-        owner = next((rival for rival in self._rivals(key, stay) if self._owns(self._stays[rival], stay)), None)
+        owner = next((rival.group for rival in rivals if self._owns(rival, stay)), None)
         if owner is None:
             return []
         # Tenants of this namespace may not know what there is in others.
         older_group = "An older ConsumerGroup of another namespace"
-        if owner[0] == key[0]:
-            older_group = f"The older ConsumerGroup {owner[1]}"
+        if owner.namespace == stay.group.namespace:
+            older_group = f"The older ConsumerGroup {owner.name}"
         message = (
             f"{older_group} manages the consumer group {stay.wanted.group} at the same brokers;"
             " give this one its own spec.group, or delete one of them"
@@ -280,15 +279,16 @@ class Places:
         stay, place = self._stays.get(key), self._place(key)
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
+        rivals = [self._stays[rival] for rival in self._rivals(key, stay)]
         # Members of groups that have to leave this one's consumer group take no share of it.
-        duplicates = [
-            self._stays[rival].group for rival in self._rivals(key, stay) if self._owns(stay, self._stays[rival])
-        ]
+        duplicates = [rival.group for rival in rivals if self._owns(stay, rival)]
         ours = {*group.names(now)}.union(*(duplicate.names(now) for duplicate in duplicates))
         found = place.views.of(key, now, ours)
-        if self._awaits_older(key, stay):
+        if self._awaits_older(stay, rivals):
             return AtBroker(dict.fromkeys(found.views), None, (*stay.problems, *found.problems))
-        return AtBroker(found.views, found.foreigners, (*stay.problems, *self._duplicates(key, stay), *found.problems))
+        return AtBroker(
+            found.views, found.foreigners, (*stay.problems, *self._duplicates(stay, rivals), *found.problems)
+        )
 
     def lag(self, key: Key) -> Lag:
         """Return how far a group is behind, as far as its brokers tell."""

@@ -220,10 +220,8 @@ def _route(topic: str, found: bodies.TopicRoute) -> Route:
     if found.topic_queue_mapping_by_broker:
         raise Refused(f"The topic {topic} is a static one, its queues move between brokers; Rota cannot read those")
     readable = [data for data in found.queue_datas if data.perm & READABLE and data.read_queue_nums > 0]
-    if len(readable) > MOST_BROKERS:
-        raise Garbled(f"The route of {topic} names {len(readable):,} brokers; {MOST_BROKERS:,} are the most")
-    if len(found.broker_datas) > MOST_BROKERS:
-        raise Garbled(f"The route of {topic} names {len(found.broker_datas):,} brokers; {MOST_BROKERS:,} are the most")
+    if (brokers := max(len(readable), len(found.broker_datas))) > MOST_BROKERS:
+        raise Garbled(f"The route of {topic} names {brokers:,} brokers; {MOST_BROKERS:,} are the most")
     names = Counter(data.broker_name for data in readable)
     if twice := [name for name, times in names.items() if times > 1]:
         raise Garbled(f"The route of {topic} names the broker {twice[0]} twice")

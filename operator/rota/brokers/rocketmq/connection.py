@@ -120,10 +120,8 @@ class Connection(asyncio.Protocol):
         for address in addresses:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
-                    loop = asyncio.get_running_loop()
-                    hostname = host if tls else None
-                    _, connection = await loop.create_connection(
-                        create, address, port, ssl=tls, server_hostname=hostname
+                    _, connection = await asyncio.get_running_loop().create_connection(
+                        create, address, port, ssl=tls, server_hostname=host if tls else None
                     )
                     return connection
             except OSError as error:  # a TimeoutError is one
