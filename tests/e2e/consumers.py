@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy
 from typing import Any, NamedTuple
@@ -40,6 +41,14 @@ cd /deliveries
 ln -s rules.json "$0.json"
 exec python app.py 127.0.0.1 8080 "$0@`date +%s%N`.jsonl" "$0.json"
 """
+
+
+@dataclass(slots=True)
+class Limits:
+    """What an event under load may cost at most."""
+
+    twice: int  # messages that are delivered again
+    pause: float  # seconds for which a queue is without a member
 
 
 class Verdict(NamedTuple):
@@ -233,19 +242,20 @@ class Consumers:
     # What becomes of messages.
 
     @contextmanager
-    def under_load(self, what: str, twice: int = 0, pause: float = PATIENCE) -> Iterator[None]:
-        """Have something happen while messages flow; nothing may be lost, and no more come twice than that.
+    def under_load(self, what: str, twice: int = 0, pause: float = PATIENCE) -> Iterator[Limits]:
+        """Have an event happen while messages flow; fail if one is lost, or if a limit is exceeded.
 
-        Nor may a queue be without a member for longer.
+        An event whose duplicates depend on its duration raises the limit it is given.
         """
+        limits = Limits(twice, pause)
         begun = time.monotonic()
         with self._traffic.flowing():
             self.goes_on()
-            yield
+            yield limits
             self.goes_on()
         with suppress(TimeoutError):  # what is not done by then is lost, and the checker says so
             eventually(lambda: not self._undone(begun), PATIENCE)
-        self._judge(what, begun, twice, pause)
+        self._judge(what, begun, limits)
         assert "is forbidden: User" not in self.installed.log(), "an operator has tried what it has no right to"
 
     def goes_on(self) -> None:
@@ -262,7 +272,11 @@ class Consumers:
     def _undone(self, begun: float) -> set[int]:
         return {it.number for it in self._traffic.sent if it.acked and it.at >= begun} - self._notes.done()
 
-    def _judge(self, what: str, begun: float, twice: int, pause: float) -> None:
+    def sent_count(self) -> int:
+        """Return how many messages were sent so far."""
+        return len(self._traffic.sent)
+
+    def _judge(self, what: str, begun: float, limits: Limits) -> None:
         """Ask the checker about all since then, and all that came again since then."""
         every = self._notes.delivered()
         numbers = {it.number for it in every if it.begin >= begun}
@@ -287,8 +301,9 @@ class Consumers:
         verdict = Verdict(what, len(sent), len(sent - done), len(again), moves(delivered))
         VERDICTS.append(verdict)
         assert not found, "\n".join([f"{what}: {len(found)} promises were broken", *found[:20]])
-        assert len(again) <= twice, f"{what}: {len(again)} messages came twice, of at most {twice}: {again[:20]}"
-        assert verdict.moves.longest <= pause, f"{verdict}: of at most {pause:.0f} s"
+        too_many = f"{what}: {len(again)} messages came twice, of at most {limits.twice}: {again[:20]}"
+        assert len(again) <= limits.twice, too_many
+        assert verdict.moves.longest <= limits.pause, f"{verdict}: of at most {limits.pause:.0f} s"
 
     @property
     def _patience(self) -> float:
