@@ -258,6 +258,10 @@ class Consumers:
         self._judge(what, begun, limits)
         assert "is forbidden: User" not in self.installed.log(), "an operator has tried what it has no right to"
 
+    def sent_count(self) -> int:
+        """Return how many messages were sent so far."""
+        return len(self._traffic.sent)
+
     def goes_on(self) -> None:
         """Wait until each queue's next messages are done."""
         begun = len(self._traffic.sent)
@@ -271,10 +275,6 @@ class Consumers:
 
     def _undone(self, begun: float) -> set[int]:
         return {it.number for it in self._traffic.sent if it.acked and it.at >= begun} - self._notes.done()
-
-    def sent_count(self) -> int:
-        """Return how many messages were sent so far."""
-        return len(self._traffic.sent)
 
     def _judge(self, what: str, begun: float, limits: Limits) -> None:
         """Ask the checker about all since then, and all that came again since then."""
