@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bench import (
+    attacks,
     brokers,
     ground,
     handover,
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "brokers": brokers.rows,
     "sidecar": sidecar.rows,
     "memory": memory.rows,
+    "attacks": attacks.rows,
     "handover": handover.rows,
     "rebalance": rebalance.rows,
     "scale": scale.rows,

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from ground.api import Api, Object
-from kube.members import PORT, reported
+from kube.members import CONTROL_PORT, GroupKey, reported
 from rota.sidecar.machine import Act, Event
 from rota.sidecar.member import Member, Step
 
@@ -28,6 +28,7 @@ class _One:
     def __init__(self, pod: Object) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         self.group = str(pod["metadata"]["labels"][LABEL])
+        self.uid = uid
         self.member = Member(name, uid, group=f"{pod['metadata']['namespace']}/{self.group}")
         self.address = ""
         self.poke = ""
@@ -51,13 +52,14 @@ class Crowd:
         self.generations: dict[str, int] = {}  # of each group's document
         self._texts: dict[str, str | bytes] = {}
         self._by_address: dict[str, _One] = {}
+        self._keys: dict[str, GroupKey] = {}  # by group
         self._following: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _ON_LOOPBACK)  # every address of loopback only
-        listening.bind(("", PORT))
+        listening.bind(("", CONTROL_PORT))
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -127,12 +129,18 @@ class Crowd:
             raise web.HTTPNotFound
         return one
 
+    def _key(self, one: _One) -> GroupKey:
+        namespace = (one.member.group or "").partition("/")[0]
+        return self._keys.setdefault(one.group, GroupKey(self._api, namespace, one.group))
+
     async def _report(self, asked: web.Request) -> web.Response:
         one = self._asked(asked)
-        return await reported(asked, one.member, one.changed)
+        key = await self._key(one).check(asked, one.uid)
+        return GroupKey.sign(asked, await reported(asked, one.member, one.changed), key)
 
     async def _drain(self, asked: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()
         one = self._asked(asked)
+        await self._key(one).check(asked, one.uid)
         one.carry(one.member.drain(final=True, now=now), now)
         return web.Response()

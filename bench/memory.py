@@ -65,10 +65,7 @@ def _peak(rocketmq: RocketMQ, body: Callable[[], bytes], settings: Mapping[str, 
     """Return the most memory that a sidecar had while a producer sent such bodies, with good messages between them."""
     name = f"bombs-{time.monotonic_ns()}"
     rocketmq.create_topic(name, QUEUES)
-    try:
-        limit = MemoryLimit(name, LIMIT_BYTES)
-    except OSError as error:
-        raise Missing(f"a cgroup cannot be made ({error.strerror}), which only root may") from None
+    limit = memory_limit(name, LIMIT_BYTES)
     member = BenchMember(rocketmq, name, topic=name, program=limit.program("-m", "rota.sidecar"), **settings)
     queues = [Queue(name, "broker-0", number) for number in range(QUEUES)]
     member.give(1, queues)
@@ -80,6 +77,14 @@ def _peak(rocketmq: RocketMQ, body: Callable[[], bytes], settings: Mapping[str, 
     if not alive or not done:
         raise Missing(f"the sidecar was killed: {done} of {sent} messages were done, peak {peak / MEBIBYTE:.0f} MiB")
     return peak
+
+
+def memory_limit(name: str, limit_bytes: int) -> MemoryLimit:
+    """Return a new cgroup; where that is not allowed, say that a benchmark is left out."""
+    try:
+        return MemoryLimit(name, limit_bytes)
+    except OSError as error:
+        raise Missing(f"a cgroup cannot be made ({error.strerror}), which only root may") from None
 
 
 async def _attack(rocketmq: RocketMQ, queues: list[Queue], body: bytes) -> int:

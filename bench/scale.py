@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +44,13 @@ PODS = "/api/v1/namespaces/default/pods"
 
 def rows() -> Iterator[Row]:
     """Settle, start again, stand still, change, change a hundred at once, and fail over."""
+    with scaled() as scale:
+        yield from asyncio.run(scale.rows())
+
+
+@contextmanager
+def scaled() -> Iterator["Scale"]:
+    """Stand up a cluster with simulated nodes, and a broker."""
     with temporary("bench-scale") as instance:
         cluster, rocketmq = ControlPlane(instance), RocketMQ(instance)
         cluster.up()
@@ -51,10 +58,10 @@ def rows() -> Iterator[Row]:
         kwok = Kwok(instance, cluster, f"{instance.block}.0.1/16")
         kwok.up()
         kwok.nodes(NODES)
-        yield from asyncio.run(_Scale(instance, cluster, rocketmq).rows())
+        yield Scale(instance, cluster, rocketmq)
 
 
-class _Scale:
+class Scale:
     """One run."""
 
     def __init__(self, instance: Instance, cluster: ControlPlane, rocketmq: RocketMQ) -> None:
@@ -63,13 +70,19 @@ class _Scale:
 
     async def rows(self) -> list[Row]:
         """Return what was measured."""
-        async with Api.connect(self.cluster.kubeconfig) as self.api, Crowd(self.api) as self.crowd:
-            await self._prepare()
+        async with self.prepared():
             found = []
             async for row in self._measured():
                 say(f"{row.what}: {row.ours}.")
                 found.append(row)
             return found
+
+    @asynccontextmanager
+    async def prepared(self) -> AsyncIterator[None]:
+        """Make all groups, topics and pods, and answer for the pods."""
+        async with Api.connect(self.cluster.kubeconfig) as self.api, Crowd(self.api) as self.crowd:
+            await self._prepare()
+            yield
 
     async def _prepare(self) -> None:
         await define(self.api)
@@ -108,13 +121,13 @@ class _Scale:
 
     async def _measured(self) -> AsyncIterator[Row]:
         everything = f"{GROUPS:,} groups, {GROUPS * MEMBERS:,} pods, {GROUPS * QUEUES:,} queues"
-        async with self._operator("first"):
+        async with self.operator("first"):
             took = await _seconds(self._until(lambda: self.crowd.obey(self.groups), 600))
             yield Row(f"{everything}: all of it new, until everybody obeys", Sample([took]))
             await soon(self._lag_told, 180)  # the last thing that a new group is told
             await self._quiet()
         before = await self._writes()
-        async with self._operator("second") as second:
+        async with self.operator("second") as second:
             took = await _seconds(self._until(partial(self._knows_all, "second"), 300))
             await asyncio.sleep(QUIET)
             told = f"then {await self._written(before)} writes in {QUIET:g} s, {_resident(second.pid)} MiB resident"
@@ -150,7 +163,7 @@ class _Scale:
         async with AsyncExitStack() as operators:
             for number, how in enumerate([*found] * FOLLOWED):
                 name = OPERATORS[2 + number]
-                standby = await operators.enter_async_context(self._operator(name))
+                standby = await operators.enter_async_context(self.operator(name))
                 await self._standing_by(name)
                 leader.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
                 found[how].append(await self._over(self.groups[GROUPS // 2 + number]))
@@ -159,8 +172,12 @@ class _Scale:
         return found
 
     @asynccontextmanager
-    async def _operator(self, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        argv = [sys.executable, "-m", "rota.cli", "operator", "--address", self._address(name), "--identity", name]
+    async def operator(
+        self, name: str, program: Callable[..., Sequence[str]] = lambda *arguments: arguments
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Run an operator; `program` returns the arguments for Python that run it under a limit."""
+        options = ("operator", "--address", self.address(name), "--identity", name)
+        argv = [sys.executable, *program("-m", "rota.cli", *options)]
         with self._path(name).open("w") as log:
             environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
             process = await asyncio.create_subprocess_exec(*argv, env=environment, stderr=log)
@@ -171,8 +188,13 @@ class _Scale:
                 process.send_signal(signal.SIGTERM)
             await process.wait()
 
-    def _address(self, name: str) -> str:
+    def address(self, name: str) -> str:
+        """Return where an operator answers."""
         return self.instance.address(90 + OPERATORS.index(name))
+
+    async def until_all_known(self, name: str) -> None:
+        """Wait until an operator knows all groups."""
+        await self._until(partial(self._knows_all, name), 300)
 
     def _knows_all(self, name: str) -> bool:
         return "groups are known" in self._path(name).read_text()
@@ -197,7 +219,7 @@ class _Scale:
 
     async def _standing_by(self, name: str) -> None:
         """Wait until an operator sees all that there is."""
-        address = self._address(name)
+        address = self.address(name)
         await asyncio.to_thread(eventually, partial(answers, f"http://{address}:8080/readyz"), 60)
 
     async def _written(self, before: Mapping[str, int]) -> int:
@@ -270,7 +292,7 @@ class _Scale:
         return len(there) == members and sum(len(one.member.lives) for one in there) == QUEUES
 
 
-_OURS = r"(POST|PUT|PATCH|APPLY) (configmaps|consumergroups|events|deployments)/.*|PATCH pods/"
+_OURS = r"(POST|PUT|PATCH|APPLY) (configmaps|consumergroups|events|deployments|secrets)/.*|PATCH pods/"
 
 
 async def _seconds(work: Awaitable[object]) -> float:

@@ -23,6 +23,7 @@ from ground.report import Missing
 from ground.rocketmq import RocketMQ
 from rota.documents import Assignment, Share, write_assignment
 from rota.model import Queue
+from rota.signing import KEY_BYTES
 from rota.spec import group_spec
 from rota.spec.resolved import write_settings
 
@@ -197,8 +198,9 @@ class BenchMember:
             "startFrom": start,
             "delivery": {"mode": mode, "push": more},
         }
-        for folder in ("documents", "state"):
+        for folder in ("documents", "state", "key"):
             (self.folder / folder).mkdir(parents=True)
+        (self.folder / "key/current").write_bytes(os.urandom(KEY_BYTES))
         settings = write_settings(group, group_spec({"metadata": {"name": group}, "spec": spec}), 30, None)
         (self.folder / "documents/group.json").write_text(settings)
         root = Path(__file__).parent.parent
@@ -211,6 +213,7 @@ class BenchMember:
             "ROTA_LOCAL": self.address,
             "ROTA_DOCUMENTS": str(self.folder / "documents"),
             "ROTA_STATE": str(self.folder / "state"),
+            "ROTA_KEY": str(self.folder / "key"),
         }
         self.process = self.instance.start(self.name, [sys.executable, *program], env=told)
         self.instance.wait(self.name, lambda: bool(self.get("healthz")), 30, "the sidecar")

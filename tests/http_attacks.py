@@ -41,7 +41,7 @@ ATTACKS: dict[str, Sequence[bytes]] = {
         slow_post("/v1/drain"),
         slow_post("/nothing"),
         get("/v1/report?after=1&wait=30s"),
-        get("/v1/drain"),
+        get("/v1/drained"),
         get("/v1/events"),
     ],
     "responses that are not read": [get(path) * PIPELINED for path in ("/metrics", "/v1/report", "/v1/groups")],

@@ -96,6 +96,10 @@ class TooLarge(ValueError):  # noqa: N818 - it says what the document is
     """A document does not fit into a ConfigMap."""
 
 
+class ReportTooLargeError(ValueError):
+    """A part of a report exceeds its limit; the member that says it is not silent, though."""
+
+
 class TooNew(ValueError):  # noqa: N818 - it says what the document is
     """A document is of a later schema than we know: it is whole, and not ours to touch."""
 
@@ -370,7 +374,7 @@ def _with_checked_parts(text: bytes | str) -> bytes | str:
     for name in parts.__struct_fields__:
         limit = MOST_REPORT_BYTES.get(name, MOST_FIELD_BYTES)
         if (size := len(bytes(getattr(parts, name)))) > limit:
-            raise ValueError(f"{name} takes {size:,} bytes, and {limit:,} are the most")
+            raise ReportTooLargeError(f"{name} takes {size:,} bytes, and {limit:,} are the most")
     return msgspec.json.encode(parts)
 
 
@@ -379,6 +383,8 @@ def read_report(text: bytes | str) -> Report:
     try:
         report = msgspec.json.decode(_with_checked_parts(text), type=Report)
         check(report.held, report.releasing)
+    except ReportTooLargeError as error:
+        raise ReportTooLargeError(f"The report cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # msgspec's errors are such too
         raise ValueError(f"The report cannot be read: {error}") from None
     return report

@@ -90,6 +90,8 @@ class Reason(StrEnum):
     SWITCHED_OFF = "SwitchedOff"
     DUPLICATE_CLIENT_IDS = "DuplicateClientIds"
     NO_SIDECAR = "NoSidecar"
+    MEMBER_NOT_AUTHENTICATED = "MemberNotAuthenticated"
+    REPORT_TOO_LARGE = "ReportTooLarge"
     NAME_TAKEN = "NameTaken"
     TEMPLATE_REFUSED = "TemplateRefused"
     WRITE_REFUSED = "WriteRefused"

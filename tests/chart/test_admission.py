@@ -59,6 +59,10 @@ def maps_of(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
+def secrets_of(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/secrets"
+
+
 def deployments_of(namespace: str) -> str:
     return f"/apis/apps/v1/namespaces/{namespace}/deployments"
 
@@ -74,6 +78,7 @@ async def test_rbac_admission_policy_rejects_objects_that_are_not_rotas(
     deployments = deployments_of(namespace)
     await api.create(maps, foreign("theirs", data={"a": "b"}))
     await api.create(deployments, foreign("theirs", spec=DEPLOYMENT))
+    await api.create(secrets_of(namespace), foreign("theirs", type="Opaque"))
     theirs = await api.get(f"{maps}/theirs")
     attempts = [
         operator.create(maps, foreign("new")),
@@ -85,6 +90,8 @@ async def test_rbac_admission_policy_rejects_objects_that_are_not_rotas(
         operator.delete(f"{deployments}/theirs"),
         operator.create(maps, owned({**owner, "apiVersion": "apps/v1", "kind": "Deployment"}, "new")),
         operator.create(maps, owned({**owner, "controller": False}, "new")),
+        operator.create(secrets_of(namespace), foreign("new", type="Opaque")),
+        operator.replace(f"{secrets_of(namespace)}/theirs", owned(owner, "theirs", type="Opaque")),
     ]
     for attempt in attempts:
         with pytest.raises(ApiError, match=NOT_OURS):
@@ -101,6 +108,9 @@ async def test_rbac_admission_policy_accepts_what_the_operator_writes(
     await operator.create(deployments, owned(owner, "orders", spec=DEPLOYMENT))
     await operator.patch(f"{deployments}/orders", {"spec": {"replicas": 2}})
     await operator.delete(f"{deployments}/orders")
+    key = owned(owner, "orders-rota-key", type="Opaque", data={"current": ""})
+    await operator.create(secrets_of(namespace), key)
+    await operator.replace(f"{secrets_of(namespace)}/orders-rota-key", {**key, "data": {"current": "", "previous": ""}})
     event: Object = {
         "metadata": {"name": "e", "namespace": namespace},
         "involvedObject": {
@@ -143,7 +153,7 @@ async def test_rbac_admission_policy_lets_the_operator_change_only_its_annotatio
     path = f"/api/v1/namespaces/{namespace}/pods/app"
     pod = {"metadata": {"name": "app", "labels": {"app": "orders"}, "annotations": {"team": "a"}}, "spec": POD}
     await api.create(path.rpartition("/")[0], pod)
-    ours = {"rota.dev/generation": "5-1", "controller.kubernetes.io/pod-deletion-cost": "7"}
+    ours = {"rota.dev/generation": "5-1", "rota.dev/key": "0", "controller.kubernetes.io/pod-deletion-cost": "7"}
     await operator.patch(path, {"metadata": {"annotations": ours}})
     await operator.patch(path, {"metadata": {"annotations": dict.fromkeys(ours)}})
     for attempt in (
@@ -165,6 +175,18 @@ async def test_rbac_admission_policy_lets_the_operator_write_nothing_in_kube_sys
 ) -> None:
     with pytest.raises(ApiError, match="writes nothing in kube-system"):
         await operator.create("/api/v1/namespaces/kube-system/configmaps", owned(owner, "orders-rota"))
+
+
+async def test_rbac_admission_policy_lets_the_operator_write_its_own_key_and_no_other_secret_there(
+    operator: Api, release: Release
+) -> None:
+    secrets = secrets_of(release.namespace)
+    key = await operator.get(f"{secrets}/{release.name}-key")
+    await operator.replace(f"{secrets}/{release.name}-key", {**key, "data": {"current": ""}})
+    with pytest.raises(ApiError, match=NOT_OURS):
+        await operator.create(secrets, foreign("other", type="Opaque"))
+    with pytest.raises(ApiError, match="Rota's operator writes only Secrets of type Opaque"):
+        await operator.create(secrets, foreign("token", type="kubernetes.io/basic-auth"))
 
 
 async def test_rbac_admission_policy_does_not_concern_other_accounts(operator: Api, api: Api, namespace: str) -> None:

@@ -13,7 +13,7 @@ ATTACKER = Endpoint("attackers", {"app": "curl"})
 NEIGHBOUR = Endpoint("shop", {"app": "web"})
 SCRAPER = Endpoint("monitoring", {"app": "prometheus"})
 DENY_ALL: Object = {"metadata": {"namespace": "shop"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
-CONTROL_PORT = 9911
+REPORT_PORT, CONTROL_PORT = MEMBER_PORTS = 9911, 9913
 APP_PORT = 8080
 
 
@@ -27,27 +27,34 @@ def rendered(helm: Helm, **network_policy: Any) -> Rendered:
 
 def operator_pod(helm: Helm) -> Endpoint:
     template = rendered(helm).pod
-    (port,) = template["spec"]["containers"][0]["ports"]
-    return Endpoint("rota-system", template["metadata"]["labels"], {port["name"]: port["containerPort"]})
+    ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    return Endpoint("rota-system", template["metadata"]["labels"], ports)
 
 
-def test_network_policy_lets_only_the_operator_reach_members(helm: Helm) -> None:
+@pytest.mark.parametrize("port", MEMBER_PORTS)
+def test_network_policy_lets_only_the_operator_reach_members(helm: Helm, port: int) -> None:
     closed = policies(helm)
-    assert admits(closed, operator_pod(helm), MEMBER, CONTROL_PORT)
+    assert admits(closed, operator_pod(helm), MEMBER, port)
     for other in (ATTACKER, NEIGHBOUR, SCRAPER, Endpoint("", address="10.0.0.1")):
-        assert not admits(closed, other, MEMBER, CONTROL_PORT)
+        assert not admits(closed, other, MEMBER, port)
     impostor = operator_pod(helm)._replace(namespace="attackers")
-    assert not admits(closed, impostor, MEMBER, CONTROL_PORT), "the labels of the operator are no secret"
-    assert admits(policies(helm, scrapeMembersFrom=["monitoring"]), SCRAPER, MEMBER, CONTROL_PORT)
+    assert not admits(closed, impostor, MEMBER, port), "the labels of the operator are no secret"
+
+
+def test_network_policy_lets_scrapers_of_members_reach_only_their_metrics(helm: Helm) -> None:
+    scraped = policies(helm, scrapeMembersFrom=["monitoring"])
+    assert admits(scraped, SCRAPER, MEMBER, REPORT_PORT)
+    assert not admits(scraped, SCRAPER, MEMBER, CONTROL_PORT)
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP", "SCTP"])
-@pytest.mark.parametrize("port", [1, APP_PORT, 9910, 9912, 65535])
+@pytest.mark.parametrize("port", [1, APP_PORT, 9910, 9912, 9914, 65535])
 def test_network_policy_opens_no_port_that_another_policy_closes(helm: Helm, port: int, protocol: str) -> None:
     assert not admits([DENY_ALL, *policies(helm)], ATTACKER, MEMBER, port, protocol)
     opened = policies(helm, openOtherPorts=True)
     assert admits([DENY_ALL, *opened], ATTACKER, MEMBER, port, protocol)
-    assert not admits([DENY_ALL, *opened], ATTACKER, MEMBER, CONTROL_PORT)
+    for member_port in MEMBER_PORTS:
+        assert not admits([DENY_ALL, *opened], ATTACKER, MEMBER, member_port)
 
 
 def test_network_policy_keeps_what_other_policies_open(helm: Helm) -> None:

@@ -170,12 +170,13 @@ def test_trace_headers_stay_in_a_secret(default: Rendered, helm: Helm) -> None:
 
 
 def test_health_and_readiness_probes_of_the_chart_use_healthz_and_readyz(default: Rendered) -> None:
-    assert default.container["ports"] == [{"name": "http", "containerPort": 8080}]
+    ports = [{"name": "http", "containerPort": 8080}, {"name": "probes", "containerPort": 8081}]
+    assert default.container["ports"] == ports
     asked = {it: default.container[f"{it}Probe"]["httpGet"] for it in ("startup", "liveness", "readiness")}
     assert asked == {
-        "startup": {"path": "/healthz", "port": "http"},
-        "liveness": {"path": "/healthz", "port": "http"},
-        "readiness": {"path": "/readyz", "port": "http"},
+        "startup": {"path": "/healthz", "port": "probes"},
+        "liveness": {"path": "/healthz", "port": "probes"},
+        "readiness": {"path": "/readyz", "port": "probes"},
     }
     assert default["Service"]["spec"]["ports"] == [{"name": "http", "port": 8080, "targetPort": "http"}]
 

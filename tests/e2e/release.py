@@ -15,7 +15,7 @@ from ground.poll import eventually
 SECONDS = 120
 WAIT = ("--wait", f"--timeout={SECONDS}s")
 HOME, SHOP = "rota-system", "shop"  # where the operator is, and where groups are
-VERSIONS = {"Secret": "v1", "ConsumerGroup": "rota.dev/v1alpha1", "RebalancePolicy": "rota.dev/v1alpha1"}
+VERSIONS = {"Secret": "v1", "Pod": "v1", "ConsumerGroup": "rota.dev/v1alpha1", "RebalancePolicy": "rota.dev/v1alpha1"}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
@@ -37,6 +38,12 @@ class MemoryLimit:
         """The most memory that the process had, with what the kernel keeps of files for it."""
         file = "memory.max_usage_in_bytes" if self._is_v1 else "memory.peak"
         return int((self.folder / file).read_text())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def remove(self) -> None:
         """Remove it, once its process has ended."""

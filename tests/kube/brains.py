@@ -9,6 +9,7 @@ import kopf
 import pytest
 
 from ground.poll import soon
+from kube.members import KEY
 from rota.brokers import Brokers
 from rota.brokers.memory import Memory
 from rota.brokers.rocketmq.client import Site
@@ -99,7 +100,7 @@ class Operator:
 
     async def __aenter__(self) -> Self:
         self.api = Counting(an_access(self._kubeconfig), self._moment)
-        self.reports = Reports()
+        self.reports = Reports(lambda _: (KEY,))
         self.places = Places(self.api, self._connect)
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self._round)
         self.measures = Measures(lambda: self.brain.leads)

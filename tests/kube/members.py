@@ -26,9 +26,12 @@ from rota.http_server import listen
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
+from rota.signing import NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
 
 NODE = "simulated"
-PORT = 9911
+PORT, CONTROL_PORT = 9911, 9913
+KEY = b"of operators inside of the tests"  # whose groups have no Secret
+LOOK_SECONDS = 0.5  # between two looks for a group's Secret
 
 
 @asynccontextmanager
@@ -58,10 +61,15 @@ def _time() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
-    """Return a pod that carries a sidecar."""
+def a_pod(name: str, group: str, *, sidecar: bool = True, signs: bool = True) -> Object:
+    """Return a pod that carries a sidecar; one that does not sign is as earlier versions made it."""
     mounts = [{"name": "documents", "mountPath": "/etc/rota"}]
-    container = {"name": "rota-sidecar", "image": "rota", "restartPolicy": "Always", "volumeMounts": mounts}
+    container: Object = {"name": "rota-sidecar", "image": "rota", "restartPolicy": "Always", "volumeMounts": mounts}
+    volumes: list[Object] = [{"name": "documents", "configMap": {"name": f"{group}-rota", "optional": True}}]
+    if signs:
+        mounts.append({"name": "key", "mountPath": "/etc/rota-key"})
+        container["ports"] = [{"name": "rota-control", "containerPort": CONTROL_PORT}]
+        volumes.append({"name": "key", "secret": {"secretName": f"{group}-rota-key", "optional": True}})
     return {
         "metadata": {"name": name, "labels": {"rota.dev/group": group}},
         "spec": {
@@ -69,7 +77,7 @@ def a_pod(name: str, group: str, *, sidecar: bool = True) -> Object:
             "terminationGracePeriodSeconds": 60,
             "initContainers": [container] if sidecar else [],
             "containers": [{"name": "app", "image": "app"}],
-            "volumes": [{"name": "documents", "configMap": {"name": f"{group}-rota", "optional": True}}],
+            "volumes": volumes,
             "tolerations": [{"operator": "Exists"}],
         },
     }
@@ -108,6 +116,41 @@ async def reported(
     return web.Response(body=msgspec.json.encode(FullReport(**said, queues=queues)))
 
 
+class GroupKey:
+    """The key of a group, as its members have it: that in the group's Secret, once there is one, else KEY."""
+
+    def __init__(self, api: Api, namespace: str, group: str) -> None:
+        self._api, self._path = api, f"/api/v1/namespaces/{namespace}/secrets/{group}-rota-key"
+        self._key = KEY
+        self._look_again = 0.0
+
+    async def check(self, request: web.Request, uid: str) -> bytes:
+        """Return the key; raise the error for a request that is not signed with it."""
+        if not self._signed(request, uid):
+            await self._look()
+            if not self._signed(request, uid):
+                raise web.HTTPUnauthorized
+        return self._key
+
+    def _signed(self, request: web.Request, uid: str) -> bool:
+        signed = Request(request.method, request.raw_path, uid)
+        return is_request_signed([self._key], request.headers.get(SIGNATURE_HEADER, ""), signed)
+
+    async def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._look_again:
+            self._look_again = now + LOOK_SECONDS
+            with suppress(ApiError):
+                self._key = base64.b64decode((await self._api.get(self._path))["data"]["current"])
+
+    @staticmethod
+    def sign(request: web.Request, response: web.Response, key: bytes) -> web.Response:
+        """Sign a report."""
+        assert isinstance(response.body, bytes)
+        response.headers[SIGNATURE_HEADER] = sign_report(key, request.query[NONCE], response.body)
+        return response
+
+
 class One:
     """A member and its pod."""
 
@@ -118,16 +161,19 @@ class One:
         self.frozen = False
         self.silent = False
         self.deaf = False  # to pokes
+        self.forged = False  # whether its reports are not signed, as those of somebody else at its address
         self.troubles: dict[str, str] = {}
         self.offsets: dict[Queue, int] = {}  # of a Broadcasting group's member
         self.takes = 0.0  # seconds that what is open takes to end
+        self._stopping: list[Command] = []
         self._changed = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._poke = ""
 
     async def start(self, *, ready: bool = True) -> None:
         """Make the pod, answer at its address, and become ready."""
-        made = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", a_pod(self.name, self.fleet.group))
+        pod = a_pod(self.name, self.fleet.group, signs=self.fleet.signs)
+        made = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", pod)
         await self.move_in(made["metadata"]["uid"], ready=ready)
 
     async def move_in(self, uid: str, *, ready: bool = True) -> None:
@@ -138,7 +184,8 @@ class One:
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
         cancel_at_cleanup(app)
-        self._runner = await listen(app, self.address, PORT, shutdown_seconds=0.1)  # it is gone, whoever waits
+        port = CONTROL_PORT if self.fleet.signs else PORT
+        self._runner = await listen(app, self.address, port, shutdown_seconds=0.1)  # it is gone, whoever waits
         await self.becomes(ready=ready)
 
     async def becomes(self, *, ready: bool) -> None:
@@ -216,12 +263,18 @@ class One:
                 case Act.LOCK:
                     loop.call_soon(self._answer, command, Event.LOCKED, self._now)
                 case Act.STOP:
+                    self._stopping.append(command)
                     loop.call_later(self.takes, self._answer, command, Event.EMPTY)
                 case Act.CUT:
                     loop.call_soon(self._answer, command, Event.EMPTY)
                 case Act.UNLOCK:
                     loop.call_soon(self._answer, command, Event.UNLOCKED)
         self._changed.set()
+
+    def finish(self) -> None:
+        """End what is open in queues that were taken away."""
+        for command in self._stopping:
+            self._answer(command, Event.EMPTY)
 
     def _answer(self, command: Command, event: Event, sent: float | None = None) -> None:
         if self.frozen:
@@ -234,10 +287,15 @@ class One:
         self.fleet.reads += 1
         if self.silent:
             await asyncio.Event().wait()  # until it is cancelled
-        return await reported(asked, self.member, self._changed, self.troubles, self.offsets)
+        key = await self.fleet.key.check(asked, self.uid) if self.fleet.signs else None
+        response = await reported(asked, self.member, self._changed, self.troubles, self.offsets)
+        return self.fleet.key.sign(asked, response, key) if key and not self.forged else response
 
     async def _drain(self, asked: web.Request) -> web.Response:
-        assert (await asked.json())["uid"] == self.uid
+        if self.fleet.signs:
+            await self.fleet.key.check(asked, self.uid)
+        else:
+            assert (await asked.json())["uid"] == self.uid
         self.carry(self.member.drain(final=True, now=self._now))
         while self._runner and not self.member.report().drained:  # noqa: ASYNC110 - polls clear the event
             await asyncio.sleep(0.05)
@@ -250,6 +308,8 @@ class GroupMembers:
     def __init__(self, api: Api, namespace: str, group: str, addresses: Callable[[], str]) -> None:
         self.api, self.namespace, self.group, self.addresses = api, namespace, group, addresses
         self.namespaced = f"/api/v1/namespaces/{namespace}"
+        self.signs = True  # False: as members of earlier versions
+        self.key = GroupKey(api, namespace, group)
         self.members: dict[str, One] = {}
         self.text: str | bytes | None = None
         self.version = ""

@@ -126,7 +126,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
     async with ours.Api(lambda: access) as client, aiohttp.ClientSession() as session:
         pods = Follower(client, "pods", "", Pod, seen=lambda _: None, gone=lambda _: None)
         port = instance.port("a page of ours", 18080)
-        runner = await page.Page([pods], lambda: True).serve(address, port)
+        serving = await page.Page([pods], lambda: True).serve(address, port)
 
         async def asked(what: str) -> tuple[int, str]:
             async with session.get(f"http://{address}:{port}/{what}") as answer:
@@ -139,7 +139,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
         monkeypatch.setattr(page, "DEAF_SECONDS", -1.0)
         status, text = await asked("healthz")
         assert (status, "/api/v1/pods" in text) == (503, True)
-        await runner.cleanup()
+        await serving.aclose()
 
 
 async def _is(value: bool) -> bool:  # noqa: FBT001 - it is what is asked

@@ -30,7 +30,8 @@ from http_attacks import ATTACKS as HTTP_ATTACKS
 from http_attacks import MEBIBYTE, attacked, probed, status_of
 from kube.members import a_pod, running_status
 from kube.shop import TemplateGroup, a_shop
-from rota.kube.manifests import PORT
+from rota.kube.objects import CONTROL_PORT
+from rota.kube.objects import REPORT_PORT as PORT
 from rota.kube.page import PORT as OPERATOR_PORT
 
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
@@ -210,7 +211,7 @@ class Attacker:
 
     def __init__(self, victim: str) -> None:
         self.requests = 0
-        self._location = f"http://{victim}:{PORT}/v1/drain"
+        self._location = f"http://{victim}:{CONTROL_PORT}/v1/drain"
 
     async def redirect(self, request: web.Request) -> web.Response:
         """Answer with a redirect that keeps the method of a POST."""
@@ -228,7 +229,7 @@ async def a_redirecting_pod(api: Api, namespace: str, name: str, address: str, v
     await runner.setup()
     await web.TCPSite(runner, address, PORT).start()
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    created = await api.create(pods, a_pod(name, GROUP))
+    created = await api.create(pods, a_pod(name, GROUP, signs=False))
     await api.patch(f"{pods}/{name}/status", {"status": running_status(address, ready=True)}, "strategic")
     try:
         yield attacker
@@ -240,16 +241,15 @@ async def a_redirecting_pod(api: Api, namespace: str, name: str, address: str, v
 
 @asynccontextmanager
 async def watched_reports(address: str) -> AsyncIterator[list[Object]]:
-    """Collect each report of a member while the block runs, by long poll."""
+    """Collect the reports of a member while the block runs."""
     reports: list[Object] = []
 
     async def collect() -> None:
         async with aiohttp.ClientSession() as session:
             while True:
-                after = str(reports[-1]["revision"]) if reports else ""
-                query = {"after": after, "wait": "10s"}
-                async with session.get(f"http://{address}:{PORT}/v1/report", params=query) as response:
+                async with session.get(f"http://{address}:{PORT}/v1/report") as response:
                     reports.append(await response.json())
+                await asyncio.sleep(0.02)
 
     async def has_report() -> bool:
         return bool(reports)
@@ -284,6 +284,9 @@ async def test_http_client_redirect_by_a_pod_drains_no_member_of_another_group(
     assert len({json.dumps(report["held"], sort_keys=True) for report in reports}) == 1
 
 
+PROBED = [(8081, "/healthz"), (8081, "/readyz"), (OPERATOR_PORT, "/metrics"), (OPERATOR_PORT, "/v1/events")]
+
+
 @pytest.mark.parametrize("attack", HTTP_ATTACKS)
 async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes_little_memory(
     operator: asyncio.subprocess.Process, instance: Instance, attack: str
@@ -299,8 +302,8 @@ async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes
     before = peak_bytes(operator.pid)
     async with attacked(address, OPERATOR_PORT, attack):
         for number in range(PROBES):
-            path = ("/healthz", "/readyz", "/metrics", "/v1/events")[number % 4]
-            assert await probed(address, OPERATOR_PORT, path) == 200
+            port, path = PROBED[number % len(PROBED)]
+            assert await probed(address, port, path) == 200
             await asyncio.sleep(0.1)
     assert operator.returncode is None
     added = peak_bytes(operator.pid) - before

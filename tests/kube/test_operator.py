@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shlex
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import kopf
 import pytest
 
-from ground.api import Api, ApiError
+from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
 from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
@@ -22,6 +23,7 @@ from rota.kube.brain import Brain
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
 GROUP = "billing"
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +51,8 @@ async def fleet(api: Api, namespace: str, addresses: Callable[[], str]) -> Async
         yield members
 
 
-async def test_leader_election_lets_the_second_replica_take_over(
-    fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
-) -> None:
-    api, namespace = fleet.api, fleet.namespace
+async def a_group(api: Api, where: str, rocketmq: RocketMQ) -> Object:
+    """Make a group whose topic has six queues."""
     rocketmq.create_topic("billing", 6)
     group = {
         "apiVersion": "rota.dev/v1alpha1",
@@ -63,8 +63,50 @@ async def test_leader_election_lets_the_second_replica_take_over(
             "subscriptions": [{"topic": "billing"}],
         },
     }
+    return await api.create(where, group)
+
+
+async def test_signature_key_that_an_administrator_removes_is_replaced_while_members_work_on(
+    fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    api, namespace = fleet.api, fleet.namespace
+    await a_group(api, f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", rocketmq)
+    secrets = f"/api/v1/namespaces/{namespace}/secrets"
+
+    async def shared(*shares: int) -> bool:
+        return sorted(fleet.shares.values()) == sorted(shares)
+
+    async def keys(secret: str) -> Object:
+        try:
+            return (await api.get(f"{secrets}/{secret}")).get("data") or {}
+        except ApiError:
+            return {}
+
+    async with an_operator(control_plane.kubeconfig, namespace, fleet.addresses(), tmp_path / "operator.log"):
+        await fleet.add("billing-a", "billing-b")
+        await soon(lambda: shared(3, 3))
+        before, of_group = await keys("rota-key"), await keys(f"{GROUP}-rota-key")
+        assert before.keys() == {"current", "changed"}
+        assert of_group.keys() == {"current"}
+        (command,) = re.findall(r"^\$ kubectl (patch secret .*)$", SECURITY.read_text(), re.MULTILINE)
+        control_plane.kubectl(*shlex.split(command.replace("rota-system", namespace)))
+
+        async def both_hold() -> bool:
+            operators, members = await keys("rota-key"), await keys(f"{GROUP}-rota-key")
+            return (operators.get("previous"), members.get("previous")) == (before["current"], of_group["current"])
+
+        await soon(both_hold)
+        await fleet.add("billing-c")
+        await soon(lambda: shared(2, 2, 2))
+        assert (await keys("rota-key"))["current"] != before["current"]
+
+
+async def test_leader_election_lets_the_second_replica_take_over(
+    fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    api, namespace = fleet.api, fleet.namespace
     where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
-    made = await api.create(where, group)
+    made = await a_group(api, where, rocketmq)
     kubeconfig = control_plane.kubeconfig
     async with an_operator(kubeconfig, namespace, fleet.addresses(), tmp_path / "first.log") as first:
 

@@ -17,6 +17,7 @@ from rota.brokers import Consumer, Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.documents import PLAIN, Assignment, FullReport, Share, write_assignment
 from rota.model import RETRY, Queue
+from rota.sidecar.control import Control
 from rota.sidecar.environment import Who
 from rota.sidecar.page import Page
 from rota.sidecar.push import Push
@@ -120,7 +121,7 @@ class MemoryMember:
         self.sidecar = Sidecar(
             self.who, lambda _, it: self.connect(self.memory, it), lambda shell: Push(shell, "127.0.0.1")
         )
-        self._page = await Page(self.sidecar).serve("127.0.0.1", 0)
+        self._page = await Page(self.sidecar, Control(self.sidecar)).serve("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{port_of(self._page)}"
         self.running = asyncio.create_task(self.sidecar.run(self.ending))
 
@@ -180,6 +181,10 @@ class MemoryMember:
     async def ask(self, path: str, method: str = "GET", body: str = "") -> tuple[int, str]:
         async with self._session.request(method, self.url + path, data=body) as answer:
             return answer.status, await answer.text()
+
+    def begin_drain(self) -> None:
+        """Drain as the pod's preStop hook has it."""
+        self.sidecar.start(self.sidecar.drain())
 
     async def report(self) -> FullReport:
         return msgspec.json.decode((await self.ask("/v1/report"))[1], type=FullReport)

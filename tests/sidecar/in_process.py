@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -56,10 +58,17 @@ class ProcessMember:
         self.settings: dict[str, Any] = {"startFrom": {"position": "Earliest"}, "delivery": UNHURRIED}
         self.drain_timeout = 0.1  # so that a test need not answer for every message
         self.who = Who(
-            "a", "ns", "u", address, local=address, documents=str(folder / "documents"), state=str(folder / "state")
+            "a",
+            "ns",
+            "u",
+            address,
+            local=address,
+            documents=str(folder / "documents"),
+            state=str(folder / "state"),
+            run=str(folder / "run"),
         )
         self.app = f"http://{address}:{pull.PORT}"
-        for it in (self.who.documents, self.who.state):
+        for it in (self.who.documents, self.who.state, self.who.run):
             Path(it).mkdir()
 
     @property
@@ -119,6 +128,13 @@ class ProcessMember:
         """Return what it answers on the pod's address."""
         async with self.session.get(f"http://{self.address}:{page.PORT}{path}") as answer:
             return await answer.text()
+
+    async def begin_drain(self) -> None:
+        """Drain as the pod's preStop hook has it."""
+        hook = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rota.sidecar.prestop", env={**os.environ, "ROTA_RUN": self.who.run}
+        )
+        assert await hook.wait() == 0
 
     async def report(self) -> FullReport:
         return msgspec.json.decode(await self.ask("/v1/report"), type=FullReport)

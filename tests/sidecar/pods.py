@@ -24,7 +24,10 @@ from ground.instance import TAG, Instance
 from ground.poll import soon
 from rota.documents import FullReport
 from rota.model import RETRY, Queue
+from rota.sidecar.control import PORT as CONTROL_PORT
+from rota.signing import KEY_BYTES
 from sidecar.checker import Delivery
+from signed import signed_drain, signed_report
 
 APP, PORT, APP_PORT, ASK_PORT = Path(__file__).with_name("app.py"), 9911, 8080, 9912
 # The sidecar, but it commits every half second instead of every five: nearly every test waits for commits.
@@ -56,6 +59,11 @@ class Pod:
         for it in (self.documents, self.state):
             it.mkdir(parents=True)
         self._links = count(1)
+        self.run = folder / "run"
+        self.run.mkdir()
+        self._key, self._key_folder = os.urandom(KEY_BYTES), folder / "key"
+        self._key_folder.mkdir()
+        (self._key_folder / "current").write_bytes(self._key)
 
     @property
     def client_id(self) -> str:
@@ -80,6 +88,8 @@ class Pod:
             "ROTA_LOCAL": self.address,
             "ROTA_DOCUMENTS": str(self.documents),
             "ROTA_STATE": str(self.state),
+            "ROTA_KEY": str(self._key_folder),
+            "ROTA_RUN": str(self.run),
             "ROTA_VERBOSE": "1",
         }
         self.sidecar = self._start("sidecar", *program, **variables, **changed)
@@ -145,16 +155,26 @@ class Pod:
         async with session.get(f"http://{self.address}:{PORT}{path}", timeout=ClientTimeout(90)) as answer:
             return await answer.text()
 
+    async def run_prestop_hook(self) -> tuple[int, str]:
+        """Run the program that the kubelet runs in the sidecar's container before the pod ends."""
+        hook = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "rota.sidecar.prestop"),
+            env={**os.environ, "ROTA_RUN": str(self.run)},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, error = await hook.communicate()
+        return hook.returncode or 0, error.decode()
+
     async def drain_for_good(self, session: ClientSession, uid: str) -> int:
         """Ask for a final drain, and return the status of the answer."""
-        url = f"http://{self.address}:{PORT}/v1/drain"
-        async with session.post(url, json={"uid": uid}, timeout=ClientTimeout(90)) as answer:
-            return answer.status
+        return await signed_drain(session, f"http://{self.address}:{CONTROL_PORT}/v1/drain", uid, self._key)
 
     async def report(self, session: ClientSession) -> FullReport | None:
         """Return its report, if it answers."""
+        url = f"http://{self.address}:{CONTROL_PORT}/v1/report"
         try:
-            return msgspec.json.decode(await self.get(session, "/v1/report"), type=FullReport)
+            return msgspec.json.decode(await signed_report(session, url, self.uid, self._key), type=FullReport)
         except ClientError:
             return None
 

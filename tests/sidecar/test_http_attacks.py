@@ -1,43 +1,73 @@
-"""Clients of the sidecar's port that exhaust it: its probes are answered meanwhile, and its memory stays small."""
+"""Hostile clients of a sidecar: its probes and the operator are answered, its memory stays small, it is not drained."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ground.memory_limit import peak_bytes
+from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from http_attacks import ATTACKS, MEBIBYTE, attacked, probed
-from sidecar.fleet import a_fleet
-from sidecar.pods import PORT, Pod
+from rota.sidecar.control import PORT as CONTROL_PORT
+from sidecar.fleet import SidecarFleet, a_fleet
+from sidecar.pods import PORT
 
 LIMIT_BYTES = 64 * MEBIBYTE  # that an attack may add to the sidecar's memory
 PROBES = 30  # that must be answered while the attack goes on
 
 
 @pytest.fixture
-async def pod(rocketmq: RocketMQ, tmp_path: Path) -> AsyncIterator[Pod]:
+async def fleet(rocketmq: RocketMQ, tmp_path: Path) -> AsyncIterator[SidecarFleet]:
     """Start a sidecar that consumes four queues."""
     async with a_fleet(rocketmq, tmp_path) as fleet:
-        pod = await fleet.add("a")
+        await fleet.add("a")
         await fleet.give(a=fleet.queues)
-        yield pod
+        yield fleet
 
 
+@pytest.mark.parametrize("port", [PORT, CONTROL_PORT])
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_http_server_of_a_sidecar_under_attack_fails_no_probe_and_takes_little_memory(
-    pod: Pod, attack: str
+    fleet: SidecarFleet, attack: str, port: int
 ) -> None:
+    pod = fleet.pods["a"]
     assert pod.sidecar
     before = peak_bytes(pod.sidecar.pid)
-    async with attacked(pod.address, PORT, attack):
+    async with attacked(pod.address, port, attack):
         for number in range(PROBES):
             path = ("/healthz", "/readyz", "/metrics")[number % 3]
             assert await probed(pod.address, PORT, path) == 200
             await asyncio.sleep(0.1)
+        assert await soon(partial(pod.report, fleet.session)), "the operator's signed request is answered"
     assert pod.sidecar.poll() is None
     added = peak_bytes(pod.sidecar.pid) - before
     print(f"{attack}: {added / MEBIBYTE:.0f} MiB added")
     assert added < LIMIT_BYTES
     assert not pod.complaints()
+
+
+async def test_drain_by_an_attacker_who_knows_the_pods_uid_is_rejected(fleet: SidecarFleet) -> None:
+    """Two requests ended a member for good: the uid that a final drain had to name stands in the report."""
+    pod = fleet.pods["a"]
+    report = json.loads(await pod.get(fleet.session, "/v1/report"))
+    attempts = {
+        (method, port, path): 401 if (port, path) == (CONTROL_PORT, "/v1/drain") and method == "POST" else 404
+        for method in ("GET", "POST")
+        for port in (PORT, CONTROL_PORT)
+        for path in ("/v1/drain", "/v1/drain/")
+    }
+    attempts["GET", CONTROL_PORT, "/v1/drain"] = 405
+    attempts["GET", CONTROL_PORT, "/v1/report"] = 401
+    attempts["POST", PORT, "/v1/drained"] = 405
+    for (method, port, path), status in attempts.items():
+        url = f"http://{pod.address}:{port}{path}"
+        async with fleet.session.request(method, url, json={"uid": report["uid"]}) as response:
+            assert response.status == status, (method, port, path)
+    assert await pod.drain_for_good(fleet.session, "uid-of-another-pod") == 401
+    assert (await fleet.obeys("a")).state == "serving"
+    assert await pod.drain_for_good(fleet.session, pod.uid) == 200
+    assert (await fleet.obeys("a", "drained")).final

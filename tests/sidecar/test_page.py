@@ -10,7 +10,8 @@ from ground.poll import PATIENCE_SECONDS
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
 from rota.documents import read_report
 from rota.model import Queue
-from rota.sidecar import health
+from rota.sidecar import health, page
+from rota.sidecar.control import Control
 from rota.sidecar.page import Page
 from sidecar.in_memory import TOPIC, UID, Event, a_member
 
@@ -81,7 +82,7 @@ async def test_report_request_with_invalid_parameters_is_rejected_with_a_sentenc
 # Drains.
 
 
-async def test_drain_responds_once_all_queues_are_released_and_may_be_repeated(tmp_path: Path) -> None:
+async def test_drain_status_responds_once_all_queues_are_released(tmp_path: Path) -> None:
     at_work, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slow(_: Event) -> int:
@@ -94,7 +95,8 @@ async def test_drain_responds_once_all_queues_are_released_and_may_be_repeated(t
         await member.obeys([FIRST])
         await member.send("1", "2", queue=0)
         await at_work.wait()
-        asking = [asyncio.create_task(member.ask("/v1/drain")) for _ in range(2)]
+        asking = [asyncio.create_task(member.ask("/v1/drained")) for _ in range(2)]
+        member.begin_drain()
         report = await member.until(lambda it: it.state == "draining")
         assert (report.held, report.working, report.final) == ({}, frozenset({FIRST}), False)
         assert not any(it.done() for it in asking)
@@ -103,7 +105,19 @@ async def test_drain_responds_once_all_queues_are_released_and_may_be_repeated(t
         report = await member.report()
         assert (report.state, report.working, report.inflight) == ("drained", frozenset(), 0)
         assert member.offset(0) == len(member.app.done)
-        assert await member.ask("/v1/drain") == (200, "drained\n")
+        assert await member.ask("/v1/drained") == (200, "drained\n")
+
+
+async def test_drain_status_responds_when_no_drain_begins_and_begins_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "DRAIN_BEGINS_SECONDS", 0.05)
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        assert await member.ask("/v1/drained") == (200, "no drain has begun\n")
+        assert (await member.ask("/v1/drain"))[0] == 405
+        report = await member.report()
+        assert (report.state, report.working) == ("serving", frozenset({FIRST}))
 
 
 async def test_drain_completes_though_the_caller_disconnects(tmp_path: Path) -> None:
@@ -118,7 +132,7 @@ async def test_drain_completes_though_the_caller_disconnects(tmp_path: Path) -> 
         await member.obeys([FIRST])
         await member.send("1", queue=0)
         await member.until(lambda it: it.inflight == 1)
-        asking = asyncio.create_task(member.ask("/v1/drain"))
+        asking = asyncio.create_task(member.ask("/v1/drain", "POST", UID))
         await member.until(lambda it: it.state == "draining")
         asking.cancel()
         goes_on.set()
@@ -141,6 +155,8 @@ async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_p
         await member.obeys([FIRST])
         for body in (json.dumps({"uid": UID}), f"{UID}\n"):
             assert await member.ask("/v1/drain", "POST", body) == (200, "drained for good\n")
+        assert await member.ask("/readyz") == (503, "the member was drained for good\n")
+        assert await member.ask("/healthz") == (200, "lives\n")
         member.show([FIRST])
         report = await member.until(lambda it: it.generation == 2)
         assert (report.final, report.state, report.working) == (True, "drained", frozenset())
@@ -236,7 +252,7 @@ async def test_http_server_reports_a_port_in_use_with_a_sentence(tmp_path: Path)
         with pytest.raises(
             ValueError, match=rf"^Nothing can be answered at 127\.0\.0\.1, port {port}: Address already"
         ):
-            await Page(member.sidecar).serve("127.0.0.1", int(port))
+            await Page(member.sidecar, Control(member.sidecar)).serve("127.0.0.1", int(port))
 
 
 async def test_http_server_survives_malformed_requests_without_logging_errors(

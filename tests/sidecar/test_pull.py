@@ -10,14 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import ClientSession
 
 from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers import Message
 from rota.brokers.memory import BROKER
 from rota.sidecar import assignments, endings, pull, push, shell
-from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, ProcessMember, a_member, event
+from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, a_member, event
 
 BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
 
@@ -250,12 +249,9 @@ async def test_drain_in_pull_mode_waits_for_open_messages(instance: Instance, tm
         [message] = await member.get_all(1)
         await member.send("b")
         await member.fetched(2)
-        draining = asyncio.create_task(member.ask("/v1/drain"))
-
-        async def begun() -> bool:
-            return (await member.report()).state == "draining"
-
-        await soon(begun)
+        await member.begin_drain()
+        draining = asyncio.create_task(member.ask("/v1/drained"))
+        assert (await member.report()).state == "draining"
         assert await member.get(wait="50ms") == []
         assert not draining.done()
         assert await member.ack(message) == []
@@ -301,45 +297,6 @@ async def test_queue_released_and_reassigned_between_pulls_is_handed_out_again(
         await member.obeys(member.everything)
         await member.fetched(1)
         assert bodies(await member.get(wait="0s")) == ["a"]
-
-
-async def drained(member: ProcessMember) -> None:
-    """Have it drain for an app that has one connection, and sends something meanwhile."""
-    await member.get(wait="0s")
-    assert await member.ask("/v1/drain") == "drained\n"
-    await member.send("a")
-
-
-async def test_drain_ends_when_the_app_pulls_on_a_new_connection(
-    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull, "GOES", 0.0)
-    async with a_member(instance, tmp_path) as member, ClientSession() as anew:
-        await drained(member)
-        assert await member.get(wait="500ms") == []
-        assert (await member.report()).state == "drained"
-        assert bodies(await member.get(wait="30s", session=anew)) == ["a"]
-        assert (await member.report()).state == "serving"
-
-
-async def test_drain_continues_while_a_new_connection_may_be_of_the_old_app(
-    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull, "GOES", 1000.0)
-    monkeypatch.setattr(pull, "NEVER_GOES", 2000.0)
-    async with a_member(instance, tmp_path) as member, ClientSession() as anew:
-        await drained(member)
-        assert await member.get(wait="500ms", session=anew) == []
-        assert (await member.report()).state == "drained"
-
-
-async def test_drain_ends_for_an_app_that_never_restarted(
-    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull, "NEVER_GOES", 0.3)
-    async with a_member(instance, tmp_path) as member:
-        await drained(member)
-        assert bodies(await member.get_all(1)) == ["a"]
 
 
 # Which queues it has.
@@ -459,17 +416,3 @@ async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
             return True
 
         await soon(closed)
-
-
-async def test_drain_ends_for_an_app_that_returns_with_another_delivery_mode(
-    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pull, "GOES", 0.0)
-    async with a_member(instance, tmp_path, delivery={"mode": "Push", "push": {"port": 1}}) as member:
-        await member.send("a")
-        assert await member.ask("/v1/drain") == "drained\n"
-        member.settings["delivery"] = UNHURRIED
-        member.show(member.everything)
-        await member.answers()
-        async with ClientSession() as anew:
-            assert bodies(await member.get(wait="30s", session=anew)) == ["a"]

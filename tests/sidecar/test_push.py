@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.sidecar.push import LOOK_AGAIN
 from sidecar.fleet import a_fleet
 
 
@@ -78,28 +77,27 @@ async def test_sidecar_termination_with_a_thousand_messages_in_flight_commits_th
         await fleet.check()
 
 
-async def test_drain_before_an_app_restart_returns_the_queues_afterwards(rocketmq: RocketMQ, tmp_path: Path) -> None:
+async def test_drain_hook_drains_the_sidecar_before_its_app_ends(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
         pod.rules({"seconds": 0.1})
         await fleet.give(a=[*fleet.queues, fleet.retry])
-        async with fleet.traffic(pause=0.1):  # less than the app can do, however long this takes
-            await fleet.until(lambda: len(fleet.done()) > 20)
-            before = await fleet.obeys("a")
-            assert await pod.get(fleet.session, "/v1/drain") == "drained\n"
-            report = await fleet.obeys("a", "drained")
-            assert (report.held, report.releasing, report.inflight, report.final) == ({}, {}, 0, False)
-            assert await pod.get(fleet.session, "/v1/drain") == "drained\n", "it can be asked again"
-            fleet.kill("a", "app")
-            delivered = len(fleet.delivered())
-            await asyncio.sleep(3 * LOOK_AGAIN)  # as a kubelet takes: who is back sooner was not seen to go
-            pod.start_app()
-            report = await fleet.obeys("a", "serving")
-            await fleet.until(lambda: len(fleet.delivered()) > delivered)
-            assert (await fleet.obeys("a")).held == before.held
+        await fleet.send(100)
+        await fleet.until(lambda: len(fleet.done()) > 20)
+        assert await pod.run_prestop_hook() == (0, "")
+        assert await pod.get(fleet.session, "/v1/drained") == "drained\n"
+        report = await fleet.obeys("a", "drained")
+        assert (report.held, report.releasing, report.inflight, report.final) == ({}, {}, 0, False)
+        assert sum((await fleet.sample()).values()) == len(fleet.done()), "all that was done is committed"
+        assert await pod.run_prestop_hook() == (0, "")
+        assert await pod.terminate() == 0
+        status, error = await pod.run_prestop_hook()
+        assert (status, "no drain could be begun" in error, "Traceback" in error) == (1, True, False)
+        pod.start_sidecar()
+        await fleet.obeys("a", "serving")
+        pod.rules()
         await fleet.all_done()
         assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
-        await fleet.all_committed()
         await fleet.check()
 
 

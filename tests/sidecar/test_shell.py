@@ -297,7 +297,7 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
         final = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
         report = await member.until(lambda it: "StateNotWritten" in it.troubles)
         assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateNotWritten"]
-        app = asyncio.create_task(member.ask("/v1/drain"))
+        app = asyncio.create_task(member.ask("/v1/drained"))
         await asyncio.wait_for(member.end(), PATIENCE_SECONDS)
         assert [await final, await app] == [(200, "drained for good\n"), (200, "drained\n")]
 

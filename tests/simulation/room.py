@@ -34,7 +34,7 @@ from rota.kube.objects import (
     record_of,
 )
 from rota.kube.places import Places
-from rota.kube.reports import Answer, Reports
+from rota.kube.reports import Answer, Endpoint, Reports
 from rota.kube.wishes import Wish
 from rota.model import Holder
 from rota.planner import Poke, View
@@ -327,10 +327,10 @@ class Polls:
         pod = self._operator.world.kubelets.get(name)
         return pod.sidecar.report() if pod and pod.sidecar and pod.uid == uid else None
 
-    async def read(self, name: str, uid: str) -> Answer:
+    async def read(self, member: Endpoint) -> Answer:
         """Read a report: it is cut at one moment, and known at a later one."""
         asked = asyncio.get_running_loop().time()
-        return Answer(await self._read(name, uid), asked)
+        return Answer(await self._read(member.address, member.uid), asked)
 
     async def _read(self, name: str, uid: str) -> Report | None:
         chance = self._operator.chance
@@ -339,18 +339,19 @@ class Polls:
         await asyncio.sleep(chance.uniform(0.001, 0.03) if report else 2.0)
         return report
 
-    async def last_words(self, name: str, uid: str) -> Answer | None:
+    async def last_words(self, member: Endpoint) -> Answer | None:
         """Read a report, or hear silence; nothing where no process is at an address, or another pod's."""
+        name, uid = member.address, member.uid
         asked, pod = asyncio.get_running_loop().time(), self._operator.world.kubelets.get(name)
         if not (pod and pod.sidecar and pod.uid == uid):
             await asyncio.sleep(self._operator.chance.uniform(0.001, 0.02))
             return None
         return Answer(await self._read(name, uid), asked)
 
-    async def next(self, name: str, uid: str, after: int) -> Answer:
+    async def next(self, member: Endpoint, after: int) -> Answer:
         """Hold a poll until there is something new, or for ten seconds."""
         until = asyncio.get_running_loop().time() + 10.0
-        report = await self._next(name, uid, after)
+        report = await self._next(member.address, member.uid, after)
         return Answer(report, min(until, asyncio.get_running_loop().time()))
 
     async def _next(self, name: str, uid: str, after: int) -> Report | None:
@@ -368,9 +369,9 @@ class Polls:
                 break
         return report
 
-    async def drain(self, name: str, uid: str) -> None:
+    async def drain(self, member: Endpoint) -> None:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.05))
-        self._operator.world.asked_to_drain(Holder(name, uid))
+        self._operator.world.asked_to_drain(Holder(member.address, member.uid))
 
 
 class Requests:

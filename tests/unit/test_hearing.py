@@ -12,7 +12,7 @@ from rota.kube import hearing
 from rota.kube.group import Group, Record
 from rota.kube.hearing import a_round, hear_all
 from rota.kube.objects import Pod
-from rota.kube.reports import Answer, Reports
+from rota.kube.reports import Answer, Endpoint, Reports
 from rota.model import Queue
 
 KEY, OTHER = ("shop", "orders"), ("shop", "bills")
@@ -32,14 +32,14 @@ class Members(Reports):
         self.meanwhile: Callable[[], None] = lambda: None
         self.offsets: dict[str, dict[Queue, int | None]] = {}
 
-    async def read(self, address: str, uid: str) -> Answer:
-        self.asked[uid] += 1
-        self.addresses.add(address)
+    async def read(self, member: Endpoint) -> Answer:
+        self.asked[member.uid] += 1
+        self.addresses.add(member.address)
         self.meanwhile()
-        return Answer(self.say.get(uid), 1.0)
+        return Answer(self.say.get(member.uid), 1.0)
 
-    async def read_with_offsets(self, address: str, uid: str) -> tuple[Answer, dict[Queue, int | None] | None]:
-        return await self.read(address, uid), self.offsets.get(uid)
+    async def read_with_offsets(self, member: Endpoint) -> tuple[Answer, dict[Queue, int | None] | None]:
+        return await self.read(member), self.offsets.get(member.uid)
 
 
 def a_pod(name: str, group: str = "orders", phase: str = "Running", *, started: bool = True) -> Pod:

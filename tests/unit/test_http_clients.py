@@ -17,7 +17,8 @@ from builders import a_report
 from ground.poll import PATIENCE_SECONDS
 from rota.kube import reports
 from rota.kube.api import Api, Unanswered
-from rota.kube.reports import Reports
+from rota.kube.reports import Endpoint, Reports
+from rota.model import Reason
 
 HOST = "127.0.0.1"
 MEBIBYTE = 2**20
@@ -77,22 +78,20 @@ def redirect_to(port: int, status: int, path: str) -> Handler:
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_http_client_for_reports_follows_no_redirect_to_another_member(
-    client: Reports, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
+async def test_http_client_for_reports_follows_no_redirect_to_another_member(client: Reports, status: int) -> None:
     async with recording() as victim, recording(redirect_to(victim.port, status, "/v1/drain")) as attacker:
-        monkeypatch.setattr(reports, "PORT", attacker.port)
-        assert (await client.read(HOST, UID)).report is None
-        assert (await client.read_with_offsets(HOST, UID))[0].report is None
-        assert (await client.next(HOST, UID, 1)).report is None
-        assert await client.last_words(HOST, UID) is None
-        await client.drain(HOST, UID)
+        asked = Endpoint(UID, HOST, attacker.port)
+        assert (await client.read(asked)).report is None
+        assert (await client.read_with_offsets(asked))[0].report is None
+        assert (await client.next(asked, 1)).report is None
+        assert await client.last_words(asked) is None
+        await client.drain(asked)
         assert len(attacker.requests) == 5
         assert victim.requests == []
 
 
 async def test_http_client_neither_requests_nor_decompresses_a_compressed_report(
-    client: Reports, monkeypatch: pytest.MonkeyPatch
+    client: Reports,
 ) -> None:
     packed = gzip.compress(msgspec.json.encode(a_report("m1", 7)))
 
@@ -100,8 +99,8 @@ async def test_http_client_neither_requests_nor_decompresses_a_compressed_report
         return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
 
     async with recording(answer_compressed) as member:
-        monkeypatch.setattr(reports, "PORT", member.port)
-        assert (await client.read(HOST, UID)).report is None
+        asked = Endpoint(UID, HOST, member.port)
+        assert (await client.read(asked)).report is None
         assert [headers["Accept-Encoding"] for headers in member.headers] == ["identity"]
 
 
@@ -121,8 +120,9 @@ async def test_http_client_stops_reading_a_report_that_is_too_long(
 
     monkeypatch.setattr(reports, "LARGEST", 2**20)
     async with recording(answer_without_end) as member:
-        monkeypatch.setattr(reports, "PORT", member.port)
-        assert (await client.read(HOST, UID)).report is None
+        asked = Endpoint(UID, HOST, member.port)
+        answer = await client.read(asked)
+    assert (answer.report, answer.doubt) == (None, Reason.REPORT_TOO_LARGE), "it is not silent"
     assert sent < 64 * reports.LARGEST
 
 
@@ -148,8 +148,8 @@ async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeyp
 
     client = Reports()
     async with recording(answer_large) as member:
-        monkeypatch.setattr(reports, "PORT", member.port)
-        await asyncio.gather(*(client.read(HOST, UID) for _ in range(4)))
+        asked = Endpoint(UID, HOST, member.port)
+        await asyncio.gather(*(client.read(asked) for _ in range(4)))
     await client.close()
     assert (len(member.requests), most) == (4, 1)
 

@@ -113,7 +113,8 @@ def test_injection_options_set_drain_timeout_and_secrets() -> None:
     ran = inject(DEPLOYMENT, "--drain-timeout", "1m", "--credentials-secret", "acl", "--ca-secret", "ca")
     spec = yaml.safe_load(ran.stdout)["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 75
-    assert {"acl", "ca"} == {it["secret"]["secretName"] for it in spec["volumes"] if "secret" in it}
+    secrets = {it["secret"]["secretName"] for it in spec["volumes"] if "secret" in it}
+    assert secrets == {"acl", "ca", "orders-rota-key"}
     (sidecar,) = spec["initContainers"]
     assert sidecar["image"].startswith("ghcr.io/rota-dev/rota-sidecar:")
 

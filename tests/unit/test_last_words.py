@@ -9,9 +9,9 @@ from aiohttp import web
 
 from builders import a_report
 from rota.kube import reports
-from rota.kube.reports import Answer, Reports
+from rota.kube.reports import Answer, Endpoint, Reports
 
-WHERE = "127.0.0.1"
+WHERE, CLOSED = "127.0.0.1", 9  # nothing listens at that port
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def asker() -> AsyncIterator[Reports]:
     await found.close()
 
 
-async def heard(asker: Reports, monkeypatch: pytest.MonkeyPatch, text: bytes, status: int = 200) -> Answer | None:
+async def heard(asker: Reports, text: bytes, status: int = 200, group_uid: str = "") -> Answer | None:
     """Ask a server that answers so."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -32,26 +32,25 @@ async def heard(asker: Reports, monkeypatch: pytest.MonkeyPatch, text: bytes, st
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, WHERE, 0).start()
-    monkeypatch.setattr(reports, "PORT", int(runner.addresses[0][1]))
-    found = await asker.last_words(WHERE, "uid-m1")
+    found = await asker.last_words(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1]), group_uid))
     await runner.cleanup()
     return found
 
 
-async def test_report_of_a_deleted_pod_is_read(asker: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_of_a_deleted_pod_is_read(asker: Reports) -> None:
     report = a_report("m1", 7)
-    found = await heard(asker, monkeypatch, msgspec.json.encode(report))
+    found = await heard(asker, msgspec.json.encode(report))
     assert found
     assert found.report == report
 
 
 async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none_listens(
-    asker: Reports, monkeypatch: pytest.MonkeyPatch
+    asker: Reports,
 ) -> None:
     other = msgspec.json.encode(a_report("m2", 7))
-    assert await heard(asker, monkeypatch, other) is None
-    assert await heard(asker, monkeypatch, b"Not found", 404) is None
-    assert await asker.last_words(WHERE, "uid-m1") is None, "nothing listens there any more"
+    assert await heard(asker, other) is None
+    assert await heard(asker, b"Not found", 404) is None
+    assert await asker.last_words(Endpoint("uid-m1", WHERE, CLOSED)) is None, "nothing listens there any more"
 
 
 async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated(
@@ -64,9 +63,8 @@ async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated
         writer.close()
 
     server = await asyncio.start_server(silent, WHERE, 0)
-    monkeypatch.setattr(reports, "PORT", server.sockets[0].getsockname()[1])
     monkeypatch.setattr(reports, "READ_SECONDS", 0.05)
-    found = await asker.last_words(WHERE, "uid-m1")
+    found = await asker.last_words(Endpoint("uid-m1", WHERE, server.sockets[0].getsockname()[1]))
     assert found
     assert found.report is None
     over.set()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_spec
-from rota.kube.manifests import BEFORE, NOTE, PORT, SidecarSpec, deployment, injected, uninjected
+from rota.kube.manifests import BEFORE, NOTE, SidecarSpec, deployment, injected, uninjected
 from rota.kube.objects import Custom, Metadata, Pod
 from rota.kube.undo import noted, undone
 from rota.spec import Mistake
@@ -19,7 +19,7 @@ from rota.spec import Mistake
 Object = dict[str, Any]
 
 SIDECAR = SidecarSpec(image="rota-sidecar:1")
-DRAIN = {"preStop": {"httpGet": {"path": "/v1/drain", "port": 9911}}}
+DRAINED = {"preStop": {"httpGet": {"path": "/v1/drained", "port": 9911}}}
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -72,7 +72,12 @@ def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
         "HOST_IP": "status.hostIP",
     }
     told = {name: it["value"] for name, it in env.items() if "value" in it}
-    assert told == {"ROTA_DOCUMENTS": "/etc/rota", "ROTA_STATE": "/var/lib/rota"}
+    assert told == {
+        "ROTA_DOCUMENTS": "/etc/rota",
+        "ROTA_KEY": "/etc/rota-key",
+        "ROTA_STATE": "/var/lib/rota",
+        "ROTA_RUN": "/run/rota",
+    }
 
 
 def test_injection_mounts_the_config_map_whole_and_as_optional() -> None:
@@ -95,7 +100,19 @@ def test_injection_mounts_secrets_that_the_group_names() -> None:
     made = injected(a_template(), "orders", asked)
     assert volumes(made)[mounts(made)["/etc/rota-credentials"]] == {"secret": {"secretName": "acl"}}
     assert volumes(made)[mounts(made)["/etc/rota-ca"]] == {"secret": {"secretName": "authorities"}}
-    assert mounts(injected(a_template(), "orders", SIDECAR)).keys() == {"/etc/rota", TOKEN, "/var/lib/rota"}
+    others = {"/etc/rota", "/etc/rota-key", TOKEN, "/var/lib/rota", "/run/rota"}
+    assert mounts(injected(a_template(), "orders", SIDECAR)).keys() == others
+
+
+def test_injection_mounts_the_groups_key_and_the_hooks_socket_into_the_sidecar_alone() -> None:
+    made = injected(a_template(an_app()), "orders", SIDECAR)
+    key = {"secret": {"secretName": "orders-rota-key", "optional": True}}
+    assert volumes(made)[mounts(made)["/etc/rota-key"]] == key
+    socket = {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    assert volumes(made)[mounts(made)["/run/rota"]] == socket
+    hook = {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}}
+    assert the_sidecar(made)["lifecycle"] == hook
+    assert made["spec"]["containers"] == [an_app(lifecycle=DRAINED)]
 
 
 def test_injection_keeps_state_in_an_empty_dir_unless_the_app_mounts_a_volume() -> None:
@@ -111,11 +128,14 @@ def test_injection_keeps_state_in_an_empty_dir_unless_the_app_mounts_a_volume() 
 def test_injection_probes_find_a_hanging_sidecar_unready_before_dead() -> None:
     made = the_sidecar(injected(a_template(), "orders", SIDECAR))
     probes = [made[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-    assert [it["httpGet"] for it in probes] == [{"path": p, "port": PORT} for p in ("/healthz", "/readyz", "/healthz")]
+    assert [it["httpGet"] for it in probes] == [{"path": p, "port": 9911} for p in ("/healthz", "/readyz", "/healthz")]
     _, readiness, liveness = ((it["periodSeconds"] + it["timeoutSeconds"]) * it["failureThreshold"] for it in probes)
     assert readiness < 10  # lostAfter
     assert liveness > 40  # who stood still for so long goes on
-    assert made["ports"] == [{"name": "rota-report", "containerPort": PORT}]
+    assert made["ports"] == [
+        {"name": "rota-report", "containerPort": 9911},
+        {"name": "rota-control", "containerPort": 9913},
+    ]
 
 
 def test_injection_sets_resources_of_the_group_or_small_defaults() -> None:
@@ -132,7 +152,7 @@ def test_injection_adds_a_drain_hook_unless_the_app_has_a_pre_stop_hook() -> Non
     starts = {"postStart": {"exec": {"command": ["warm-up"]}}}
     apps = [an_app(), {"name": "busy", "lifecycle": sleeps}, {"name": "slow", "lifecycle": starts}]
     made = injected(a_template(*apps), "orders", SIDECAR)
-    assert [it["lifecycle"] for it in made["spec"]["containers"]] == [DRAIN, sleeps, starts | DRAIN]
+    assert [it["lifecycle"] for it in made["spec"]["containers"]] == [DRAINED, sleeps, starts | DRAINED]
 
 
 @pytest.mark.parametrize(

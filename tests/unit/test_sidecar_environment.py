@@ -34,15 +34,19 @@ def test_sidecar_environment_overrides_the_defaults() -> None:
         "ROTA_STATE": "/state",
         "ROTA_CREDENTIALS": "/credentials",
         "ROTA_CA": "/ca",
+        "ROTA_KEY": "/key",
+        "ROTA_RUN": "/run",
         "HOME": "/",
     }
     found = Who.read(NEEDED | given)
-    assert found[3:] == ("10.0.0.7", "10.0.0.1", "::1", "/documents", "/state", "/credentials", "/ca")
+    folders = ("/documents", "/state", "/credentials", "/ca", "/key", "/run")
+    assert found[3:] == ("10.0.0.7", "10.0.0.1", "::1", *folders)
 
 
-@pytest.mark.parametrize(
-    "name", ["POD_IP", "HOST_IP", "ROTA_LOCAL", "ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA"]
-)
+FOLDERS = ["ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA", "ROTA_KEY", "ROTA_RUN"]
+
+
+@pytest.mark.parametrize("name", ["POD_IP", "HOST_IP", "ROTA_LOCAL", *FOLDERS])
 def test_sidecar_environment_treats_an_empty_variable_as_unset(name: str) -> None:
     assert Who.read(NEEDED | {name: ""}) == Who.read(NEEDED)
 

@@ -82,9 +82,9 @@ true
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, update]
-{{- if not .Values.rbac.secrets }}
-{{ include "rota.secretsRule" . }}
-{{- end }}
+- apiGroups: [""]
+  resources: [secrets]  # get: those that groups name; create and update, which show no Secret: those with members' keys
+  verbs: [{{ if not .Values.rbac.secrets }}get, {{ end }}create, update]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, get, patch]  # what is said again is counted

@@ -226,6 +226,13 @@ def inject(**given: Any) -> None:
 @click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Where it answers.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port there.")
 @click.option(
+    "--probe-port",
+    type=click.IntRange(1, 65535),
+    default=8081,
+    show_default=True,
+    help="The port there for /healthz and /readyz alone.",
+)
+@click.option(
     "--journal",
     envvar="ROTA_JOURNAL",
     default="",

@@ -21,7 +21,7 @@ from rota.kube.listeners import Listeners
 from rota.kube.objects import ConfigMap, Custom, Deployment, Pod, record_of
 from rota.kube.places import Places
 from rota.kube.planning import Planning
-from rota.kube.reports import Reports
+from rota.kube.reports import Endpoint, Reports
 from rota.kube.sums import told
 from rota.kube.telling import AT_ONCE, PAUSES, Deciding, Telling
 from rota.kube.writing import REFUSED, Sent, Writing
@@ -390,7 +390,7 @@ class Brain:
         for holder in found.drains:
             known = group.pods.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:
-                self._background(self._reports.drain(known.pod.status.pod_ip, holder.uid))
+                self._background(self._reports.drain(Endpoint.of(known.pod, group.uid)))
         return await apply.mark(self._api, group, found.pokes, settled=not found.awaited)
 
     def _background(self, work: Coroutine[Any, Any, None], name: str = "") -> "asyncio.Task[None]":

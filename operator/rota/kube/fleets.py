@@ -1,4 +1,4 @@
-"""Fleets that Rota runs itself: the Deployment of each group that has a template."""
+"""What a group's members are made of: the Secret with their key, and the Deployment of a group that has a template."""
 
 import hashlib
 
@@ -8,6 +8,7 @@ from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.apply import Stale
 from rota.kube.group import Group
 from rota.kube.manifests import SidecarSpec, deployment, newest_image
+from rota.kube.member_keys import MemberKeys
 from rota.kube.objects import Deployment
 from rota.kube.paths import object_path
 from rota.model import Reason, Verdict, plain
@@ -26,9 +27,10 @@ Key = tuple[str, str]
 class Fleets:
     """All Deployments of ours."""
 
-    def __init__(self, api: Api, image: str = "", *, enabled: bool = True) -> None:
+    def __init__(self, api: Api, image: str = "", *, enabled: bool = True, keys: MemberKeys | None = None) -> None:
         """`image` is that of sidecars which are put in from now on; by default that of this version."""
         self._api = api
+        self._keys = keys
         self._image = image or newest_image()
         self._enabled = enabled
         self._standing: dict[Key, Deployment] = {}
@@ -48,12 +50,13 @@ class Fleets:
         self._stated.pop(it.metadata.key, None)
 
     async def keep(self, group: Group) -> int:
-        """See to it that a group's Deployment is as it shall be; return how many writes that took."""
+        """See to it that a group's Secret and Deployment are as they shall be; return how many writes that took."""
         spec, key = group.wish.spec, (group.namespace, group.name)
+        key_writes = await self._keys.keep(group) if self._keys else 0  # first: the pods mount it
         if spec is None or group.body is None:
-            return 0
+            return key_writes
         group.fleet, writes = await self._kept(group, spec, key)  # at once: rounds look at it meanwhile
-        return writes
+        return key_writes + writes
 
     async def _kept(self, group: Group, spec: GroupSpec, key: Key) -> tuple[tuple[Verdict, ...], int]:
         if not self._enabled:

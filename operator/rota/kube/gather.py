@@ -12,7 +12,7 @@ from rota.kube.known import Known
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Pod, record_of
 from rota.kube.paths import collection_path, object_path
 from rota.kube.places import Places
-from rota.kube.reports import Reports
+from rota.kube.reports import Endpoint, Reports
 from rota.kube.rooms import Rooms
 from rota.model import Holder
 from rota.spec.names import is_dns_subdomain
@@ -130,9 +130,9 @@ class Gatherer:
 
     async def _ask_member(self, group: Group, known: Known) -> None:
         uid = known.pod.metadata.uid
-        report, asked = await self._reports.read(known.pod.status.pod_ip, uid)
+        report, asked, doubt = await self._reports.read(Endpoint.of(known.pod, group.uid))
         if (still := group.pods.get(known.pod.metadata.name)) and still.pod.metadata.uid == uid:
-            still.hear(report, self._now, asked)
+            still.hear(report, self._now, asked, doubt)
 
     async def _ask_for_record(self, group: Group) -> None:
         path = object_path("configmaps", group.namespace, record_of(group.name))
@@ -158,21 +158,21 @@ class Gatherer:
         while is taken to have ended: who deletes a pod by force says so.
         """
         known = group.in_doubt(holder)
-        address = known.pod.status.pod_ip if known else ""
-        said = await self._reports.last_words(address, holder.uid) if address else None
-        if known is None or said is None or (said.report and said.report.drained):
+        member = Endpoint.of(known.pod, group.uid) if known and known.pod.status.pod_ip else None
+        said = await self._reports.last_words(member) if member else None
+        if known is None or member is None or said is None or (said.report and said.report.drained):
             return False
         if said.report is None and self._now - (known.unheard_since or said.asked) >= SILENCE_SECONDS:
             return False
         known.linger(said.report, self._now, said.asked)
         group.missed.add(holder)
         if said.report and not said.report.final:
-            self._drain(address, holder.uid)
+            self._drain(member)
         return True
 
-    def _drain(self, address: str, uid: str) -> None:
+    def _drain(self, member: Endpoint) -> None:
         """Ask for the final drain: a member answers when it is done, and nobody waits here for that."""
-        task = asyncio.get_running_loop().create_task(self._reports.drain(address, uid))
+        task = asyncio.get_running_loop().create_task(self._reports.drain(member))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
 from rota.kube.known import Known, client_id, name_of
+from rota.kube.member_problems import member_problems
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
 from rota.kube.pace import Pace
 from rota.kube.wishes import Wish, wish_of
@@ -71,6 +72,7 @@ class Group:
         self.record = Record()
         self.pods: dict[str, Known] = {}
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
+        self.key_problems: tuple[Verdict, ...] = ()
         self.strangers: set[str] = set()  # pods that carry the label and no sidecar
         self.missed: set[Holder] = set()  # not told of any more: ended, or only without our label
         self.replaced: dict[Holder, Known] = {}  # pods whose name another one has, and of whose end nothing is known
@@ -365,7 +367,7 @@ class Group:
             foreigners=broker.foreigners,
             queue_weights=weights,
             lag=lag,
-            problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *self._strange()),
+            problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *self._of_members),
             status=self.status,
             observed=self.body.metadata.generation if self.body else 0,
         )
@@ -390,11 +392,6 @@ class Group:
         created = self.body.metadata.creation_timestamp if self.body else None
         return resolved.write_settings(self.name, self.wish.spec, drain_timeout, created)
 
-    def _strange(self) -> list[Verdict]:
-        if not self.strangers:
-            return []
-        names = ", ".join(sorted(self.strangers)[:3])
-        told = (
-            f"{len(self.strangers)} pods carry the group's label but no sidecar of it, such as {names}; use rota inject"
-        )
-        return [Verdict(Reason.NO_SIDECAR, told)]
+    @property
+    def _of_members(self) -> list[Verdict]:
+        return [*self.key_problems, *member_problems(self.strangers, self.pods)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from rota.kube.group import Group
-from rota.kube.reports import Reports
+from rota.kube.reports import Endpoint, Reports
 from rota.model import Queue
 
 STEP_SECONDS = 1.0  # in each of which some are asked
@@ -48,15 +48,15 @@ async def _hear(key: Key, group: Group, name: str, reports: Reports, news: Calla
     known = group.pods.get(name)
     if known is None:
         return
-    uid = known.pod.metadata.uid
+    uid, member = known.pod.metadata.uid, Endpoint.of(known.pod, group.uid)
     offsets: Mapping[Queue, int | None] | None = None
     if group.everyones:
-        (report, asked), offsets = await reports.read_with_offsets(known.pod.status.pod_ip, uid)
+        answer, offsets = await reports.read_with_offsets(member)
     else:
-        report, asked = await reports.read(known.pod.status.pod_ip, uid)
+        answer = await reports.read(member)
     still = group.pods.get(name)
     if still is None or still.pod.metadata.uid != uid:
         return
     still.offsets = offsets
-    if still.hear(report, asyncio.get_running_loop().time(), asked):
+    if still.hear(answer.report, asyncio.get_running_loop().time(), answer.asked, answer.doubt):
         news(key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rota.documents import Report
 from rota.kube.objects import Pod
-from rota.model import Queue
+from rota.model import Queue, Reason
 from rota.planner import Heard
 from rota.planner import Pod as Seen
 
@@ -23,6 +23,7 @@ class Known:
     heard: Heard | None = None
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: it was not heard
     unheard_since: float | None = None
+    doubt: Reason | None = None  # why its last answer proves nothing; what it said before stands
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
     lingers: bool = False  # the API server knows it no more, for it was deleted by force, and its sidecar answers
@@ -37,12 +38,20 @@ class Known:
             self.leaving_since = now
         self.pod, self.strayed = pod, pod.labelled != pod.works_for
 
-    def hear(self, report: Report | None, now: float, asked: float) -> bool:
-        """Take what it said, or that it said nothing since it was asked; return whether that is news."""
+    def hear(self, report: Report | None, now: float, asked: float, doubt: Reason | None = None) -> bool:
+        """Take what it said, or that it said nothing since it was asked; return whether that is news.
+
+        An answer that proves nothing, because of `doubt`, neither releases queues nor is it silence.
+        """
+        was_doubted, self.doubt = self.doubt, doubt
+        if doubt:
+            news, self.unheard_since = doubt is not was_doubted or self.unheard_since is not None, None
+            return news
         if report is None:
             news, self.unheard_since = self.unheard_since is None, self.unheard_since or asked
             return news
         news = self.heard is None or self.heard.report != report or self.unheard_since is not None
+        news = news or was_doubted is not None
         self.unheard_since = None
         if news:
             self.heard = Heard(report)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rota.kube.group import Group
-from rota.kube.reports import Reports
+from rota.kube.reports import Endpoint, Reports
 
 UNHEARD_SECONDS = 1.0  # before a member that could not be heard is asked again
 
@@ -45,16 +45,17 @@ class Listeners:
         after: int | None = None
         loop = asyncio.get_running_loop()
         while name in self._group.awaited and (known := self._group.pods.get(name)):
-            uid, address = known.pod.metadata.uid, known.pod.status.pod_ip
+            member = Endpoint.of(known.pod, self._group.uid)
             started = loop.time()
             if after is None:
-                report, asked = await self._reports.read(address, uid)
+                report, asked, doubt = await self._reports.read(member)
             else:
-                report, asked = await self._reports.next(address, uid, after)
+                report, asked, doubt = await self._reports.next(member, after)
             has_news = report is not None and report.revision != after
             after = report.revision if report else None
             known = self._group.pods.get(name)
-            if known and known.pod.metadata.uid == uid and known.hear(report, loop.time(), asked):
+            same = known is not None and known.pod.metadata.uid == member.uid
+            if known and same and known.hear(report, loop.time(), asked, doubt):
                 self._news()
             # A member at which too many wait already answers a long poll at once.
             if report is None or (not has_news and loop.time() - started < UNHEARD_SECONDS):

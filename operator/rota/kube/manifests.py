@@ -10,29 +10,38 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
-import msgspec
-from msgspec import Meta, Struct
-
-from rota.kube.objects import DOCUMENTS, GROUP_LABEL, SIDECAR, Custom, record_of
+from rota.kube.objects import (
+    CONTROL,
+    CONTROL_PORT,
+    DOCUMENTS,
+    GROUP_LABEL,
+    KEY,
+    REPORT_PORT,
+    SIDECAR,
+    Custom,
+    key_secret_of,
+    record_of,
+)
+from rota.kube.pod_template import check_template
 from rota.kube.undo import noted, undone
-from rota.model import plain
 from rota.spec import GroupSpec, Mistake
 
 IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
-PORT: Final = 9911  # of reports, probes and drains, on the pod's address
 OURS: Final = {"app.kubernetes.io/managed-by": "rota"}
 NOTE: Final = "rota.dev/sidecar"  # the image that was put in
 BEFORE: Final = "rota.dev/before"  # what only a note can bring back
 WISH: Final = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
 STATE: Final = "/var/lib/rota"
+RUN: Final = "/run/rota"  # where the socket is for the sidecar's hook
 STATE_LIMIT: Final = (
     "256Mi"  # the kubelet evicts a pod above it; the sidecar stops writing at notes.QUOTA_BYTES, below it
 )
 
 _TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where it lies, not what it is
-_DRAIN = "/v1/drain"
+# What an app's container waits for before it ends. That of earlier versions also began the drain.
+_DRAINED, _DRAIN = "/v1/drained", "/v1/drain"
 _GRACE = 30  # seconds that Kubernetes gives a pod of which nothing is said
 _AFTER_DRAIN = 15  # seconds from the end of a drain to the end of the pod
 _RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
@@ -94,7 +103,7 @@ class _Volume(NamedTuple):
     told: str = ""  # the variable that says where
 
 
-_NAMES = {"rota-documents", "rota-state", "rota-credentials", "rota-ca", "rota-no-token"}
+_NAMES = {"rota-documents", "rota-state", "rota-run", "rota-key", "rota-credentials", "rota-ca", "rota-no-token"}
 
 
 def injected(pod_template: Mapping[str, Any], group: str, sidecar: SidecarSpec) -> Object:
@@ -108,7 +117,7 @@ def injected(pod_template: Mapping[str, Any], group: str, sidecar: SidecarSpec) 
 
 def uninjected(pod_template: Mapping[str, Any]) -> Object:
     """Return a pod template as it was before anything was put in; one in which nothing was stays as it is."""
-    _check(pod_template)
+    check_template(pod_template)
     template = dict(pod_template)
     if not _is_injected(template):
         return template
@@ -175,7 +184,7 @@ def _with(template: Object, group: str, drain_timeout: float, part: _Part) -> Ob
         "spec": {
             **spec,
             "initContainers": [*(spec.get("initContainers") or []), part.container],  # the app's own do not wait
-            "containers": [_draining(container) for container in spec["containers"]],
+            "containers": [_draining(container, _hook_of(part)) for container in spec["containers"]],
             "volumes": [*(spec.get("volumes") or []), *part.volumes],
             **_grace(spec, drain_timeout),
         },
@@ -200,12 +209,17 @@ def _grace(spec: Object, drain_timeout: float) -> Object:
     return {"terminationGracePeriodSeconds": needed} if (_GRACE if given is None else given) < needed else {}
 
 
-def _draining(container: Object) -> Object:
+def _draining(container: Object, path: str) -> Object:
     """Let the sidecar drain before an app's container ends, where the app has nothing else to do then."""
     lifecycle = container.get("lifecycle") or {}
     if lifecycle.get("preStop"):
         return container
-    return {**container, "lifecycle": {**lifecycle, "preStop": {"httpGet": {"path": _DRAIN, "port": PORT}}}}
+    return {**container, "lifecycle": {**lifecycle, "preStop": {"httpGet": {"path": path, "port": REPORT_PORT}}}}
+
+
+def _hook_of(part: _Part) -> str:
+    """Return what app containers request of this sidecar before they end: that of earlier versions has no own hook."""
+    return _DRAINED if part.container.get("lifecycle") else _DRAIN
 
 
 def _new_part(template: Object, group: str, sidecar: SidecarSpec) -> _Part:
@@ -214,9 +228,11 @@ def _new_part(template: Object, group: str, sidecar: SidecarSpec) -> _Part:
     mounts: list[Object] = [{"name": it.name, "mountPath": it.path, "readOnly": True} for it in volumes]
     kept = _state_of_app(template["spec"])
     state = _Volume("rota-state", STATE, {"emptyDir": {"sizeLimit": STATE_LIMIT}}, "ROTA_STATE")
+    run = _Volume("rota-run", RUN, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
     mounts.append(kept or {"name": state.name, "mountPath": state.path})
-    told = {it.told: it.path for it in [*volumes, state] if it.told}
-    made = [*volumes, *([] if kept else [state])]
+    mounts.append({"name": run.name, "mountPath": run.path})
+    told = {it.told: it.path for it in [*volumes, state, run] if it.told}
+    made = [*volumes, *([] if kept else [state]), run]
     return _Part(_container(sidecar, told, mounts), [{"name": it.name, **it.source} for it in made])
 
 
@@ -224,6 +240,7 @@ def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_Volume]:
     """Yield what the sidecar only reads."""
     documents = {"configMap": {"name": record_of(group), "optional": True}}  # pods may come before the first one
     yield _Volume("rota-documents", DOCUMENTS, documents, "ROTA_DOCUMENTS")
+    yield _Volume("rota-key", KEY, {"secret": {"secretName": key_secret_of(group), "optional": True}}, "ROTA_KEY")
     if sidecar.credentials_secret:
         source = {"secret": {"secretName": sidecar.credentials_secret}}
         yield _Volume("rota-credentials", "/etc/rota-credentials", source, "ROTA_CREDENTIALS")
@@ -259,7 +276,11 @@ def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Objec
             *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
             *({"name": name, "value": path} for name, path in told.items()),
         ],
-        "ports": [{"name": "rota-report", "containerPort": PORT}],
+        "ports": [
+            {"name": "rota-report", "containerPort": REPORT_PORT},
+            {"name": CONTROL, "containerPort": CONTROL_PORT},
+        ],
+        "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}},
         "startupProbe": _probe("/healthz", period=1, timeout=2, failures=60),
         "readinessProbe": _probe("/readyz", period=1, timeout=1, failures=2),  # who hangs is not Ready within 4 s
         "livenessProbe": _probe("/healthz", period=10, timeout=5, failures=6),
@@ -272,7 +293,7 @@ def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Objec
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
     """Return a probe of the pod's own address: without a host the kubelet asks there."""
     timing = {"periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
-    return {"httpGet": {"path": path, "port": PORT}, **timing}
+    return {"httpGet": {"path": path, "port": REPORT_PORT}, **timing}
 
 
 def _wish(template: Object, sidecar: SidecarSpec) -> str:
@@ -328,7 +349,7 @@ def _stripped(template: Object) -> Object:
 def _undrained(container: Object) -> Object:
     lifecycle = container.get("lifecycle") or {}
     asked = (lifecycle.get("preStop") or {}).get("httpGet") or {}
-    if (asked.get("path"), asked.get("port")) != (_DRAIN, PORT):
+    if asked.get("path") not in {_DRAIN, _DRAINED} or asked.get("port") != REPORT_PORT:
         return container
     return _set(container, lifecycle=_set(lifecycle, preStop=None))
 
@@ -337,60 +358,6 @@ def _set(found: Mapping[str, Any], **parts: Any) -> Object:
     """Return a mapping with some of its parts changed, without those that are empty."""
     changed = {**found, **parts}
     return {key: part for key, part in changed.items() if part or key not in parts}
-
-
-# What cannot be.
-
-
-class _Named(Struct):
-    name: str
-
-
-class _Mount(Struct, rename="camel"):
-    name: str
-    mount_path: str
-
-
-class _Hook(Struct, rename="camel"):
-    http_get: dict[str, Any] | None = None
-
-
-class _Lifecycle(Struct, rename="camel"):
-    pre_stop: _Hook | None = None
-
-
-class _Container(Struct, rename="camel"):
-    name: str
-    lifecycle: _Lifecycle | None = None
-    volume_mounts: list[_Mount] | None = None
-
-
-class _Metadata(Struct):
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-
-
-class _PodSpec(Struct, rename="camel"):
-    containers: Annotated[list[_Container], Meta(min_length=1)]
-    init_containers: list[_Container] | None = None
-    volumes: list[_Named] | None = None
-    termination_grace_period_seconds: int | None = None
-
-
-class _Template(Struct):
-    spec: _PodSpec
-    metadata: _Metadata | None = None
-
-
-def _check(template: Mapping[str, Any]) -> None:
-    """Refuse what we could not work with; all else is the API server's to judge."""
-    try:
-        msgspec.convert(template, _Template)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at ")
-        where = path.strip("`").rpartition("$")[2]
-        told = f"spec.template{where}: {message[0].lower()}{message[1:]}".replace("`", "")
-        raise Mistake(plain(told)) from None
 
 
 def _refuse_namesakes(spec: Object, part: _Part) -> None:

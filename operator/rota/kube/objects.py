@@ -10,15 +10,25 @@ from rota.planner import Poke
 
 GROUP_LABEL = "rota.dev/group"
 POKE = "rota.dev/generation"
+KEY_MARK = "rota.dev/key"  # which key a pod should have: a change of it lets the kubelet look at what is mounted
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 SIDECAR = "rota-sidecar"  # its container's name
 DOCUMENTS = "/etc/rota"  # where it has the group's record
+KEY = "/etc/rota-key"  # where it has the group's key
+REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, if it has no control port
+CONTROL_PORT = 9913
+CONTROL = "rota-control"  # the name of the control port in a pod's spec
 _RECORD = "-rota"  # ends the record's name
 
 
 def record_of(group: str) -> str:
     """Return the name of a group's record."""
     return group + _RECORD
+
+
+def key_secret_of(group: str) -> str:
+    """Return the name of the Secret with a group's key."""
+    return f"{record_of(group)}-key"
 
 
 class Owner(Struct, frozen=True, rename="camel"):
@@ -108,9 +118,15 @@ class _Mount(Struct, frozen=True, rename="camel"):
     mount_path: str
 
 
+class _Port(Struct, frozen=True, rename="camel"):
+    container_port: int
+    name: str = ""
+
+
 class _Container(Struct, frozen=True, rename="camel"):
     name: str
     volume_mounts: list[_Mount] = []
+    ports: list[_Port] = []
 
 
 class _Source(Struct, frozen=True):
@@ -137,10 +153,24 @@ class Pod(Struct, frozen=True):
     status: _PodStatus = _PodStatus()
 
     @property
+    def _sidecars(self) -> list[_Container]:
+        return [it for it in [*self.spec.init_containers, *self.spec.containers] if it.name == SIDECAR]
+
+    @property
+    def control_port(self) -> int:
+        """Where its sidecar takes requests for reports and drains."""
+        named = [port.container_port for it in self._sidecars for port in it.ports if port.name == CONTROL]
+        return named[0] if named else REPORT_PORT
+
+    @property
+    def has_key(self) -> bool:
+        """Whether its sidecar mounts the group's key: then what is not signed with it proves nothing."""
+        return any(mount.mount_path == KEY for it in self._sidecars for mount in it.volume_mounts)
+
+    @property
     def works_for(self) -> str:
         """The group whose record its sidecar reads, whatever its label says; none, if it carries no sidecar."""
-        every = [*self.spec.init_containers, *self.spec.containers]
-        mounts = [mount for it in every if it.name == SIDECAR for mount in it.volume_mounts]
+        mounts = [mount for it in self._sidecars for mount in it.volume_mounts]
         shown = {mount.name for mount in mounts if mount.mount_path == DOCUMENTS}
         records = [it.config_map.name for it in self.spec.volumes if it.name in shown]
         return next((name.removesuffix(_RECORD) for name in records if name.endswith(_RECORD)), "")

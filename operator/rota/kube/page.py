@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from rota.kube.measures import Known, Measures
 from rota.metrics import CONTENT_TYPE
 
 PORT = 8080
+PROBE_PORT = 8081  # what the kubelet asks: however many use the other port, connections are left here
 DEAF_SECONDS = 180.0  # a watch that is silent for so long hears nothing any more: the server sends bookmarks
 
 
@@ -38,15 +40,24 @@ class Page:
     def __init__(
         self, following: Sequence[Follower[Any]], leads: Callable[[], bool], more: Sequence[web.RouteDef] = ()
     ) -> None:
-        """Answer nothing yet; `more` is answered besides."""
+        """Answer nothing yet; `more` is answered besides, but not on the port for probes."""
         self._following, self._leads, self._more = following, leads, more
 
-    async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
-        """Answer from now on, until the runner is cleaned up."""
+    async def serve(self, address: str, port: int = PORT, probe_port: int | None = None) -> AsyncExitStack:
+        """Answer from now on, until what is returned is closed."""
+        async with AsyncExitStack() as serving:
+            await self._listen(serving, address, port, "--port", self._more)
+            if probe_port is not None:
+                await self._listen(serving, address, probe_port, "--probe-port", ())
+            return serving.pop_all()
+
+    async def _listen(
+        self, serving: AsyncExitStack, address: str, port: int, option: str, more: Sequence[web.RouteDef]
+    ) -> None:
         app = web.Application()
-        app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness)])
-        app.add_routes(self._more)
-        return await listen(app, address, port, "; give another --address or --port", also_on_loopback=True)
+        app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness), *more])
+        runner = await listen(app, address, port, f"; give another --address or {option}", also_on_loopback=True)
+        serving.push_async_callback(runner.cleanup)
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()

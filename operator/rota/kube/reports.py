@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import aiohttp
+from yarl import URL
 
-from rota.documents import Report, read_offsets, read_report
+from rota.documents import Report, ReportTooLargeError, read_offsets, read_report
 from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
-from rota.kube.manifests import PORT
-from rota.model import Queue
+from rota.kube.objects import Pod
+from rota.model import Queue, Reason
+from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
 
 READ_SECONDS = 2.0  # an answer that takes longer is none
 WAIT_SECONDS = 10  # that a long poll is held for
@@ -20,25 +23,68 @@ LARGE_REPORT_BYTES = 256 * 1024  # bytes; only few reports that are larger are r
 MAX_LARGE_REPORTS = 2
 AT_ONCE = 200  # reads that are under way; long polls do not count
 
+_UNHEARD = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+
 _log = logging.getLogger(__name__)
 
 
+class Endpoint(NamedTuple):
+    """Where a member answers."""
+
+    uid: str  # of its pod
+    address: str
+    port: int
+    group_uid: str = ""  # of the group whose key signs what it says; none: its pod mounts no key
+
+    @classmethod
+    def of(cls, pod: Pod, group_uid: str) -> Self:
+        """Return it as the pod's spec has it: whether a member signs is not for its answers to decide."""
+        key_of = group_uid if pod.has_key else ""
+        return cls(pod.metadata.uid, pod.status.pod_ip, pod.control_port, key_of)
+
+    def url(self, path: str, query: Mapping[str, str]) -> URL:
+        """Return the address of a resource there."""
+        return URL.build(scheme="http", host=self.address, port=self.port, path=path, query=query)
+
+
 class Answer(NamedTuple):
-    """What a member says; None: it cannot be heard, or somebody else answers."""
+    """What a member says; without a report it cannot be heard, or somebody else answers."""
 
     report: Report | None
     asked: float  # since when it was not right to be silent, if it was
+    doubt: Reason | None = None  # why an answer that came proves nothing; the member is not silent, though
+
+
+class _Body(NamedTuple):
+    """The body of an answer, or why it proves nothing; neither: nobody answered, or it is no report."""
+
+    text: bytes | None = None
+    doubt: Reason | None = None
+
+    def as_answer(self, uid: str, asked: float) -> Answer:
+        """Return what the pod with that uid says; what somebody else says, or what is no report, is nothing."""
+        try:
+            report = read_report(self.text) if self.text is not None else None
+        except ReportTooLargeError as error:
+            _log.info("The pod %s: %s", uid, error)
+            return Answer(None, asked, Reason.REPORT_TOO_LARGE)
+        except ValueError as error:
+            _log.debug("The pod %s says no report: %s", uid, error)
+            return Answer(None, asked)
+        return Answer(report if report and report.uid == uid else None, asked, self.doubt)
 
 
 class Reports:
     """Where members can be heard."""
 
-    def __init__(self) -> None:
-        """Open a connection for each request: a fleet has up to ten thousand members, and most are asked once.
+    def __init__(self, keys: Callable[[str], Sequence[bytes]] = lambda _: ()) -> None:
+        """`keys`: those of the group with that uid, the current one first.
 
         Any pod with the group's label is asked, so its answer is limited: it is read up to LARGEST bytes, it is not
-        decompressed, and its cookies are dropped.
+        decompressed, and its cookies are dropped. Each request has a connection of its own: a fleet has up to ten
+        thousand members, and most are asked once.
         """
+        self._keys = keys
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -52,89 +98,93 @@ class Reports:
         """Close all connections."""
         await self._session.close()
 
-    async def read(self, address: str, uid: str) -> Answer:
-        """Return what the pod with that uid says now."""
+    async def read(self, member: Endpoint) -> Answer:
+        """Return what the member says now."""
         async with self._room:
             asked = self._now
-            return Answer(_report(await self._get(address, {}, READ_SECONDS), uid), asked)
+            return (await self._get(member, {}, READ_SECONDS)).as_answer(member.uid, asked)
 
-    async def read_with_offsets(self, address: str, uid: str) -> tuple[Answer, Mapping[Queue, int | None] | None]:
+    async def read_with_offsets(self, member: Endpoint) -> tuple[Answer, Mapping[Queue, int | None] | None]:
         """Return the same, and where it is with each queue; None: it cannot be heard."""
         async with self._room:
             asked = self._now
-            text = await self._get(address, {}, READ_SECONDS)
-        report = _report(text, uid)
-        return Answer(report, asked), read_offsets(text or b"") if report else None
+            body = await self._get(member, {}, READ_SECONDS)
+        answer = body.as_answer(member.uid, asked)
+        return answer, read_offsets(body.text or b"") if answer.report else None
 
-    async def next(self, address: str, uid: str, after: int) -> Answer:
+    async def next(self, member: Endpoint, after: int) -> Answer:
         """Return its report once that has another revision, or after a while as it is."""
-        asked = {"after": str(after), "wait": f"{WAIT_SECONDS}s"}
+        query = {"after": str(after), "wait": f"{WAIT_SECONDS}s"}
         until = self._now + WAIT_SECONDS
-        text = await self._get(address, asked, WAIT_SECONDS + READ_SECONDS)
-        report = _report(text, uid)
-        return Answer(report, min(until, self._now))
+        body = await self._get(member, query, WAIT_SECONDS + READ_SECONDS)
+        return body.as_answer(member.uid, min(until, self._now))
 
-    async def last_words(self, address: str, uid: str) -> Answer | None:
+    async def last_words(self, member: Endpoint) -> Answer | None:
         """Return what a pod says that may have ended: a report, or silence. None: it is not at its address any more.
 
-        For nothing listens there, or it is somebody else who answers.
+        For nothing listens there, or it is somebody else who answers. What should be signed and is not is silence: it
+        does not show who says it.
         """
         asked = self._now
         try:
-            text = await self._ask(address, {}, READ_SECONDS)
+            body = await self._ask(member, {}, READ_SECONDS)
         except aiohttp.ClientConnectorError as error:
             return None if isinstance(error.os_error, ConnectionRefusedError) else Answer(None, asked)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        except _UNHEARD:
             return Answer(None, asked)
-        report = _report(text, uid)
-        return Answer(report, asked) if report else None
+        answer = body.as_answer(member.uid, asked)
+        return answer if answer.report or answer.doubt else None
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def drain(self, address: str, uid: str) -> None:
+    async def drain(self, member: Endpoint) -> None:
         """Ask a member for its final drain. The caller repeats this until the member's report says that it drains."""
+        try:
+            await self._post_drain(member)
+        except _UNHEARD as error:
+            _log.debug("%s was not asked to drain: %s", member.address, error)
+
+    async def _post_drain(self, member: Endpoint) -> None:
         timeout = aiohttp.ClientTimeout(total=READ_SECONDS)
-        url = f"http://{_host(address)}:{PORT}/v1/drain"
-        try:
-            async with self._session.post(url, json={"uid": uid}, timeout=timeout, allow_redirects=False):
-                pass  # its status and body say nothing that the member's next report does not
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            _log.debug("%s was not asked to drain: %s", address, error)
+        url = member.url("/v1/drain", {})
+        headers = self._signature("POST", url, member)
+        command = None if member.group_uid else {"uid": member.uid}
+        async with self._session.post(url, json=command, headers=headers, timeout=timeout, allow_redirects=False):
+            pass  # its status and body say nothing that the member's next report does not
 
-    async def _get(self, address: str, asked: dict[str, str], seconds: float) -> bytes | None:
+    async def _get(self, member: Endpoint, query: dict[str, str], seconds: float) -> _Body:
         try:
-            return await self._ask(address, asked, seconds) if address else None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            _log.debug("%s cannot be heard: %s", address, error)
-            return None
+            return await self._ask(member, query, seconds) if member.address else _Body()
+        except _UNHEARD as error:
+            _log.debug("%s cannot be heard: %s", member.address, error)
+            return _Body()
 
-    async def _ask(self, address: str, asked: dict[str, str], seconds: float) -> bytes | None:
-        """Return the body of the answer; None if it is no report: an error, a redirect, compressed or too long.
+    async def _ask(self, member: Endpoint, query: dict[str, str], seconds: float) -> _Body:
+        """Return the body of the answer, unless it is no report: an error, a redirect, compressed or too long.
 
         A redirect is not followed: NetworkPolicies admit the operator to members that the pod could not reach.
         """
         timeout = aiohttp.ClientTimeout(total=seconds)
-        url = f"http://{_host(address)}:{PORT}/v1/report"
-        async with self._session.get(url, params=asked, timeout=timeout, allow_redirects=False) as response:
+        nonce = secrets.token_hex(NONCE_BYTES) if member.group_uid else ""
+        url = member.url("/v1/report", {**query, NONCE: nonce} if nonce else query)
+        headers = self._signature("GET", url, member)
+        unusable = _Body(doubt=Reason.MEMBER_NOT_AUTHENTICATED) if nonce else _Body()
+        async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
             if response.status != HTTPStatus.OK or is_compressed(response):
-                return None
+                return unusable
             try:
-                return await read_body(response, LARGEST, LARGE_REPORT_BYTES, self._large)
+                text = await read_body(response, LARGEST, LARGE_REPORT_BYTES, self._large)
             except TooLongError:
-                return None
+                return _Body(doubt=Reason.REPORT_TOO_LARGE)
+            signature = response.headers.get(SIGNATURE_HEADER, "")
+        if nonce and not is_report_signed(self._keys(member.group_uid), signature, nonce, text):
+            return unusable
+        return _Body(text)
 
-
-def _report(text: bytes | None, uid: str) -> Report | None:
-    """Return what the pod with that uid says; what somebody else says, or what is no report, is nothing."""
-    try:
-        report = read_report(text) if text is not None else None
-    except ValueError as error:
-        _log.debug("The pod %s says no report: %s", uid, error)
-        return None
-    return report if report and report.uid == uid else None
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
+    def _signature(self, method: str, url: URL, member: Endpoint) -> dict[str, str]:
+        if not member.group_uid:
+            return {}
+        request = Request(method, url.raw_path_qs, member.uid)
+        return {SIGNATURE_HEADER: sign_request(self._keys(member.group_uid), request)}

@@ -26,10 +26,11 @@ from rota.kube.hearing import hear_all
 from rota.kube.journal import LIMIT, Journal
 from rota.kube.leader import Leader
 from rota.kube.measures import Measures
+from rota.kube.member_keys import MemberKeys
 from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Deployment, Pod
 from rota.kube.otlp import Exporter, settings
 from rota.kube.outlets import Outlets
-from rota.kube.page import PORT, Page, ages, metrics
+from rota.kube.page import PORT, PROBE_PORT, Page, ages, metrics
 from rota.kube.paths import GROUPS, POLICIES
 from rota.kube.places import Places
 from rota.kube.queue_quota import MAX_QUEUES, QueueQuota
@@ -66,6 +67,7 @@ class Options:
     identity: str = ""
     address: str = "127.0.0.1"  # where it answers
     port: int = PORT
+    probe_port: int = PROBE_PORT
     journal: str = ""
     journal_limit: str = LIMIT  # how much its folder may hold
     queue_metrics: bool = True  # whether each queue has series of its own
@@ -111,15 +113,14 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
     async with AsyncExitStack() as open_:
         api = await open_.enter_async_context(Api(handlers.access))
         beside = await open_.enter_async_context(Api(handlers.access))  # the Lease waits for nothing else
-        reports, places, hub = Reports(), _places(api, options), Hub()
+        places, hub = _places(api, options), Hub()
         open_.push_async_callback(places.close)
-        open_.push_async_callback(reports.close)
         identity = options.identity or _identity()
         journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
         traces = Exporter(settings(os.environ, identity, VERSION))
         open_.push_async_callback(traces.close)
-        brain = Brain(api, reports, places, Fleets(api, options.image, enabled=options.fleets))
-        open_.push_async_callback(brain.close)
+        keys = MemberKeys(api, options.own_namespace, f"{options.lease}-key")
+        brain, reports = _brain(open_, api, places, keys, options)
         followed: list[Follower[Any]] = []
         measures = _measures(brain, followed, journal, options)
         sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
@@ -135,7 +136,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         followed += [it for before, ours in kinds for it in [*before, *ours]]
         leader = Leader(beside, options.own_namespace, identity, _leads(brain, outlets), options.lease)
         page = Page(followed, lambda: leader.leading, [metrics(measures, sight), *routes(sight, hub)])
-        open_.push_async_callback((await page.serve(options.address, options.port)).cleanup)
+        await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port))
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
             here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -153,15 +154,27 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
 
             async def begin() -> None:
                 here.set_result(await _here(followed))
+                await keys.load()
                 async with asyncio.TaskGroup() as inner:
                     inner.create_task(watch(), name="kopf")
                     inner.create_task(leader.run(), name="leader")
+                    inner.create_task(keys.run(lambda: brain.leads, _wake_all(brain)), name="keys")
 
             running.append(tasks.create_task(begin(), name="begin"))
             await stop.wait()
             for task in reversed(running):
                 task.cancel()
     return code
+
+
+def _brain(
+    open_: AsyncExitStack, api: Api, places: Places, keys: MemberKeys, options: Options
+) -> tuple[Brain, Reports]:
+    reports = Reports(keys.of)
+    open_.push_async_callback(reports.close)
+    brain = Brain(api, reports, places, Fleets(api, options.image, enabled=options.fleets, keys=keys))
+    open_.push_async_callback(brain.close)
+    return brain, reports
 
 
 def _places(api: Api, options: Options) -> Places:
@@ -198,6 +211,14 @@ def _now() -> float:
 
 def _led(brain: Brain) -> Callable[[], Mapping[tuple[str, str], Group]]:
     return lambda: brain.groups if brain.leads else {}
+
+
+def _wake_all(brain: Brain) -> Callable[[], None]:
+    def wake() -> None:
+        for key in brain.groups:
+            brain.wake(key)
+
+    return wake
 
 
 def _leads(brain: Brain, outlets: Outlets) -> Callable[[bool], None]:

@@ -14,6 +14,8 @@ from rota.kube import apply
 from rota.kube.api import Api, ApiError, Unanswered
 from rota.kube.fleets import Fleets
 from rota.kube.group import Group
+from rota.kube.member_keys import REWRITE_SECONDS
+from rota.kube.member_problems import unauthenticated
 from rota.kube.objects import Custom
 from rota.planner import Event, Plan
 
@@ -145,6 +147,8 @@ class Telling:
             self._again("seen to", error)
             return
         self._counts["deployment"] += writes
+        if self._group.key_problems or unauthenticated(self._group.pods):
+            self._deciding.again(REWRITE_SECONDS)
         self._failures["seen to"] = 0
         if before != self._group.fleet:  # which is to be told; in other words of the same, no sooner than others fail
             reasons = [[it.reason for it in told] for told in (before, self._group.fleet)]

@@ -22,6 +22,8 @@ class Who(NamedTuple):
     state: str = "/var/lib/rota"
     credentials: str = ""
     authorities: str = ""
+    key: str = ""  # the folder of the key that the operator signs with; none: it need not sign
+    run: str = ""  # the folder of the socket for the preStop hook; none: there is no hook
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Self:
@@ -41,6 +43,8 @@ class Who(NamedTuple):
             state=given.get("ROTA_STATE") or default.state,
             credentials=given.get("ROTA_CREDENTIALS", ""),
             authorities=given.get("ROTA_CA", ""),
+            key=given.get("ROTA_KEY", ""),
+            run=given.get("ROTA_RUN", ""),
         )
 
     @property

@@ -1,6 +1,5 @@
 """Push or Pull, as the settings say: one at a time, and another one only after a drain."""
 
-import asyncio
 from typing import Protocol
 
 from rota.sidecar import pull, push
@@ -28,8 +27,6 @@ class Modes:
         self._shares_node_network = shares_node_network
         self._mode = ""
         self._app: Push | Pull | None = None
-        self._chosen = asyncio.Event()
-        self._returning: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
         """Go by the settings as they are now."""
@@ -46,9 +43,6 @@ class Modes:
             if self._app:
                 self._shell.start(self._app.close())
             self._mode, self._app = mode, self._pull() if mode == "Pull" else Push(self._shell, self._host)
-            self._chosen.set()
-            if self._returning:
-                self._returning.cancel()
         return self._app
 
     def _pull(self) -> Pull:
@@ -70,20 +64,6 @@ class Modes:
         """Hear that other queues may be held."""
         if self._app:
             self._app.queues_changed()
-
-    async def returned(self) -> None:
-        """Wait until the app is there again, however it is reached by then."""
-        await self._chosen.wait()
-        while self._app:
-            self._returning = asyncio.create_task(self._app.returned())
-            try:
-                await asyncio.wait([self._returning])
-            finally:
-                returning, self._returning = self._returning, None
-                returning.cancel()
-            if not returning.cancelled():
-                return returning.result()
-        return None
 
     async def close(self) -> None:
         """Let go of what is held."""

@@ -1,45 +1,21 @@
-"""What a sidecar answers on the pod's address: its report, drains, probes and metrics."""
+"""What a sidecar answers everybody on the pod's address: probes, metrics, and whether it has drained."""
 
 import asyncio
-import re
-from contextlib import suppress
 from typing import Protocol
 
-import msgspec
 from aiohttp import web
 
-from rota.documents import FullReport
-from rota.http_server import AdmissionLimit, BodyReader, Limits, listen, release_connection
+from rota.http_server import AdmissionLimit, listen, release_connection
 from rota.metrics import CONTENT_TYPE
-from rota.spec import Seconds
+from rota.sidecar.control import LIMITS, MAX_WAITING_DRAINS, Control, report_response
+from rota.sidecar.control import Shell as Controlled
 
 PORT = 9911
-LONGEST_WAIT = 30.0
-MAX_CONNECTIONS = 128
-MAX_HEADERS = 32
-MAX_HEADER_BYTES = 2048
-LIMITS = Limits(MAX_CONNECTIONS, headers=MAX_HEADERS, header_bytes=MAX_HEADER_BYTES)
-MAX_WAITING_REPORTS = 32  # further long polls are answered at once
-MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
-MAX_DRAIN_BYTES = 1024
-MAX_DRAIN_BODIES = 16  # being read at the same time
-
-_REVISION = re.compile(r"\d{0,18}", re.ASCII)  # or nothing
+DRAIN_BEGINS_SECONDS = 2.0  # the sidecar's hook runs beside those that wait here; without it, only the app ends
 
 
-class Shell(Protocol):
+class Shell(Controlled, Protocol):
     """What is answered from."""
-
-    uid: str
-
-    def report(self) -> FullReport:
-        """Return what the member says of itself now."""
-
-    async def news(self, after: int) -> None:
-        """Wait until its report has another revision."""
-
-    async def drain(self, *, final: bool = False) -> None:
-        """Give everything up, and return when that is done."""
 
     def unready(self) -> str:
         """Say why the member cannot work, if so."""
@@ -47,67 +23,53 @@ class Shell(Protocol):
     def metrics(self) -> str:
         """Render what is counted."""
 
+    @property
+    def ends(self) -> asyncio.Event:
+        """Set when the member drains because its pod ends."""
+
+    async def drained(self) -> None:
+        """Wait until everything is given up."""
+
 
 class Page:
-    """The routes."""
+    """The routes; those of the control port are among them for a member without a key."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, control: Control) -> None:
         """Answer nothing yet."""
         self._shell = shell
-        self._draining: dict[bool, asyncio.Task[None]] = {}  # by whether the drain is final
-        self._waiting_drains = AdmissionLimit(MAX_WAITING_DRAINS)
-        self._waiting_reports = AdmissionLimit(MAX_WAITING_REPORTS)
-        self._drain_body = BodyReader(MAX_DRAIN_BYTES, MAX_DRAIN_BODIES)
+        self._control = control
+        self._waiting = AdmissionLimit(MAX_WAITING_DRAINS)
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
         """Answer from now on, until the runner is cleaned up."""
         app = web.Application()
         app.add_routes(
             [
-                web.get("/v1/report", self._report),
-                web.get("/v1/drain", self._drain),
-                web.post("/v1/drain", self._drain_for_good),
+                web.get("/v1/drained", self._drained),
                 web.get("/metrics", self._metrics),
                 web.get("/healthz", self._health),
                 web.get("/readyz", self._readiness),
             ]
         )
+        app.add_routes([web.get("/v1/report", self._report)] if self._control.is_signed else self._control.routes)
         return await listen(app, address, port, limits=LIMITS)
 
-    async def _report(self, asked: web.Request) -> web.Response:
-        after, wait = asked.query.get("after", ""), duration(asked.query.get("wait", "10s"))
-        if wait is None or not _REVISION.fullmatch(after):
-            return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")
-        with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):
-            if after and may_wait:
-                async with asyncio.timeout(wait):
-                    await self._shell.news(int(after))
-        return web.Response(body=msgspec.json.encode(self._shell.report()), content_type="application/json")
+    async def _report(self, _: web.Request) -> web.Response:
+        """Answer an operator of the version before, which knows no control port: it must not take this for silence."""
+        return report_response(self._shell)
 
-    async def _drain(self, request: web.Request) -> web.Response:
-        await self._drained(request, final=False)
-        return web.Response(text="drained\n")
-
-    async def _drain_for_good(self, asked: web.Request) -> web.Response:
-        body = await self._drain_body.read(asked)
-        try:
-            told = msgspec.json.decode(body)
-        except (ValueError, RecursionError):
-            told = {"uid": body.decode(errors="replace").strip()}  # by hand, without JSON around it
-        if not isinstance(told, dict) or told.get("uid") != self._shell.uid:
-            return web.Response(status=403, text="a final drain names the uid of the pod\n")
-        await self._drained(asked, final=True)
-        return web.Response(text="drained for good\n")
-
-    async def _drained(self, request: web.Request, *, final: bool) -> None:
-        """Drain to the end, also if the client does not wait for it; clients that ask meanwhile wait for the same."""
-        draining = self._draining.get(final)
-        if draining is None or draining.done():
-            draining = self._draining[final] = asyncio.create_task(self._shell.drain(final=final))
-        with self._waiting_drains.admit() as may_wait:
+    async def _drained(self, request: web.Request) -> web.Response:
+        """Let the hook of an app's container wait for the drain, if one begins."""
+        with self._waiting.admit() as may_wait:
             if not may_wait:
                 release_connection(request)
-            await asyncio.shield(draining)
+            try:
+                async with asyncio.timeout(DRAIN_BEGINS_SECONDS):
+                    await self._shell.ends.wait()
+            except TimeoutError:
+                return web.Response(text="no drain has begun\n")
+            await self._shell.drained()
+        return web.Response(text="drained\n")
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self._shell.metrics(), headers={"content-type": CONTENT_TYPE})
@@ -118,10 +80,3 @@ class Page:
     async def _readiness(self, _: web.Request) -> web.Response:
         why = self._shell.unready()
         return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")
-
-
-def duration(text: str) -> float | None:
-    """Read how long to wait, 0s included; None if it is no duration."""
-    with suppress(ValueError):
-        return 0.0 if text in {"0", "0s"} else min(float(Seconds.parse(text)), LONGEST_WAIT)
-    return None

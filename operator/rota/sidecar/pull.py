@@ -31,10 +31,10 @@ from rota.model import Queue
 from rota.sidecar import endings
 from rota.sidecar.asker import Asker
 from rota.sidecar.assignments import Assignments
+from rota.sidecar.control import duration
 from rota.sidecar.endings import Endings
 from rota.sidecar.health import Health
 from rota.sidecar.measures import Measures
-from rota.sidecar.page import duration
 from rota.sidecar.reading import Reading
 from rota.sidecar.shelf import Shelf, Taken
 from rota.sidecar.window import Delivery
@@ -47,9 +47,6 @@ WRITE_BYTES = 256 * 1024  # of an answer at once: what the transport cannot send
 LEAST_SWEEP = 0.05  # between two looks for what is overdue
 STOOD_STILL = 0.5  # that late a look is only where the whole process was
 OPEN_AGAIN = 2.0  # where the port cannot be listened at
-GOES = 2.0  # an app that has been drained for may ask for so long, before the signal to end reaches it
-NEVER_GOES = 60.0  # one that still asks after this was not ended
-LOOK_AGAIN = 0.2
 MAX_IDS_BYTES = MEBIBYTE  # of acks or nacks in one request: of 1,000 messages they take 30 KiB
 MAX_IDS_BODIES = 64  # being read at the same time
 KEPT = 3600.0  # seconds that a connection of the app is kept for: it may work at a message for long, and ack it then
@@ -133,7 +130,6 @@ class Pull:
         self._sweeper: asyncio.TimerHandle | None = None
         self._woken = self._closed = False
         self._runner: web.AppRunner | None = None
-        self._heard: set[object] | None = None  # connections, while an app is waited for
 
     async def serve(self) -> None:
         """Answer from now on; while that cannot be, say why, and try again."""
@@ -232,8 +228,6 @@ class Pull:
         if not _NUMBER.fullmatch(most) or not 1 <= int(most) <= MOST or wait is None:
             told = f"max is a number from 1 to {MOST}, wait a duration such as 10s"
             return web.Response(status=400, text=f"{told}\n")
-        if self._heard is not None:
-            self._heard.add(asked.protocol)
         asker = Asker(asked, int(most))
         self._asking[asker] = None
         answer = web.StreamResponse()
@@ -378,23 +372,3 @@ class Pull:
         for it in self._open.values():
             self._sweep_at(it.since + self._patience)
             break
-
-    # The app itself.
-
-    async def returned(self) -> None:
-        """Wait until the app, which is about to end, asks by a new connection; or until it seems to stay."""
-        began, older = self._shell.now(), self._connections()
-        self._heard = set()
-        try:
-            while True:
-                asking = self._heard | {asker.asked.protocol for asker in self._asking if asker.there}
-                gone = self._shell.now() - began
-                if asking and (gone >= NEVER_GOES or (gone >= GOES and not asking <= older)):
-                    return
-                self._heard.clear()
-                await asyncio.sleep(LOOK_AGAIN)
-        finally:
-            self._heard = None
-
-    def _connections(self) -> set[object]:
-        return set(self._runner.server.connections) if self._runner and self._runner.server else set()

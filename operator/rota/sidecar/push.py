@@ -14,7 +14,6 @@ delivery at a time is tried, after a pause.
 
 import asyncio
 import logging
-from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from typing import Protocol
@@ -33,8 +32,6 @@ from rota.sidecar.shelf import Shelf, Taken
 LARGEST = MEBIBYTE
 IN_PLACE_PAUSE = 1.0  # before an Orderly queue tries its message again
 AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # the first and the longest: no app; no such path
-NEVER_GOES = 60.0  # an app that has been drained for goes within this, or it was no end of it
-LOOK_AGAIN = 0.2
 
 PATH_NOT_FOUND, NOT_LISTENING = "AppPathNotFound", "AppNotListening"
 
@@ -254,30 +251,6 @@ class Push:
             await self._endings.dead(taken, messages[0])
         else:
             self._endings.back(taken, messages, IN_PLACE_PAUSE)
-
-    # The app itself.
-
-    async def returned(self) -> None:
-        """Wait until the app, which is about to end, has ended and is there again; or until it seems to stay."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(NEVER_GOES):
-                await self._until(listens=False)
-        await self._until(listens=True)
-
-    async def _until(self, *, listens: bool) -> None:
-        while True:
-            if await self._listens() is listens:
-                return
-            await asyncio.sleep(LOOK_AGAIN)
-
-    async def _listens(self) -> bool:
-        """Whether the app takes a connection; it is not held, for an app may serve one at a time."""
-        try:
-            _, writer = await asyncio.open_connection(self._name, self._shell.settings.delivery.push.port)
-        except OSError:
-            return False
-        writer.close()
-        return True
 
     def queues_changed(self) -> None:
         """Say no more of a message whose queue is another member's."""

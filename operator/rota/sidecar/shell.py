@@ -30,8 +30,8 @@ STOOD_STILL = 5.0  # a loop that was away for so long looks at its document befo
 FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
 LOOK_AGAIN = 2.0  # where what is mounted cannot be read
 
-# Why a member drains; it takes its queues up again when no reason is left.
-APP, SETTINGS, END = "the app ends", "its settings are others", "it ends"
+# Why a member drains; it takes its queues up again when no reason is left. The end of its pod has no end.
+SETTINGS, END = "its settings are others", "it ends"
 
 _log = logging.getLogger(__name__)
 
@@ -50,9 +50,6 @@ class App(Protocol):
 
     def queues_changed(self) -> None:
         """Hear that the report has changed: other queues may be held."""
-
-    async def returned(self) -> None:
-        """Wait until the app, which is about to end, is there again."""
 
     async def close(self) -> None:
         """Let go of what is held."""
@@ -78,7 +75,10 @@ class Sidecar:
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
         self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, self.readings.values)
-        self._drains: set[str] = {END} if remembered.final else set()
+        self._drains: set[str] = set()
+        self.ends = asyncio.Event()  # set when it drains because its pod ends, or for good
+        if remembered.final:
+            self._end()
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._app = app(self)
@@ -92,7 +92,7 @@ class Sidecar:
         told = asyncio.create_task(ending.wait())
         await asyncio.wait([told, *parts], return_when=asyncio.FIRST_COMPLETED)
         self._steps.end()
-        await self.drain(END)
+        await self.drain()
         if self._looking:
             self._looking.cancel()
         self._tasks.update(parts, [told])
@@ -219,7 +219,7 @@ class Sidecar:
 
     async def _swap(self) -> None:
         """Join anew, with other settings, between giving everything back and taking it up again."""
-        await self._drained()
+        await self.drained()
         await self._leave()
         self._look()
 
@@ -283,24 +283,21 @@ class Sidecar:
 
     # Drains.
 
-    async def drain(self, why: str = APP, *, final: bool = False) -> None:
-        """Give everything up, and return when that is done; for an app that ends, until it is back."""
-        begins = why == APP and not final and not self._drains & {APP, END}
-        self._drains.add(END if final else why)
+    async def drain(self, *, final: bool = False) -> None:
+        """Give everything up, and return when that is done: the pod ends, or the member is drained for good."""
+        self._end()
         self._steps.hold()
         self._carry(self.member.drain(final, self.now()))
-        await self._drained()
-        if begins:
-            self.start(self._await_app())
+        await self.drained()
 
-    async def _drained(self) -> None:
+    def _end(self) -> None:
+        self._drains.add(END)
+        self.ends.set()
+
+    async def drained(self) -> None:
+        """Wait until everything is given up."""
         while self._steps.waiting or self.member.state != "drained":
             await self._news.wait()
-
-    async def _await_app(self) -> None:
-        await self._app.returned()
-        self._drains.discard(APP)
-        self._back()
 
     def _back(self) -> None:
         if not self._drains:
@@ -379,6 +376,8 @@ class Sidecar:
 
     def unready(self) -> str:
         """Say why the member cannot work, if so."""
+        if self.member.final:
+            return "the member was drained for good"
         source = self._sources.now
         if source is None:
             return "the member has not joined its group"

@@ -1,0 +1,42 @@
+"""What is wrong with a group's pods: those without a sidecar, and members whose answers prove nothing."""
+
+from collections.abc import Collection, Mapping
+
+from rota.kube.known import Known
+from rota.kube.objects import Pod
+from rota.model import Reason, Verdict
+
+_NAMED = 3  # pods in one sentence
+
+_OF_DOUBT = {
+    Reason.MEMBER_NOT_AUTHENTICATED: (
+        "{} answer without a signature by the group's key: what they say proves nothing, and what they own stays with"
+        " them; a pod that has just started may have no key yet, else delete it"
+    ),
+    Reason.REPORT_TOO_LARGE: (
+        "{} send reports that are too large to be read, so no handover by them ends; subscribe to fewer topics, or use"
+        " topics with shorter names"
+    ),
+}
+
+
+def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> list[Verdict]:
+    """Return them; `strangers` carry the group's label and no sidecar of it."""
+    found: list[Verdict] = []
+    if strangers:
+        message = f"{len(strangers)} pods carry the group's label but no sidecar of it, such as {_some(strangers)}"
+        found.append(Verdict(Reason.NO_SIDECAR, f"{message}; use rota inject"))
+    for reason, message in _OF_DOUBT.items():
+        names = [name for name, known in pods.items() if known.doubt is reason]
+        if names:
+            found.append(Verdict(reason, message.format(f"{len(names)} members, such as {_some(names)},")))
+    return found
+
+
+def unauthenticated(pods: Mapping[str, Known]) -> list[Pod]:
+    """Return the pods of members that do not sign with the group's key, although they mount it."""
+    return [known.pod for known in pods.values() if known.doubt is Reason.MEMBER_NOT_AUTHENTICATED]
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:_NAMED])

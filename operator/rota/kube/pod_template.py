@@ -1,0 +1,61 @@
+"""What a pod template must have for the sidecar to be put in; all else is the API server's to judge."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from rota.model import plain
+from rota.spec import Mistake
+
+
+class _Named(Struct):
+    name: str
+
+
+class _Mount(Struct, rename="camel"):
+    name: str
+    mount_path: str
+
+
+class _Hook(Struct, rename="camel"):
+    http_get: dict[str, Any] | None = None
+
+
+class _Lifecycle(Struct, rename="camel"):
+    pre_stop: _Hook | None = None
+
+
+class _Container(Struct, rename="camel"):
+    name: str
+    lifecycle: _Lifecycle | None = None
+    volume_mounts: list[_Mount] | None = None
+
+
+class _Metadata(Struct):
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _PodSpec(Struct, rename="camel"):
+    containers: Annotated[list[_Container], Meta(min_length=1)]
+    init_containers: list[_Container] | None = None
+    volumes: list[_Named] | None = None
+    termination_grace_period_seconds: int | None = None
+
+
+class _Template(Struct):
+    spec: _PodSpec
+    metadata: _Metadata | None = None
+
+
+def check_template(template: Mapping[str, Any]) -> None:
+    """Raise a `Mistake` that names the field for a template that the sidecar cannot be put into."""
+    try:
+        msgspec.convert(template, _Template)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at ")
+        where = path.strip("`").rpartition("$")[2]
+        told = f"spec.template{where}: {message[0].lower()}{message[1:]}".replace("`", "")
+        raise Mistake(plain(told)) from None

@@ -1,0 +1,83 @@
+"""How the operator and its members recognise each other: HMAC-SHA256 signatures with a key per group.
+
+The keys themselves are never sent. The operator derives a group's key from its own key and the group's uid, writes it
+to the group's Secret, and never has to read it back. Each kind of message is signed with a prefix of its own, so a
+signature of one kind is none of another.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+SIGNATURE_HEADER: Final = "Rota-Signature"
+NONCE: Final = "nonce"  # the parameter of a request for a report
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 16
+
+_GROUP = b"rota/group-key/1"
+_FINGERPRINT = b"rota/fingerprint/1"
+_REQUEST = b"rota/request/1"
+_REPORT = b"rota/report/1"
+
+
+def group_key(operator_key: bytes, group_uid: str) -> bytes:
+    """Return the key that the members of a group share with the operator."""
+    return _hmac(operator_key, _GROUP, group_uid.encode())
+
+
+class Request(NamedTuple):
+    """What the signature of a request covers."""
+
+    method: str
+    target: str  # the path with its query
+    pod_uid: str  # of the member that it is for: at another one a copy of it is worth nothing
+    body: bytes = b""
+
+
+def fingerprint(key: bytes) -> str:
+    """Return what distinguishes a key and does not tell it."""
+    return _hmac(key, _FINGERPRINT).hex()[:16]
+
+
+def sign_request(keys: Iterable[bytes], request: Request) -> str:
+    """Return the signature header of a request: a signature with each key, the current one first.
+
+    Sent to the same pod again it changes nothing: reports are only read, and a final drain has no way back.
+    """
+    return ",".join(_request_signature(key, request) for key in keys)
+
+
+def is_request_signed(keys: Iterable[bytes], header: str, request: Request) -> bool:
+    """Whether one of the signatures in the header was made with one of these keys."""
+    return _matches(header.split(",", 2)[:2], [_request_signature(key, request) for key in keys])
+
+
+def sign_report(key: bytes, nonce: str, report: bytes) -> str:
+    """Return the signature of a report; the nonce is that of the request which it answers."""
+    return _hmac(key, _REPORT, nonce.encode(), report).hex()
+
+
+def is_report_signed(keys: Sequence[bytes], signature: str, nonce: str, report: bytes) -> bool:
+    """Whether the report was signed with one of these keys, as the answer to the request with that nonce."""
+    return _matches([signature], [sign_report(key, nonce, report) for key in keys])
+
+
+def _request_signature(key: bytes, request: Request) -> str:
+    parts = (request.method.encode(), request.target.encode(), request.body, request.pod_uid.encode())
+    return _hmac(key, _REQUEST, *parts).hex()
+
+
+def _hmac(key: bytes, *parts: bytes) -> bytes:
+    """Return the HMAC over the parts; each is preceded by its length, so that no two lists of parts look the same."""
+    signed = hmac.new(key, digestmod=hashlib.sha256)
+    for part in parts:
+        signed.update(len(part).to_bytes(8, "big"))
+        signed.update(part)
+    return signed.digest()
+
+
+def _matches(signatures: Iterable[str], expected: Sequence[str]) -> bool:
+    """Compare in constant time; text that is not ASCII is no signature."""
+    found = [signature.strip() for signature in signatures if signature.isascii()]
+    return any(hmac.compare_digest(one, other) for one in found for other in expected)

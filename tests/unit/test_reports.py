@@ -1,0 +1,203 @@
+"""Members' reports, asked for over HTTP: which prove something, and which requests members take."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from rota.documents import FullReport
+from rota.kube.objects import Pod
+from rota.kube.reports import Endpoint, Reports
+from rota.model import Reason
+from rota.sidecar.control import Control, KeyFiles
+from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
+
+HOST, UID, GROUP_UID = "127.0.0.1", "uid-a", "uid-of-the-group"
+KEY, OTHER = (bytes([number]) * KEY_BYTES for number in range(2))
+
+
+@dataclass
+class Member:
+    """What a control port asks of the member behind it."""
+
+    uid: str = UID
+    final: bool = False
+    revision: int = 1
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def report(self) -> FullReport:
+        return FullReport(member="a", uid=self.uid, generation=1, revision=self.revision)
+
+    async def news(self, after: int) -> None:
+        while self.revision == after:
+            await self.changed.wait()
+
+    async def drain(self, *, final: bool = False) -> None:
+        self.final = final
+
+
+@asynccontextmanager
+async def serving(member: Member, folder: Path | None) -> AsyncIterator[int]:
+    """Serve the control port of a member; without a folder it has no key."""
+    runner = await Control(member, KeyFiles(str(folder)) if folder else None).serve(HOST, 0)
+    yield int(runner.addresses[0][1])
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def asking(*keys: bytes) -> AsyncIterator[Reports]:
+    """Ask as an operator does that has these keys for the group."""
+    reports = Reports(lambda uid: keys if uid == GROUP_UID else ())
+    yield reports
+    await reports.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "current").write_bytes(KEY)
+    return tmp_path
+
+
+async def test_signature_proves_a_report_and_a_drain(folder: Path) -> None:
+    member = Member()
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        answer = await reports.read(endpoint)
+        assert answer.report is not None
+        assert (answer.report.uid, answer.doubt) == (UID, None)
+        waiting = asyncio.create_task(reports.next(endpoint, 1))
+        member.revision = 2
+        member.changed.set()
+        found = (await waiting).report
+        assert found is not None
+        assert found.revision == 2
+        assert (await reports.read_with_offsets(endpoint))[0].report is not None
+        assert await reports.last_words(endpoint) is not None
+        await reports.drain(endpoint)
+        assert member.final
+
+
+async def test_signature_by_another_key_proves_nothing_and_drains_nobody(folder: Path) -> None:
+    member = Member()
+    async with serving(member, folder) as port, asking(OTHER) as reports:
+        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        for answer in (await reports.read(endpoint), await reports.next(endpoint, 1)):
+            assert (answer.report, answer.doubt) == (None, Reason.MEMBER_NOT_AUTHENTICATED)
+        last = await reports.last_words(endpoint)
+        assert last is not None, "it is not known to be gone"
+        assert last.report is None
+        await reports.drain(endpoint)
+        assert not member.final
+
+
+async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder: Path) -> None:
+    async with serving(Member(), folder) as port, asking(OTHER, KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        assert (await reports.read(endpoint)).report, "the member has not got the current key yet"
+        (folder / "current").write_bytes(OTHER)
+        (folder / "previous").write_bytes(KEY)
+        assert (await reports.read(endpoint)).report
+        (folder / "previous").unlink()
+        assert (await reports.read(endpoint)).report
+    async with serving(Member(), folder) as port, asking(KEY) as reports:
+        (folder / "previous").write_bytes(KEY)
+        answer = await reports.read(Endpoint(UID, HOST, port, GROUP_UID))
+        assert answer.doubt is Reason.MEMBER_NOT_AUTHENTICATED, "reports are signed with the current key"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short"])
+async def test_signature_is_not_expected_to_match_a_key_that_is_missing(folder: Path, content: bytes | None) -> None:
+    (folder / "current").unlink()
+    if content is not None:
+        (folder / "current").write_bytes(content)
+    member = Member()
+    async with serving(member, folder) as port, asking(KEY) as reports, asking() as without_key:
+        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        assert (await reports.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
+        await reports.drain(endpoint)
+        assert (await without_key.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
+        await without_key.drain(endpoint)
+        await without_key.drain(endpoint._replace(group_uid=""))
+        assert not member.final
+
+
+async def test_signature_is_required_for_each_request_to_the_control_port(folder: Path) -> None:
+    member = Member()
+    signed = {SIGNATURE_HEADER: sign_request([KEY], Request("GET", "/v1/report?nonce=1", UID))}
+    async with serving(member, folder) as port, aiohttp.ClientSession(f"http://{HOST}:{port}") as session:
+        for method, path, headers in [
+            ("GET", "/v1/report", {}),
+            ("GET", "/v1/report?after=1&wait=30s", {}),
+            ("GET", "/v1/report?nonce=2", signed),
+            ("HEAD", "/v1/report?nonce=1", signed),
+            ("POST", "/v1/drain", signed),
+            ("POST", "/v1/drain", {}),
+        ]:
+            async with session.request(method, path, headers=headers, json={"uid": UID}) as response:
+                assert response.status == 401, (method, path)
+        async with session.get("/v1/report?nonce=1", headers=signed) as response:
+            assert response.status == 200
+        for path in ("/healthz", "/metrics", "/v1/drained"):
+            async with session.get(path) as response:
+                assert response.status == 404, path
+        assert not member.final
+
+
+async def test_signature_of_a_report_cannot_be_used_for_another_request(folder: Path) -> None:
+    """Who records a report of a member cannot answer with it at an address that the member had."""
+    recorded: list[web.Response] = []
+
+    async def replay(_: web.Request) -> web.Response:
+        return web.Response(body=recorded[0].body, headers={SIGNATURE_HEADER: recorded[0].headers[SIGNATURE_HEADER]})
+
+    async def record(request: web.Request) -> web.StreamResponse:
+        async with aiohttp.ClientSession() as session:
+            url = f"http://{HOST}:{port}{request.raw_path}"
+            headers = {SIGNATURE_HEADER: request.headers[SIGNATURE_HEADER]}
+            async with session.get(url, headers=headers) as response:
+                headers = {SIGNATURE_HEADER: response.headers[SIGNATURE_HEADER]}
+                recorded.append(web.Response(body=await response.read(), headers=headers))
+        return recorded[0]
+
+    async with serving(Member(), folder) as port, asking(KEY) as reports:
+        for handler, is_believed in ((record, True), (replay, False)):
+            app = web.Application()
+            app.add_routes([web.get("/v1/report", handler)])
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.TCPSite(runner, HOST, 0).start()
+            answer = await reports.read(Endpoint(UID, HOST, int(runner.addresses[0][1]), GROUP_UID))
+            assert bool(answer.report) is is_believed
+            await runner.cleanup()
+    assert msgspec.json.decode(bytes(str(recorded[0].text), "utf-8"))["uid"] == UID
+
+
+async def test_signature_is_not_required_of_members_whose_pods_mount_no_key() -> None:
+    member = Member()
+    async with serving(member, None) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port)
+        assert (await reports.read(endpoint)).report
+        await reports.drain(endpoint._replace(uid="uid-b"))
+        assert not member.final
+        await reports.drain(endpoint)
+        assert member.final
+
+
+def a_pod(**container: object) -> Pod:
+    sidecar = {"name": "rota-sidecar", **container}
+    body = {"metadata": {"name": "a", "uid": UID}, "spec": {"initContainers": [sidecar]}, "status": {"podIP": HOST}}
+    return msgspec.convert(body, Pod)
+
+
+def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None:
+    ports = [{"name": "rota-report", "containerPort": 9911}, {"name": "rota-control", "containerPort": 9913}]
+    mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
+    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1") == Endpoint(UID, HOST, 9913, "1")
+    assert Endpoint.of(a_pod(ports=ports[:1]), "1") == Endpoint(UID, HOST, 9911, ""), "of an earlier version"
+    assert Endpoint.of(a_pod(), "1") == Endpoint(UID, HOST, 9911, "")
