@@ -319,10 +319,12 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class FullReport(Report, frozen=True, kw_only=True):
-    """A report with what changes all the time, too; `revision` does not grow with that."""
+    """A report with what the operator does not need for its plans; `revision` does not grow with that."""
 
     inflight: int = 0
-    queues: list[Worked] = []  # those that it holds or releases
+    incarnation: str = ""  # of the sidecar's process: another one after a restart
+    settings: str = ""  # a digest of the group's settings that are in force
+    stuck: dict[str, dict[str, str]] = {}  # queues that it holds and could not take up yet
 
 
 class _Place(Struct):
@@ -336,15 +338,19 @@ class _Place(Struct):
 
 class _Places(Struct):
     queues: list[_Place] = []
+    next: Annotated[int, Meta(ge=0, le=MOST_IDS)] | None = None
 
 
-def read_offsets(text: bytes | str) -> dict[Queue, int | None]:
-    """Read from a report where a member is with each queue; of what cannot be read nothing is known."""
+def read_offsets(text: bytes | str) -> tuple[dict[Queue, int | None], int | None]:
+    """Read where a member is with each queue from a page, and where the next page begins.
+
+    Members of earlier versions say it in their reports, all at once. Of what cannot be read nothing is known.
+    """
     try:
         found = msgspec.json.decode(text, type=_Places)
     except (ValueError, RecursionError):
-        return {}
-    return {Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}
+        return {}, None
+    return {Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}, found.next
 
 
 class _ReportParts(Struct, omit_defaults=True):

@@ -21,12 +21,14 @@ from msgspec.structs import asdict
 from ground.api import Api, ApiError, Object
 from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
-from rota.documents import FullReport, Worked
+from rota.documents import Worked
 from rota.http_server import listen
 from rota.model import Queue
 from rota.sidecar.machine import Act, Command, Event
 from rota.sidecar.member import Member, Step
+from rota.sidecar.self_report import QueuesPage
 from rota.signing import NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
+from sidecar.whole_report import WholeReport
 
 NODE = "simulated"
 PORT, CONTROL_PORT = 9911, 9913
@@ -112,8 +114,12 @@ async def reported(
                     changed.clear()
                     await changed.wait()
     said = asdict(member.report()) | {"troubles": {**troubles}}
-    queues = [Worked(*queue, committed, committed, 0, locked=False) for queue, committed in offsets.items()]
-    return web.Response(body=msgspec.json.encode(FullReport(**said, queues=queues)))
+    return web.Response(body=msgspec.json.encode(WholeReport(**said, queues=worked(offsets))))
+
+
+def worked(offsets: Mapping[Queue, int]) -> list[Worked]:
+    """Return what a member says of its queues."""
+    return [Worked(*queue, committed, committed, 0, locked=False) for queue, committed in offsets.items()]
 
 
 class GroupKey:
@@ -183,6 +189,7 @@ class One:
         self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
+        app.add_routes([web.get("/v1/report/queues", self._queues)] if self.fleet.signs else [])
         cancel_at_cleanup(app)
         port = CONTROL_PORT if self.fleet.signs else PORT
         self._runner = await listen(app, self.address, port, shutdown_seconds=0.1)  # it is gone, whoever waits
@@ -288,8 +295,15 @@ class One:
         if self.silent:
             await asyncio.Event().wait()  # until it is cancelled
         key = await self.fleet.key.check(asked, self.uid) if self.fleet.signs else None
-        response = await reported(asked, self.member, self._changed, self.troubles, self.offsets)
+        offsets = {} if self.fleet.signs else self.offsets
+        response = await reported(asked, self.member, self._changed, self.troubles, offsets)
         return self.fleet.key.sign(asked, response, key) if key and not self.forged else response
+
+    async def _queues(self, asked: web.Request) -> web.Response:
+        """Say of one queue after the other how far it is."""
+        key, start = await self.fleet.key.check(asked, self.uid), int(asked.query["from"])
+        page = QueuesPage(worked(self.offsets)[start : start + 1], start + 1 if start + 1 < len(self.offsets) else None)
+        return self.fleet.key.sign(asked, web.Response(body=msgspec.json.encode(page)), key)
 
     async def _drain(self, asked: web.Request) -> web.Response:
         if self.fleet.signs:

@@ -20,11 +20,12 @@ from ground.rocketmq import RocketMQ
 from rota.brokers import BrokerError, Ends, Progress, Unknown, Unreachable
 from rota.brokers.rocketmq.client import Site
 from rota.brokers.rocketmq.cluster import Cluster
-from rota.documents import Assignment, FullReport, Release, Share, write_assignment
+from rota.documents import Assignment, Release, Share, write_assignment
 from rota.model import RETRY, Holder, Queue
 from rota.spec.resolved import write_settings
 from sidecar.checker import Commit, Delivery, Fact, Sent, Story, violations
 from sidecar.pods import APP_PORT, SIDECAR, Pod, now
+from sidecar.whole_report import WholeReport
 
 BROKER, AT = "broker-0", "2026-11-21T08:00:00.000Z"
 PATIENCE = 60.0
@@ -201,10 +202,10 @@ class SidecarFleet:
         await self.obeys(name)
         self.note("settled", name)
 
-    async def obeys(self, name: str, state: str = "") -> FullReport:
+    async def obeys(self, name: str, state: str = "") -> WholeReport:
         """Wait until a member obeys the present generation."""
 
-        async def so() -> FullReport | None:
+        async def so() -> WholeReport | None:
             report = await self.hear(name)
             fits = report and report.generation >= self.generation and (not state or report.state == state)
             return report if fits else None
@@ -213,7 +214,7 @@ class SidecarFleet:
         assert report
         return report
 
-    async def hear(self, name: str) -> FullReport | None:
+    async def hear(self, name: str) -> WholeReport | None:
         """Read a member's report."""
         report = await self.pods[name].report(self.session)
         if report:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from aiohttp import ClientSession, web
 
 from builders import a_spec
@@ -15,7 +14,7 @@ from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
 from rota.brokers import Consumer, Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.documents import PLAIN, Assignment, FullReport, Share, write_assignment
+from rota.documents import PLAIN, Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
 from rota.sidecar.control import Control
 from rota.sidecar.environment import Who
@@ -23,6 +22,7 @@ from rota.sidecar.page import Page
 from rota.sidecar.push import Push
 from rota.sidecar.shell import Sidecar
 from rota.spec.resolved import write_settings
+from sidecar.whole_report import WholeReport, whole_report
 
 TOPIC, GROUP = "orders", "shop"
 RETRIES = Queue(RETRY + GROUP, BROKER, 0)
@@ -168,7 +168,7 @@ class MemoryMember:
         link.symlink_to(place.name)
         link.rename(documents / "..data")
 
-    async def obeys(self, queues: Iterable[Queue], **changed: Any) -> FullReport:
+    async def obeys(self, queues: Iterable[Queue], **changed: Any) -> WholeReport:
         """Show it the next generation, and wait until it works just these queues, and is known."""
         wanted = frozenset(queues)
         self.show(sorted(wanted), **changed)
@@ -186,13 +186,16 @@ class MemoryMember:
         """Drain as the pod's preStop hook has it."""
         self.sidecar.start(self.sidecar.drain())
 
-    async def report(self) -> FullReport:
-        return msgspec.json.decode((await self.ask("/v1/report"))[1], type=FullReport)
+    async def report(self) -> WholeReport:
+        return await whole_report(self._text)
 
-    async def so(self, true: Callable[[FullReport], bool]) -> bool:
+    async def _text(self, path: str) -> str:
+        return (await self.ask(path))[1]
+
+    async def so(self, true: Callable[[WholeReport], bool]) -> bool:
         return true(await self.report())
 
-    async def until(self, true: Callable[[FullReport], bool]) -> FullReport:
+    async def until(self, true: Callable[[WholeReport], bool]) -> WholeReport:
         """Wait until its report is so."""
         await soon(lambda: self.so(true))
         return await self.report()

@@ -11,7 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import ClientResponse, ClientSession
 
 from builders import a_spec
@@ -19,12 +18,13 @@ from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers import Message
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.documents import Assignment, FullReport, Share, write_assignment
+from rota.documents import Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
 from rota.sidecar import page, pull
 from rota.sidecar.environment import Who
 from rota.sidecar.run import work
 from rota.spec.resolved import write_settings
+from sidecar.whole_report import WholeReport, whole_report
 
 TOPIC, GROUP = "orders", "shop"
 RETRIES = Queue(RETRY + GROUP, BROKER, 0)
@@ -136,8 +136,8 @@ class ProcessMember:
         )
         assert await hook.wait() == 0
 
-    async def report(self) -> FullReport:
-        return msgspec.json.decode(await self.ask("/v1/report"), type=FullReport)
+    async def report(self) -> WholeReport:
+        return await whole_report(self.ask)
 
     async def counted(self, name: str) -> float:
         """Return a metric of it, by name and labels."""

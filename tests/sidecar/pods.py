@@ -16,17 +16,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from ground.deliveries import whole_lines
 from ground.instance import TAG, Instance
 from ground.poll import soon
-from rota.documents import FullReport
 from rota.model import RETRY, Queue
 from rota.sidecar.control import PORT as CONTROL_PORT
 from rota.signing import KEY_BYTES
 from sidecar.checker import Delivery
+from sidecar.whole_report import WholeReport, whole_report
 from signed import signed_drain, signed_report
 
 APP, PORT, APP_PORT, ASK_PORT = Path(__file__).with_name("app.py"), 9911, 8080, 9912
@@ -170,18 +169,21 @@ class Pod:
         """Ask for a final drain, and return the status of the answer."""
         return await signed_drain(session, f"http://{self.address}:{CONTROL_PORT}/v1/drain", uid, self._key)
 
-    async def report(self, session: ClientSession) -> FullReport | None:
+    async def report(self, session: ClientSession) -> WholeReport | None:
         """Return its report, if it answers."""
-        url = f"http://{self.address}:{CONTROL_PORT}/v1/report"
+
+        async def ask(path: str) -> str:
+            return await signed_report(session, f"http://{self.address}:{CONTROL_PORT}{path}", self.uid, self._key)
+
         try:
-            return msgspec.json.decode(await signed_report(session, url, self.uid, self._key), type=FullReport)
+            return await whole_report(ask)
         except ClientError:
             return None
 
-    async def heard(self, session: ClientSession) -> FullReport:
+    async def heard(self, session: ClientSession) -> WholeReport:
         """Return its report once it answers."""
 
-        async def answered() -> FullReport | None:
+        async def answered() -> WholeReport | None:
             assert self.sidecar
             assert self.sidecar.poll() is None, self.log.read_text()
             return await self.report(session)

@@ -539,7 +539,7 @@ async def test_report_gives_the_operator_the_offsets_of_a_broadcasting_member(tm
         await member.did("0", "1", "2")
 
         async def told() -> bool:
-            return read_offsets((await member.ask("/v1/report"))[1]) == {FIRST: 3}
+            return read_offsets((await member.ask("/v1/report/queues"))[1]) == ({FIRST: 3}, None)
 
         await soon(told)
 

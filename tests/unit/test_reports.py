@@ -11,11 +11,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from rota.documents import FullReport
+from ground.poll import PATIENCE_SECONDS
+from rota.documents import FullReport, Worked, read_report
 from rota.kube.objects import Pod
-from rota.kube.reports import Endpoint, Reports
-from rota.model import Reason
+from rota.kube.reports import LARGEST_PAGE, Endpoint, Reports
+from rota.model import Queue, Reason
+from rota.ranges import MOST_IDS, to_ranges
 from rota.sidecar.control import Control, KeyFiles
+from rota.sidecar.self_report import QUEUES_IN_A_PAGE, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
 
 HOST, UID, GROUP_UID = "127.0.0.1", "uid-a", "uid-of-the-group"
@@ -30,9 +33,20 @@ class Member:
     final: bool = False
     revision: int = 1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    offsets: range = range(1)
+    following: int | None = None  # where each page says that the next one begins, if it says the wrong thing
+    pages: list[int] = field(default_factory=list)
 
     def report(self) -> FullReport:
         return FullReport(member="a", uid=self.uid, generation=1, revision=self.revision)
+
+    def queues(self, start: int) -> QueuesPage:
+        self.pages.append(start)
+        stop = start + QUEUES_IN_A_PAGE
+        worked = [Worked("orders", "broker-a", it, it, it, 0, locked=False) for it in self.offsets[start:stop]]
+        if self.following is not None:
+            return QueuesPage(worked, self.following)
+        return QueuesPage(worked, stop if stop < len(self.offsets) else None)
 
     async def news(self, after: int) -> None:
         while self.revision == after:
@@ -201,3 +215,41 @@ def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None
     assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1") == Endpoint(UID, HOST, 9913, "1")
     assert Endpoint.of(a_pod(ports=ports[:1]), "1") == Endpoint(UID, HOST, 9911, ""), "of an earlier version"
     assert Endpoint.of(a_pod(), "1") == Endpoint(UID, HOST, 9911, "")
+
+
+async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
+    member = Member(offsets=range(1201))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        answer, offsets = await reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID))
+        assert answer.report
+        assert offsets == {Queue("orders", "broker-a", number): number for number in range(1201)}
+        assert member.pages == [0, 500, 1000]
+        member.offsets = range(0)
+        assert (await reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID)))[1] == {}
+
+
+@pytest.mark.parametrize("following", [0, 500, -1, 2**40])
+async def test_report_pages_that_lead_nowhere_are_not_followed(folder: Path, following: int) -> None:
+    member = Member(following=following)
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        await asyncio.wait_for(reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID)), PATIENCE_SECONDS)
+    assert len(member.pages) <= 2
+
+
+async def test_report_pages_that_cannot_be_read_tell_no_offsets(folder: Path) -> None:
+    async with serving(Member(), folder) as port, asking(OTHER) as reports:
+        answer, offsets = await reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID))
+        assert (answer.doubt, offsets) == (Reason.MEMBER_NOT_AUTHENTICATED, None)
+
+
+def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
+    queues = [Queue(f"topic-{number % 4}", "broker-a", number) for number in range(MOST_IDS)]
+    report = FullReport(member="a" * 253, uid="u" * 36, generation=1, held=to_ranges(queues))
+    text = msgspec.json.encode(report)
+    assert len(text) <= 2 * 2**20
+    assert len(read_report(text).working) == MOST_IDS
+
+
+def test_report_page_is_small_however_long_names_are() -> None:
+    worked = [Worked("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1, 2**31, locked=False)] * QUEUES_IN_A_PAGE
+    assert len(msgspec.json.encode(QueuesPage(worked, 2**17))) <= LARGEST_PAGE

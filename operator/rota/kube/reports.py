@@ -6,19 +6,22 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple, Self
+from urllib.parse import urlencode
 
 import aiohttp
-from yarl import URL
 
 from rota.documents import Report, ReportTooLargeError, read_offsets, read_report
 from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
-from rota.kube.objects import Pod
+from rota.kube.objects import REPORT_PORT, Pod
 from rota.model import Queue, Reason
 from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
 
+REPORT_PATH, QUEUES_PATH, DRAIN_PATH = "/v1/report", "/v1/report/queues", "/v1/drain"
 READ_SECONDS = 2.0  # an answer that takes longer is none
 WAIT_SECONDS = 10  # that a long poll is held for
-LARGEST = 16 * 2**20  # bytes of a report
+LARGEST = 5 * 2**20  # bytes of a report
+LARGEST_OF_EARLIER_VERSIONS = 16 * 2**20  # which say in it how far they are with each queue
+LARGEST_PAGE = 2**18
 LARGE_REPORT_BYTES = 256 * 1024  # bytes; only few reports that are larger are read at the same time
 MAX_LARGE_REPORTS = 2
 AT_ONCE = 200  # reads that are under way; long polls do not count
@@ -42,9 +45,21 @@ class Endpoint(NamedTuple):
         key_of = group_uid if pod.has_key else ""
         return cls(pod.metadata.uid, pod.status.pod_ip, pod.control_port, key_of)
 
-    def url(self, path: str, query: Mapping[str, str]) -> URL:
+    @property
+    def has_pages(self) -> bool:
+        """Whether it says page by page how far it is with each queue; earlier versions say it in the report."""
+        return self.port != REPORT_PORT
+
+    def largest(self, path: str) -> int:
+        """Return how many bytes of an answer are read."""
+        if path == QUEUES_PATH:
+            return LARGEST_PAGE
+        return LARGEST if self.has_pages else LARGEST_OF_EARLIER_VERSIONS
+
+    def url(self, target: str) -> str:
         """Return the address of a resource there."""
-        return URL.build(scheme="http", host=self.address, port=self.port, path=path, query=query)
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}{target}"
 
 
 class Answer(NamedTuple):
@@ -80,7 +95,7 @@ class Reports:
     def __init__(self, keys: Callable[[str], Sequence[bytes]] = lambda _: ()) -> None:
         """`keys`: those of the group with that uid, the current one first.
 
-        Any pod with the group's label is asked, so its answer is limited: it is read up to LARGEST bytes, it is not
+        Any pod with the group's label is asked, so its answer is limited: it is read up to a limit, it is not
         decompressed, and its cookies are dropped. Each request has a connection of its own: a fleet has up to ten
         thousand members, and most are asked once.
         """
@@ -110,7 +125,25 @@ class Reports:
             asked = self._now
             body = await self._get(member, {}, READ_SECONDS)
         answer = body.as_answer(member.uid, asked)
-        return answer, read_offsets(body.text or b"") if answer.report else None
+        if answer.report is None:
+            return answer, None
+        if member.has_pages:
+            return answer, await self._read_pages(member)
+        return answer, read_offsets(body.text or b"")[0]
+
+    async def _read_pages(self, member: Endpoint) -> Mapping[Queue, int | None] | None:
+        """Return where a member is with each queue, None if a page is missing."""
+        found: dict[Queue, int | None] = {}
+        start: int | None = 0
+        while start is not None:
+            async with self._room:
+                body = await self._get(member, {"from": str(start)}, READ_SECONDS, QUEUES_PATH)
+            if body.text is None:
+                return None
+            page, following = read_offsets(body.text)
+            found |= page
+            start = following if following is None or following > start else None  # else it would never end
+        return found
 
     async def next(self, member: Endpoint, after: int) -> Answer:
         """Return its report once that has another revision, or after a while as it is."""
@@ -148,34 +181,36 @@ class Reports:
 
     async def _post_drain(self, member: Endpoint) -> None:
         timeout = aiohttp.ClientTimeout(total=READ_SECONDS)
-        url = member.url("/v1/drain", {})
-        headers = self._signature("POST", url, member)
+        url = member.url(DRAIN_PATH)
+        headers = self._signature("POST", DRAIN_PATH, member)
         command = None if member.group_uid else {"uid": member.uid}
         async with self._session.post(url, json=command, headers=headers, timeout=timeout, allow_redirects=False):
             pass  # its status and body say nothing that the member's next report does not
 
-    async def _get(self, member: Endpoint, query: dict[str, str], seconds: float) -> _Body:
+    async def _get(self, member: Endpoint, query: dict[str, str], seconds: float, path: str = REPORT_PATH) -> _Body:
         try:
-            return await self._ask(member, query, seconds) if member.address else _Body()
+            return await self._ask(member, query, seconds, path) if member.address else _Body()
         except _UNHEARD as error:
             _log.debug("%s cannot be heard: %s", member.address, error)
             return _Body()
 
-    async def _ask(self, member: Endpoint, query: dict[str, str], seconds: float) -> _Body:
+    async def _ask(self, member: Endpoint, query: dict[str, str], seconds: float, path: str = REPORT_PATH) -> _Body:
         """Return the body of the answer, unless it is no report: an error, a redirect, compressed or too long.
 
         A redirect is not followed: NetworkPolicies admit the operator to members that the pod could not reach.
         """
         timeout = aiohttp.ClientTimeout(total=seconds)
         nonce = secrets.token_hex(NONCE_BYTES) if member.group_uid else ""
-        url = member.url("/v1/report", {**query, NONCE: nonce} if nonce else query)
-        headers = self._signature("GET", url, member)
+        parameters = urlencode({**query, NONCE: nonce} if nonce else query)
+        target = f"{path}?{parameters}" if parameters else path
+        url = member.url(target)
+        headers = self._signature("GET", target, member)
         unusable = _Body(doubt=Reason.MEMBER_NOT_AUTHENTICATED) if nonce else _Body()
         async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
             if response.status != HTTPStatus.OK or is_compressed(response):
                 return unusable
             try:
-                text = await read_body(response, LARGEST, LARGE_REPORT_BYTES, self._large)
+                text = await read_body(response, member.largest(path), LARGE_REPORT_BYTES, self._large)
             except TooLongError:
                 return _Body(doubt=Reason.REPORT_TOO_LARGE)
             signature = response.headers.get(SIGNATURE_HEADER, "")
@@ -183,8 +218,8 @@ class Reports:
             return unusable
         return _Body(text)
 
-    def _signature(self, method: str, url: URL, member: Endpoint) -> dict[str, str]:
+    def _signature(self, method: str, target: str, member: Endpoint) -> dict[str, str]:
         if not member.group_uid:
             return {}
-        request = Request(method, url.raw_path_qs, member.uid)
+        request = Request(method, target, member.uid)
         return {SIGNATURE_HEADER: sign_request(self._keys(member.group_uid), request)}

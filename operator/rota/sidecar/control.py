@@ -16,6 +16,7 @@ from aiohttp import web
 
 from rota.documents import FullReport
 from rota.http_server import AdmissionLimit, BodyReader, Limits, listen, release_connection
+from rota.sidecar.self_report import QueuesPage
 from rota.signing import KEY_BYTES, NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
 from rota.spec import Seconds
 
@@ -30,7 +31,7 @@ MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
 MAX_DRAIN_BYTES = 1024
 MAX_DRAIN_BODIES = 16  # being read at the same time
 
-_REVISION = re.compile(r"\d{0,18}", re.ASCII)  # or nothing
+_REVISION = re.compile(r"\d{0,18}", re.ASCII)  # or nothing; the number of a queue, too
 
 
 class Shell(Protocol):
@@ -40,6 +41,9 @@ class Shell(Protocol):
 
     def report(self) -> FullReport:
         """Return what the member says of itself now."""
+
+    def queues(self, start: int) -> QueuesPage:
+        """Return how far it is with its queues, from that one on."""
 
     async def news(self, after: int) -> None:
         """Wait until its report has another revision."""
@@ -83,7 +87,11 @@ class Control:
     @property
     def routes(self) -> list[web.RouteDef]:
         """The routes, for whichever port they are answered on."""
-        return [web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)]
+        return [
+            web.get("/v1/report", self._report),
+            web.get("/v1/report/queues", self._queues),
+            web.post("/v1/drain", self._drain),
+        ]
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
         """Answer on the control port from now on, until the runner is cleaned up."""
@@ -100,10 +108,15 @@ class Control:
             if after and may_wait:
                 async with asyncio.timeout(wait):
                     await self._shell.news(int(after))
-        response = report_response(self._shell)
-        if keys and isinstance(response.body, bytes):
-            response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE, ""), response.body)
-        return response
+        return _signed(request, report_response(self._shell), keys)
+
+    async def _queues(self, request: web.Request) -> web.Response:
+        keys = self._authenticate(request)
+        start = request.query.get("from", "")
+        if not _REVISION.fullmatch(start):
+            return web.Response(status=400, text="from is the number of a queue, as next of the page before has it\n")
+        page = msgspec.json.encode(self._shell.queues(int(start or 0)))
+        return _signed(request, web.Response(body=page, content_type="application/json"), keys)
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Drain for good. The signature covers the pod's uid; a request that is not signed names it in its body."""
@@ -141,6 +154,12 @@ class Control:
             )
             raise web.HTTPUnauthorized(text=f"The request is {reason}\n")
         return keys
+
+
+def _signed(request: web.Request, response: web.Response, keys: Sequence[bytes]) -> web.Response:
+    if keys and isinstance(response.body, bytes):
+        response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE, ""), response.body)
+    return response
 
 
 def report_response(shell: Shell) -> web.Response:

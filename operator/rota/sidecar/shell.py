@@ -1,14 +1,18 @@
 """The member's shell: reads the documents, has carried out what the member decides, and says what it is."""
 
 import asyncio
+import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-from rota.documents import FullReport, Report, Worked
+import msgspec
+
+from rota.documents import FullReport
 from rota.model import Queue
 from rota.sidecar.environment import Who, memory
 from rota.sidecar.health import Health
@@ -19,6 +23,7 @@ from rota.sidecar.memory_budget import MemoryBudget
 from rota.sidecar.notes import Notes
 from rota.sidecar.probes import Probes
 from rota.sidecar.reading import Reading
+from rota.sidecar.self_report import QueuesPage, full_report, queues_page
 from rota.sidecar.sources import Connect, Sources
 from rota.sidecar.steps import NOT_WRITTEN, Steps
 from rota.sidecar.volume import Files, Volume
@@ -63,6 +68,7 @@ class Sidecar:
         self.uid = who.uid
         self.readings: dict[Queue, Reading] = {}
         self.health, self.measures = Health(), Measures()
+        self._incarnation, self._digest = secrets.token_hex(8), ""  # of this process; of the settings
         self._notes, self._volume = Notes(Path(who.state)), Volume(Path(who.documents))
         remembered = self._notes.load(who.uid)
         self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
@@ -75,10 +81,8 @@ class Sidecar:
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
         self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, self.readings.values)
-        self._drains: set[str] = set()
+        self._drains: set[str] = {END} if remembered.final else set()
         self.ends = asyncio.Event()  # set when it drains because its pod ends, or for good
-        if remembered.final:
-            self._end()
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._app = app(self)
@@ -169,6 +173,7 @@ class Sidecar:
             self._carry(step)
             self._back()
             return
+        self._digest = hashlib.sha256(files.settings or b"").hexdigest()[:16]
         swaps = not self._sources.take(settings)
         self._carry(step)
         if swaps and SETTINGS not in self._drains:
@@ -285,14 +290,11 @@ class Sidecar:
 
     async def drain(self, *, final: bool = False) -> None:
         """Give everything up, and return when that is done: the pod ends, or the member is drained for good."""
-        self._end()
+        self._drains.add(END)
+        self.ends.set()
         self._steps.hold()
         self._carry(self.member.drain(final, self.now()))
         await self.drained()
-
-    def _end(self) -> None:
-        self._drains.add(END)
-        self.ends.set()
 
     async def drained(self) -> None:
         """Wait until everything is given up."""
@@ -355,19 +357,15 @@ class Sidecar:
 
     def report(self) -> FullReport:
         """Return what the member says of itself now."""
-        said = {name: getattr(self._steps.told, name) for name in Report.__struct_fields__ if name != "troubles"}
-        inflight = sum(reading.window.in_flight for reading in self.readings.values())
-        queues = [self._worked(queue, reading) for queue, reading in sorted(self.readings.items())]
-        said["revision"] = self._revision()
-        return FullReport(**said, inflight=inflight, queues=queues, troubles=self.health.troubles)
+        report = full_report(self._steps.told, self.health, self.member, self.readings)
+        return msgspec.structs.replace(report, incarnation=self._incarnation, settings=self._digest)
+
+    def queues(self, start: int) -> QueuesPage:
+        """Return how far it is with its queues, from that one on."""
+        return queues_page(start, self.member, self.readings)
 
     def _revision(self) -> int:
         return self._steps.told.revision + self.health.changes
-
-    def _worked(self, queue: Queue, reading: Reading) -> Worked:
-        window, life = reading.window, self.member.lives.get(queue)
-        committed, locked = window.committed if window.placed else None, bool(life and life.locked is not None)
-        return Worked(*queue, committed, window.next, window.buffered, locked)
 
     async def news(self, after: int) -> None:
         """Wait until the report has another revision."""
