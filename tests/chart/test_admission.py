@@ -186,7 +186,7 @@ async def test_rbac_admission_policy_lets_the_operator_write_its_own_key_and_no_
     with pytest.raises(ApiError, match=NOT_OURS):
         await operator.create(secrets, foreign("other", type="Opaque"))
     with pytest.raises(ApiError, match="Rota's operator writes only Secrets of type Opaque"):
-        await operator.create(secrets, foreign("token", type="kubernetes.io/basic-auth"))
+        await operator.create(secrets, foreign("token", type="example.com/other"))
 
 
 async def test_rbac_admission_policy_does_not_concern_other_accounts(operator: Api, api: Api, namespace: str) -> None:

@@ -162,6 +162,7 @@ class One:
 
     def __init__(self, fleet: "GroupMembers", name: str, address: str) -> None:
         self.fleet, self.name, self.address = fleet, name, address
+        self.signs = fleet.signs
         self.uid = ""
         self.member = Member(name, "")
         self.frozen = False
@@ -178,7 +179,7 @@ class One:
 
     async def start(self, *, ready: bool = True) -> None:
         """Make the pod, answer at its address, and become ready."""
-        pod = a_pod(self.name, self.fleet.group, signs=self.fleet.signs)
+        pod = a_pod(self.name, self.fleet.group, signs=self.signs)
         made = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", pod)
         await self.move_in(made["metadata"]["uid"], ready=ready)
 
@@ -189,9 +190,9 @@ class One:
         self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
-        app.add_routes([web.get("/v1/report/queues", self._queues)] if self.fleet.signs else [])
+        app.add_routes([web.get("/v1/report/queues", self._queues)] if self.signs else [])
         cancel_at_cleanup(app)
-        port = CONTROL_PORT if self.fleet.signs else PORT
+        port = CONTROL_PORT if self.signs else PORT
         self._runner = await listen(app, self.address, port, shutdown_seconds=0.1)  # it is gone, whoever waits
         await self.becomes(ready=ready)
 
@@ -294,8 +295,8 @@ class One:
         self.fleet.reads += 1
         if self.silent:
             await asyncio.Event().wait()  # until it is cancelled
-        key = await self.fleet.key.check(asked, self.uid) if self.fleet.signs else None
-        offsets = {} if self.fleet.signs else self.offsets
+        key = await self.fleet.key.check(asked, self.uid) if self.signs else None
+        offsets = {} if self.signs else self.offsets
         response = await reported(asked, self.member, self._changed, self.troubles, offsets)
         return self.fleet.key.sign(asked, response, key) if key and not self.forged else response
 
@@ -306,7 +307,7 @@ class One:
         return self.fleet.key.sign(asked, web.Response(body=msgspec.json.encode(page)), key)
 
     async def _drain(self, asked: web.Request) -> web.Response:
-        if self.fleet.signs:
+        if self.signs:
             await self.fleet.key.check(asked, self.uid)
         else:
             assert (await asked.json())["uid"] == self.uid

@@ -17,7 +17,7 @@ class WholeReport(FullReport, frozen=True, kw_only=True):
 async def whole_report(ask: Callable[[str], Awaitable[str]]) -> WholeReport:
     """Ask for the report and for each page; `ask` returns what is answered to a path."""
     report = msgspec.json.decode(await ask("/v1/report"), type=WholeReport)
-    queues: list[Worked] = msgspec.field(default_factory=list)
+    queues: list[Worked] = []
     start: int | None = 0
     while start is not None:
         page = msgspec.json.decode(await ask(f"/v1/report/queues?from={start}"), type=QueuesPage)
