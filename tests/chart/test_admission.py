@@ -185,8 +185,13 @@ async def test_rbac_admission_policy_lets_the_operator_write_its_own_key_and_no_
     await operator.replace(f"{secrets}/{release.name}-key", {**key, "data": {"current": ""}})
     with pytest.raises(ApiError, match=NOT_OURS):
         await operator.create(secrets, foreign("other", type="Opaque"))
+
+
+async def test_rbac_admission_policy_lets_the_operator_write_only_opaque_secrets(
+    operator: Api, namespace: str, owner: Object
+) -> None:
     with pytest.raises(ApiError, match="Rota's operator writes only Secrets of type Opaque"):
-        await operator.create(secrets, foreign("token", type="example.com/other"))
+        await operator.create(secrets_of(namespace), owned(owner, "orders-rota-key", type="example.com/other"))
 
 
 async def test_rbac_admission_policy_does_not_concern_other_accounts(operator: Api, api: Api, namespace: str) -> None:
