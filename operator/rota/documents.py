@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -338,19 +338,23 @@ class _Place(Struct):
 
 class _Places(Struct):
     queues: list[_Place] = []
-    next: Annotated[int, Meta(ge=0, le=MOST_IDS)] | None = None
+    next: int | None = None
 
 
-def read_offsets(text: bytes | str) -> tuple[dict[Queue, int | None], int | None]:
-    """Read where a member is with each queue from a page, and where the next page begins.
+class Offsets(NamedTuple):
+    """Where a member is with queues; `next` is where the next page begins, if there is one."""
 
-    Members of earlier versions say it in their reports, all at once. Of what cannot be read nothing is known.
-    """
+    offsets: dict[Queue, int | None]
+    next: int | None = None
+
+
+def read_offsets(text: bytes | str) -> Offsets:
+    """Read a page, or a report of an earlier version; of what cannot be read nothing is known."""
     try:
         found = msgspec.json.decode(text, type=_Places)
     except (ValueError, RecursionError):
-        return {}, None
-    return {Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}, found.next
+        return Offsets({})
+    return Offsets({Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}, found.next)
 
 
 class _ReportParts(Struct, omit_defaults=True):

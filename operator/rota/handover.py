@@ -26,7 +26,8 @@ queue again without a new document. So a decision that was right when it was mad
 whichever operator, and the record's resourceVersion keeps two of them from deciding twice.
 
 **Why nobody waits for ever.** Every holder is heard, ended or lost in bounded time, and a queue that is released,
-ended or lost is always granted: gates, pauses and budgets hold back only the first step, the revoke.
+ended or lost is always granted: gates, pauses and budgets hold back only the first step, the revoke. The exception is a
+member whose answers are not signed though they should be, or too large: it keeps its queues, and a condition says so.
 
 A queue that goes back to its present holder before it was granted to another simply returns: one owner throughout.
 Immediate groups take the two steps in one. Broadcasting groups have no owners and use no handover. Orderly groups use

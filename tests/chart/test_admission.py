@@ -178,18 +178,29 @@ async def test_rbac_admission_policy_lets_the_operator_write_nothing_in_kube_sys
 
 
 async def test_rbac_admission_policy_lets_the_operator_write_its_own_key_and_no_other_secret_there(
-    operator: Api, release: Release
+    operator: Api, api: Api, release: Release
 ) -> None:
     secrets = secrets_of(release.namespace)
     key = await operator.get(f"{secrets}/{release.name}-key")
-    await operator.replace(f"{secrets}/{release.name}-key", {**key, "data": {"current": ""}})
+    changed = await operator.replace(f"{secrets}/{release.name}-key", {**key, "data": {"current": ""}})
+    await api.delete(f"{secrets}/{release.name}-key")
+    changed["metadata"] = {"name": f"{release.name}-key"}
+    await operator.create(secrets, changed)
     with pytest.raises(ApiError, match=NOT_OURS):
         await operator.create(secrets, foreign("other", type="Opaque"))
 
 
-async def test_rbac_admission_policy_lets_the_operator_write_only_opaque_secrets(
-    operator: Api, namespace: str, owner: Object
+async def test_rbac_admission_policy_lets_the_operator_write_only_opaque_secrets_with_keys(
+    operator: Api, api: Api, namespace: str, owner: Object
 ) -> None:
+    with pytest.raises(ApiError, match="writes only those with its own key and its members' keys"):
+        await operator.create(secrets_of(namespace), owned(owner, "other", type="Opaque"))
+    stripped = await api.create(
+        secrets_of(namespace),
+        {"metadata": {"name": "shop-rota-key", "labels": {"rota.dev/group": "shop"}}, "type": "Opaque"},
+    )
+    stripped["metadata"]["ownerReferences"] = [owner]
+    await operator.replace(f"{secrets_of(namespace)}/shop-rota-key", stripped)
     with pytest.raises(ApiError, match="Rota's operator writes only Secrets of type Opaque"):
         await operator.create(secrets_of(namespace), owned(owner, "orders-rota-key", type="example.com/other"))
 

@@ -23,6 +23,7 @@ NODES = {"/nodes": "get"}
 LEASE = {
     "coordination.k8s.io/leases": "create",
     "coordination.k8s.io/leases rota": "get update",
+    "/secrets": "create",
     "/secrets rota-key": "get update",
 }
 FORBIDDEN = [

@@ -86,7 +86,7 @@ async def test_signature_key_that_an_administrator_removes_is_replaced_while_mem
         await fleet.add("billing-a", "billing-b")
         await soon(lambda: shared(3, 3))
         before, of_group = await keys("rota-key"), await keys(f"{GROUP}-rota-key")
-        assert before.keys() == {"current", "changed"}
+        assert before.keys() == {"current", "last", "changed"}
         assert of_group.keys() == {"current"}
         (command,) = re.findall(r"^\$ kubectl (patch secret .*)$", SECURITY.read_text(), re.MULTILINE)
         control_plane.kubectl(*shlex.split(command.replace("rota-system", namespace)))

@@ -21,7 +21,7 @@ async def asker() -> AsyncIterator[Reports]:
     await found.close()
 
 
-async def heard(asker: Reports, text: bytes, status: int = 200, group_uid: str = "") -> Answer | None:
+async def heard(asker: Reports, text: bytes, status: int = 200) -> Answer | None:
     """Ask a server that answers so."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -32,7 +32,7 @@ async def heard(asker: Reports, text: bytes, status: int = 200, group_uid: str =
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, WHERE, 0).start()
-    found = await asker.last_words(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1]), group_uid))
+    found = await asker.last_words(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1])))
     await runner.cleanup()
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_spec
-from rota.kube.manifests import BEFORE, NOTE, SidecarSpec, deployment, injected, uninjected
+from rota.kube.manifests import BEFORE, NOTE, WISH, SidecarSpec, deployment, injected, uninjected
 from rota.kube.objects import Custom, Metadata, Pod
 from rota.kube.undo import noted, undone
 from rota.spec import Mistake
@@ -384,6 +384,19 @@ def test_deployment_keeps_its_sidecar_under_a_new_operator() -> None:
 )
 def test_deployment_gets_the_new_sidecar_with_a_pod_change_or_auto_upgrade(changed: Object) -> None:
     assert image_of(a_deployment("rota-sidecar:2", a_deployment("rota-sidecar:1"), **changed)) == "rota-sidecar:2"
+
+
+def test_deployment_keeps_the_sidecar_and_hooks_of_an_earlier_version() -> None:
+    standing = a_deployment("rota-sidecar:1")
+    sidecar, pod = the_sidecar(standing["spec"]["template"]), standing["spec"]["template"]["spec"]
+    del sidecar["lifecycle"]
+    pod["containers"][0]["lifecycle"]["preStop"]["httpGet"]["path"] = "/v1/drain"
+    wish = standing["metadata"]["annotations"][WISH]
+    assert wish.endswith("-2"), "an earlier version, which cannot keep this sidecar, must find another wish"
+    standing["metadata"]["annotations"][WISH] = wish.removesuffix("-2")
+    made = a_deployment("rota-sidecar:2", standing)
+    assert made["spec"]["template"] == standing["spec"]["template"]
+    assert made["metadata"]["annotations"] == standing["metadata"]["annotations"]
 
 
 def test_deployment_keeps_its_sidecar_when_only_replicas_or_rollout_change() -> None:

@@ -88,6 +88,18 @@ def the_keys(server: Server) -> MemberKeys:
     return MemberKeys(cast("Api", server), "rota-system", "rota-key")
 
 
+def test_signature_key_that_was_removed_before_a_restart_holds_for_ten_minutes_more() -> None:
+    keys = renewed_keys(encoded(last=KEY), None, NOW)
+    assert (keys.previous, keys.changed) == (KEY, NOW)
+
+
+@pytest.mark.parametrize("changed", [b"", b"\xff", b"soon", b"0001-01-01T00:00:00+14:00", b"9999-12-31T23:59:59-12:00"])
+def test_signature_keys_hold_whatever_is_written_beside_them(changed: bytes) -> None:
+    keys = renewed_keys(encoded(current=KEY, previous=PREVIOUS, changed=changed), None, NOW)
+    assert keys.current == KEY
+    assert keys.changed >= 0
+
+
 async def test_signature_key_is_created_once_and_read_by_the_next_operator() -> None:
     server = Server()
     first, second = the_keys(server), the_keys(server)

@@ -11,12 +11,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from ground.poll import PATIENCE_SECONDS
-from rota.documents import FullReport, Worked, read_report
+from rota.documents import FullReport, Worked
 from rota.kube.objects import Pod
-from rota.kube.reports import LARGEST_PAGE, Endpoint, Reports
-from rota.model import Queue, Reason
-from rota.ranges import MOST_IDS, to_ranges
+from rota.kube.reports import Endpoint, Reports
+from rota.model import Reason
 from rota.sidecar.control import Control, KeyFiles
 from rota.sidecar.self_report import QUEUES_IN_A_PAGE, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
@@ -81,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 async def test_signature_proves_a_report_and_a_drain(folder: Path) -> None:
     member = Member()
     async with serving(member, folder) as port, asking(KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
         answer = await reports.read(endpoint)
         assert answer.report is not None
         assert (answer.report.uid, answer.doubt) == (UID, None)
@@ -100,7 +98,7 @@ async def test_signature_proves_a_report_and_a_drain(folder: Path) -> None:
 async def test_signature_by_another_key_proves_nothing_and_drains_nobody(folder: Path) -> None:
     member = Member()
     async with serving(member, folder) as port, asking(OTHER) as reports:
-        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
         for answer in (await reports.read(endpoint), await reports.next(endpoint, 1)):
             assert (answer.report, answer.doubt) == (None, Reason.MEMBER_NOT_AUTHENTICATED)
         last = await reports.last_words(endpoint)
@@ -112,7 +110,7 @@ async def test_signature_by_another_key_proves_nothing_and_drains_nobody(folder:
 
 async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder: Path) -> None:
     async with serving(Member(), folder) as port, asking(OTHER, KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
         assert (await reports.read(endpoint)).report, "the member has not got the current key yet"
         (folder / "current").write_bytes(OTHER)
         (folder / "previous").write_bytes(KEY)
@@ -121,7 +119,7 @@ async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder:
         assert (await reports.read(endpoint)).report
     async with serving(Member(), folder) as port, asking(KEY) as reports:
         (folder / "previous").write_bytes(KEY)
-        answer = await reports.read(Endpoint(UID, HOST, port, GROUP_UID))
+        answer = await reports.read(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID))
         assert answer.doubt is Reason.MEMBER_NOT_AUTHENTICATED, "reports are signed with the current key"
 
 
@@ -132,12 +130,12 @@ async def test_signature_is_not_expected_to_match_a_key_that_is_missing(folder: 
         (folder / "current").write_bytes(content)
     member = Member()
     async with serving(member, folder) as port, asking(KEY) as reports, asking() as without_key:
-        endpoint = Endpoint(UID, HOST, port, GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
         assert (await reports.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
         await reports.drain(endpoint)
         assert (await without_key.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
         await without_key.drain(endpoint)
-        await without_key.drain(endpoint._replace(group_uid=""))
+        await without_key.drain(endpoint._replace(signs=False))
         assert not member.final
 
 
@@ -186,7 +184,9 @@ async def test_signature_of_a_report_cannot_be_used_for_another_request(folder: 
             runner = web.AppRunner(app)
             await runner.setup()
             await web.TCPSite(runner, HOST, 0).start()
-            answer = await reports.read(Endpoint(UID, HOST, int(runner.addresses[0][1]), GROUP_UID))
+            answer = await reports.read(
+                Endpoint(UID, HOST, int(runner.addresses[0][1]), signs=True, group_uid=GROUP_UID)
+            )
             assert bool(answer.report) is is_believed
             await runner.cleanup()
     assert msgspec.json.decode(bytes(str(recorded[0].text), "utf-8"))["uid"] == UID
@@ -212,44 +212,8 @@ def a_pod(**container: object) -> Pod:
 def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None:
     ports = [{"name": "rota-report", "containerPort": 9911}, {"name": "rota-control", "containerPort": 9913}]
     mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
-    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1") == Endpoint(UID, HOST, 9913, "1")
-    assert Endpoint.of(a_pod(ports=ports[:1]), "1") == Endpoint(UID, HOST, 9911, ""), "of an earlier version"
-    assert Endpoint.of(a_pod(), "1") == Endpoint(UID, HOST, 9911, "")
-
-
-async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
-    member = Member(offsets=range(1201))
-    async with serving(member, folder) as port, asking(KEY) as reports:
-        answer, offsets = await reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID))
-        assert answer.report
-        assert offsets == {Queue("orders", "broker-a", number): number for number in range(1201)}
-        assert member.pages == [0, 500, 1000]
-        member.offsets = range(0)
-        assert (await reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID)))[1] == {}
-
-
-@pytest.mark.parametrize("following", [0, 500, -1, 2**40])
-async def test_report_pages_that_lead_nowhere_are_not_followed(folder: Path, following: int) -> None:
-    member = Member(following=following)
-    async with serving(member, folder) as port, asking(KEY) as reports:
-        await asyncio.wait_for(reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID)), PATIENCE_SECONDS)
-    assert len(member.pages) <= 2
-
-
-async def test_report_pages_that_cannot_be_read_tell_no_offsets(folder: Path) -> None:
-    async with serving(Member(), folder) as port, asking(OTHER) as reports:
-        answer, offsets = await reports.read_with_offsets(Endpoint(UID, HOST, port, GROUP_UID))
-        assert (answer.doubt, offsets) == (Reason.MEMBER_NOT_AUTHENTICATED, None)
-
-
-def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
-    queues = [Queue(f"topic-{number % 4}", "broker-a", number) for number in range(MOST_IDS)]
-    report = FullReport(member="a" * 253, uid="u" * 36, generation=1, held=to_ranges(queues))
-    text = msgspec.json.encode(report)
-    assert len(text) <= 2 * 2**20
-    assert len(read_report(text).working) == MOST_IDS
-
-
-def test_report_page_is_small_however_long_names_are() -> None:
-    worked = [Worked("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1, 2**31, locked=False)] * QUEUES_IN_A_PAGE
-    assert len(msgspec.json.encode(QueuesPage(worked, 2**17))) <= LARGEST_PAGE
+    signed, unsigned = Endpoint(UID, HOST, 9913, signs=True, group_uid="1"), Endpoint(UID, HOST, 9911, group_uid="1")
+    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1") == signed
+    assert Endpoint.of(a_pod(volumeMounts=mounts), "1") == signed, "a manifest made by hand"
+    assert Endpoint.of(a_pod(ports=ports[:1]), "1") == unsigned, "of an earlier version"
+    assert Endpoint.of(a_pod(), "1") == unsigned

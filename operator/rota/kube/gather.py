@@ -14,7 +14,7 @@ from rota.kube.paths import collection_path, object_path
 from rota.kube.places import Places
 from rota.kube.reports import Endpoint, Reports
 from rota.kube.rooms import Rooms
-from rota.model import Holder
+from rota.model import Holder, Reason
 from rota.spec.names import is_dns_subdomain
 
 T = TypeVar("T")
@@ -162,11 +162,15 @@ class Gatherer:
         said = await self._reports.last_words(member) if member else None
         if known is None or member is None or said is None or (said.report and said.report.drained):
             return False
-        if said.report is None and self._now - (known.unheard_since or said.asked) >= SILENCE_SECONDS:
-            return False
-        known.linger(said.report, self._now, said.asked)
+        if said.report is None and said.doubt is not Reason.REPORT_TOO_LARGE:
+            known.unproved_since = min(known.unproved_since or said.asked, known.unheard_since or said.asked)
+            if self._now - known.unproved_since >= SILENCE_SECONDS:
+                return False
+        else:
+            known.unproved_since = None
+        known.linger(said.report, self._now, said.asked, said.doubt)
         group.missed.add(holder)
-        if said.report and not said.report.final:
+        if said.doubt is Reason.REPORT_TOO_LARGE or (said.report and not said.report.final):
             self._drain(member)
         return True
 

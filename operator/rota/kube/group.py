@@ -116,6 +116,7 @@ class Group:
         self.pace = Pace()
         for known in chain(self.pods.values(), self.replaced.values()):
             known.heard, known.offsets, known.unheard_since, known.cut_off_since = None, None, None, {}
+            known.doubt = None
 
     # What is told.
 

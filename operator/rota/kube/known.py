@@ -24,6 +24,7 @@ class Known:
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: it was not heard
     unheard_since: float | None = None
     doubt: Reason | None = None  # why its last answer proves nothing; what it said before stands
+    unproved_since: float | None = None  # of a pod deleted by force: since when nothing proves that it works on
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
     lingers: bool = False  # the API server knows it no more, for it was deleted by force, and its sidecar answers
@@ -59,10 +60,10 @@ class Known:
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
 
-    def linger(self, report: Report | None, now: float, asked: float) -> None:
+    def linger(self, report: Report | None, now: float, asked: float, doubt: Reason | None = None) -> None:
         """Take what it said though there is no such pod any more: it goes, as one does that is told to."""
         self.lingers, self.leaving_since = True, self.leaving_since or now
-        self.hear(report, now, asked)
+        self.hear(report, now, asked, doubt)
 
     @property
     def counts(self) -> bool:

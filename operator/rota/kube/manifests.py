@@ -42,6 +42,9 @@ STATE_LIMIT: Final = (
 _TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where it lies, not what it is
 # What an app's container waits for before it ends. That of earlier versions also began the drain.
 _DRAINED, _DRAIN = "/v1/drained", "/v1/drain"
+# Ends the wish that is noted: an earlier version, put back, knows no such wish, and puts its own sidecar in. It could
+# not keep ours, for it does not know all of its volumes.
+_VERSION = "-2"
 _GRACE = 30  # seconds that Kubernetes gives a pod of which nothing is said
 _AFTER_DRAIN = 15  # seconds from the end of a drain to the end of the pod
 _RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
@@ -137,9 +140,9 @@ def deployment(
     name = body.metadata.name
     template = uninjected(spec.template or {})
     wish = _wish(template, sidecar)
-    part = _new_part(template, name, sidecar)
-    if standing and not spec.sidecar.auto_upgrade and _annotations(standing).get(WISH) == wish:
-        part = _part_of(standing["spec"]["template"]) or part
+    part, mark = _new_part(template, name, sidecar), wish + _VERSION
+    if standing and not spec.sidecar.auto_upgrade and (stood := _part_as_wished(standing, wish)):
+        part, mark = stood, _annotations(standing)[WISH]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -147,7 +150,7 @@ def deployment(
             "name": name,
             "namespace": body.metadata.namespace,
             "labels": {GROUP_LABEL: name, **OURS},
-            "annotations": {WISH: wish},
+            "annotations": {WISH: mark},
             "ownerReferences": [owner(body)],
         },
         "spec": {
@@ -163,6 +166,13 @@ def deployment(
             "template": _with(template, name, sidecar.drain_timeout, part),
         },
     }
+
+
+def _part_as_wished(standing: Mapping[str, Any], wish: str) -> _Part | None:
+    """Return what was put in already, by this version or an earlier one, if the user wants nothing else."""
+    if _annotations(standing).get(WISH, "").removesuffix(_VERSION) != wish:
+        return None
+    return _part_of(standing["spec"]["template"])
 
 
 def owner(body: Custom) -> Object:

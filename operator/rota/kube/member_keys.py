@@ -30,6 +30,7 @@ from rota.signing import KEY_BYTES, fingerprint, group_key
 PREVIOUS_HOLDS_SECONDS = 600.0
 LOOK_SECONDS = 15.0  # between two looks at the operator's Secret
 RETRY_SECONDS = 2.0  # until it was read for the first time
+LOAD_TRIES = 5  # before the operator begins to lead without it
 REWRITE_SECONDS = 60.0  # before a group's Secret is written again, which somebody may have deleted
 
 _log = logging.getLogger(__name__)
@@ -77,8 +78,11 @@ class MemberKeys:
     # The operator's Secret.
 
     async def load(self) -> None:
-        """Read the operator's key, or make it; try until that succeeds: without it no member can be heard."""
-        while True:
+        """Read the operator's key, or make it, if that succeeds soon.
+
+        An operator without it can lead: members that sign are not believed then, but none of them is lost.
+        """
+        for _ in range(LOAD_TRIES):
             if await self._look(may_write=False):
                 return
             await asyncio.sleep(RETRY_SECONDS)
@@ -86,7 +90,7 @@ class MemberKeys:
     async def run(self, leads: Callable[[], bool], changed: Callable[[], None]) -> NoReturn:
         """Look for another key, for ever; only the leader changes it. `changed` is called when other keys hold."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS if self._keys else RETRY_SECONDS)
             before = self._keys
             if await self._look(may_write=leads()) and self._keys != before:
                 _log.info("Another key holds; the groups' Secrets are written again")
@@ -203,7 +207,8 @@ def renewed_keys(data: dict[str, str], known: OperatorKeys | None, now: int) -> 
     """
     current, previous = _key(data.get("current", "")), _key(data.get("previous", ""))
     if not current:
-        return OperatorKeys(secrets.token_bytes(KEY_BYTES), known.current if known else b"", now)
+        last = known.current if known else _key(data.get("last", ""))
+        return OperatorKeys(secrets.token_bytes(KEY_BYTES), last, now)
     changed = _time(data.get("changed", ""))
     return OperatorKeys(current, previous if now - changed < PREVIOUS_HOLDS_SECONDS else b"", changed)
 
@@ -229,7 +234,8 @@ def group_secret(group: Group, keys: tuple[bytes, ...]) -> dict[str, Any]:
 def _data_of(keys: OperatorKeys) -> dict[str, str]:
     changed = datetime.fromtimestamp(keys.changed, UTC).isoformat(timespec="seconds").encode()
     previous = {"previous": _encoded(keys.previous)} if keys.previous else {}
-    return {"current": _encoded(keys.current), **previous, "changed": _encoded(changed)}
+    current = _encoded(keys.current)
+    return {"current": current, "last": current, **previous, "changed": _encoded(changed)}
 
 
 def _encoded(value: bytes) -> str:
@@ -251,6 +257,6 @@ def _key(text: str) -> bytes:
 
 def _time(text: str) -> int:
     try:
-        return int(datetime.fromisoformat(_decoded(text).decode()).timestamp())
+        return max(0, int(datetime.fromisoformat(_decoded(text).decode()).timestamp()))
     except (ValueError, OverflowError):
         return 0

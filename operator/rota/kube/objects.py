@@ -160,7 +160,7 @@ class Pod(Struct, frozen=True):
     def control_port(self) -> int:
         """Where its sidecar takes requests for reports and drains."""
         named = [port.container_port for it in self._sidecars for port in it.ports if port.name == CONTROL]
-        return named[0] if named else REPORT_PORT
+        return named[0] if named else CONTROL_PORT if self.has_key else REPORT_PORT
 
     @property
     def has_key(self) -> bool:

@@ -14,9 +14,12 @@ from rota.documents import Report, ReportTooLargeError, read_offsets, read_repor
 from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
 from rota.kube.objects import REPORT_PORT, Pod
 from rota.model import Queue, Reason
+from rota.ranges import MOST_IDS
 from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
 
 REPORT_PATH, QUEUES_PATH, DRAIN_PATH = "/v1/report", "/v1/report/queues", "/v1/drain"
+QUEUES_IN_A_PAGE = 500
+PAGES_SECONDS = 5.0  # in which all pages must come
 READ_SECONDS = 2.0  # an answer that takes longer is none
 WAIT_SECONDS = 10  # that a long poll is held for
 LARGEST = 5 * 2**20  # bytes of a report
@@ -37,24 +40,19 @@ class Endpoint(NamedTuple):
     uid: str  # of its pod
     address: str
     port: int
-    group_uid: str = ""  # of the group whose key signs what it says; none: its pod mounts no key
+    signs: bool = False  # whether its pod mounts the group's key
+    group_uid: str = ""
 
     @classmethod
     def of(cls, pod: Pod, group_uid: str) -> Self:
         """Return it as the pod's spec has it: whether a member signs is not for its answers to decide."""
-        key_of = group_uid if pod.has_key else ""
-        return cls(pod.metadata.uid, pod.status.pod_ip, pod.control_port, key_of)
-
-    @property
-    def has_pages(self) -> bool:
-        """Whether it says page by page how far it is with each queue; earlier versions say it in the report."""
-        return self.port != REPORT_PORT
+        return cls(pod.metadata.uid, pod.status.pod_ip, pod.control_port, pod.has_key, group_uid)
 
     def largest(self, path: str) -> int:
         """Return how many bytes of an answer are read."""
         if path == QUEUES_PATH:
             return LARGEST_PAGE
-        return LARGEST if self.has_pages else LARGEST_OF_EARLIER_VERSIONS
+        return LARGEST_OF_EARLIER_VERSIONS if self.port == REPORT_PORT else LARGEST
 
     def url(self, target: str) -> str:
         """Return the address of a resource there."""
@@ -127,23 +125,25 @@ class Reports:
         answer = body.as_answer(member.uid, asked)
         if answer.report is None:
             return answer, None
-        if member.has_pages:
-            return answer, await self._read_pages(member)
-        return answer, read_offsets(body.text or b"")[0]
+        offsets = read_offsets(body.text or b"").offsets  # members of earlier versions say it in the report
+        return answer, offsets or await self._read_pages(member)
 
     async def _read_pages(self, member: Endpoint) -> Mapping[Queue, int | None] | None:
-        """Return where a member is with each queue, None if a page is missing."""
+        """Return where a member is with each queue; None if a page is missing, or all of them take too long."""
         found: dict[Queue, int | None] = {}
-        start: int | None = 0
-        while start is not None:
+        until = self._now + PAGES_SECONDS
+        while self._now < until:
             async with self._room:
-                body = await self._get(member, {"from": str(start)}, READ_SECONDS, QUEUES_PATH)
-            if body.text is None:
+                body = await self._get(member, {"from": str(len(found))}, READ_SECONDS, QUEUES_PATH)
+            page = read_offsets(body.text) if body.text is not None else None
+            if page is None or len(page.offsets) > QUEUES_IN_A_PAGE:
                 return None
-            page, following = read_offsets(body.text)
-            found |= page
-            start = following if following is None or following > start else None  # else it would never end
-        return found
+            found |= page.offsets
+            if page.next is None:
+                return found
+            if page.next != len(found) or not page.offsets or len(found) > MOST_IDS:
+                return None
+        return None
 
     async def next(self, member: Endpoint, after: int) -> Answer:
         """Return its report once that has another revision, or after a while as it is."""
@@ -183,7 +183,7 @@ class Reports:
         timeout = aiohttp.ClientTimeout(total=READ_SECONDS)
         url = member.url(DRAIN_PATH)
         headers = self._signature("POST", DRAIN_PATH, member)
-        command = None if member.group_uid else {"uid": member.uid}
+        command = None if member.signs else {"uid": member.uid}
         async with self._session.post(url, json=command, headers=headers, timeout=timeout, allow_redirects=False):
             pass  # its status and body say nothing that the member's next report does not
 
@@ -200,15 +200,17 @@ class Reports:
         A redirect is not followed: NetworkPolicies admit the operator to members that the pod could not reach.
         """
         timeout = aiohttp.ClientTimeout(total=seconds)
-        nonce = secrets.token_hex(NONCE_BYTES) if member.group_uid else ""
+        nonce = secrets.token_hex(NONCE_BYTES) if member.signs else ""
         parameters = urlencode({**query, NONCE: nonce} if nonce else query)
         target = f"{path}?{parameters}" if parameters else path
         url = member.url(target)
         headers = self._signature("GET", target, member)
         unusable = _Body(doubt=Reason.MEMBER_NOT_AUTHENTICATED) if nonce else _Body()
         async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
-            if response.status != HTTPStatus.OK or is_compressed(response):
+            if response.status == HTTPStatus.UNAUTHORIZED:
                 return unusable
+            if response.status != HTTPStatus.OK or is_compressed(response):
+                return _Body()
             try:
                 text = await read_body(response, member.largest(path), LARGE_REPORT_BYTES, self._large)
             except TooLongError:
@@ -219,7 +221,7 @@ class Reports:
         return _Body(text)
 
     def _signature(self, method: str, target: str, member: Endpoint) -> dict[str, str]:
-        if not member.group_uid:
+        if not member.signs:
             return {}
         request = Request(method, target, member.uid)
         return {SIGNATURE_HEADER: sign_request(self._keys(member.group_uid), request)}

@@ -1,6 +1,7 @@
 """What a member says of itself, from what its parts know."""
 
 from collections.abc import Mapping
+from itertools import islice
 
 from msgspec import Struct
 
@@ -30,9 +31,9 @@ def full_report(told: Report, health: Health, member: Member, readings: Mapping[
 
 
 def queues_page(start: int, member: Member, readings: Mapping[Queue, Reading]) -> QueuesPage:
-    """Return how far it is with its queues, from that one on in their order."""
+    """Return how far it is with its queues, from that one on in the order in which it got them."""
     stop = start + QUEUES_IN_A_PAGE
-    page = sorted(readings.items())[start:stop]
+    page = islice(readings.items(), start, stop)
     return QueuesPage([_worked(*it, member) for it in page], stop if stop < len(readings) else None)
 
 
