@@ -72,7 +72,7 @@ def test_upgrade_from_members_without_a_key_and_back_loses_and_duplicates_no_mes
     assert deployment(installed)[1] == ["rota.local/sidecar:test"]
     assert "MemberNotAuthenticated" not in str(installed.conditions(NAME))
     events.pod_deleted(consumers, consumers.pods()[0])
-    with consumers.under_load("the operator put back, beside members with a key"):
+    with consumers.under_load("the operator put back, beside members with a key", loses_rights=True):
         installed.release("rollback")
         installed.home("rollout", "status", "deploy/rota", f"--timeout={SECONDS}s")
         eventually(lambda: installed.leader() in installed.pods(), SECONDS)
