@@ -27,7 +27,8 @@ whichever operator, and the record's resourceVersion keeps two of them from deci
 
 **Why nobody waits for ever.** Every holder is heard, ended or lost in bounded time, and a queue that is released,
 ended or lost is always granted: gates, pauses and budgets hold back only the first step, the revoke. The exception is a
-member whose answers are not signed though they should be, or too large: it keeps its queues, and a condition says so.
+member whose responses are unsigned or too large: it keeps its queues, and a condition reports it. A pod that was
+deleted by force and gives no signed response is treated as ended after a few seconds.
 
 A queue that goes back to its present holder before it was granted to another simply returns: one owner throughout.
 Immediate groups take the two steps in one. Broadcasting groups have no owners and use no handover. Orderly groups use

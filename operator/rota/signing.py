@@ -1,8 +1,8 @@
-"""How the operator and its members recognise each other: HMAC-SHA256 signatures with a key per group.
+"""The operator and its members authenticate each other: HMAC-SHA256 signatures with one shared key per group.
 
 The keys themselves are never sent. The operator derives a group's key from its own key and the group's uid, writes it
 to the group's Secret, and never has to read it back. Each kind of message is signed with a prefix of its own, so a
-signature of one kind is none of another.
+signature is never valid for another kind of message.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ class Request(NamedTuple):
 
     method: str
     target: str  # the path with its query
-    pod_uid: str  # of the member that it is for: at another one a copy of it is worth nothing
+    pod_uid: str  # of the member that it is for: a copy is invalid at any other pod
     body: bytes = b""
 
 
 def fingerprint(key: bytes) -> str:
-    """Return what distinguishes a key and does not tell it."""
+    """Return a short identifier from which the key cannot be derived."""
     return _hmac(key, _FINGERPRINT).hex()[:16]
 
 
 def sign_request(keys: Iterable[bytes], request: Request) -> str:
     """Return the signature header of a request: a signature with each key, the current one first.
 
-    Sent to the same pod again it changes nothing: reports are only read, and a final drain has no way back.
+    Replaying it to the same pod has no effect: reports are reads, and a final drain is idempotent.
     """
     return ",".join(_request_signature(key, request) for key in keys)
 

@@ -139,7 +139,7 @@ async def test_signature_key_that_cannot_be_written_is_a_condition_of_the_group(
     assert await keys.keep(group) == 1
     (problem,) = group.key_problems
     assert problem.reason is Reason.WRITE_REFUSED
-    assert problem.message.startswith("The Secret orders-rota-key with the members' key is refused: denied by a quota")
+    assert problem.message == "The API server rejected the Secret orders-rota-key: denied by a quota"
     server.error = None
     assert await keys.keep(group) == 1, "it is tried again"
     assert group.key_problems == ()

@@ -83,7 +83,7 @@ true
   resources: [configmaps]
   verbs: [get, list, watch, create, update]
 - apiGroups: [""]
-  resources: [secrets]  # get: those that groups name; create and update, which show no Secret: those with members' keys
+  resources: [secrets]  # get: those that groups name; create, update (neither returns existing data): group keys
   verbs: [{{ if not .Values.rbac.secrets }}get, {{ end }}create, update]
 - apiGroups: [""]
   resources: [events]

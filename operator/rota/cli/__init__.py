@@ -230,7 +230,7 @@ def inject(**given: Any) -> None:
     type=click.IntRange(1, 65535),
     default=8081,
     show_default=True,
-    help="The port there for /healthz and /readyz alone.",
+    help="The port there for the kubelet's probes; serves only /healthz and /readyz.",
 )
 @click.option(
     "--journal",

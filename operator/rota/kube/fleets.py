@@ -53,7 +53,7 @@ class Fleets:
         """See to it that a group's Secret and Deployment are as they shall be; return how many writes that took."""
         spec, key = group.wish.spec, (group.namespace, group.name)
         key_writes = await self._keys.keep(group) if self._keys else 0
-        if spec is None or group.body is None or group.key_problems:  # pods without a key would not be heard
+        if spec is None or group.body is None or group.key_problems:  # new pods could not authenticate
             return key_writes
         group.fleet, writes = await self._kept(group, spec, key)  # at once: rounds look at it meanwhile
         return key_writes + writes

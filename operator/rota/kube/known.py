@@ -23,8 +23,8 @@ class Known:
     heard: Heard | None = None
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: it was not heard
     unheard_since: float | None = None
-    doubt: Reason | None = None  # why its last answer proves nothing; what it said before stands
-    unproved_since: float | None = None  # of a pod deleted by force: since when nothing proves that it works on
+    doubt: Reason | None = None  # why its last response was ignored; the report before it is kept
+    unproved_since: float | None = None  # of a pod deleted by force: since when no authenticated response came
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
     lingers: bool = False  # the API server knows it no more, for it was deleted by force, and its sidecar answers
@@ -42,7 +42,7 @@ class Known:
     def hear(self, report: Report | None, now: float, asked: float, doubt: Reason | None = None) -> bool:
         """Take what it said, or that it said nothing since it was asked; return whether that is news.
 
-        An answer that proves nothing, because of `doubt`, neither releases queues nor is it silence.
+        A response that is ignored, because of `doubt`, releases no queues, and it is not silence either.
         """
         was_doubted, self.doubt = self.doubt, doubt
         if doubt:

@@ -42,9 +42,9 @@ STATE_LIMIT: Final = (
 _TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where it lies, not what it is
 # What an app's container waits for before it ends. That of earlier versions also began the drain.
 _DRAINED, _DRAIN = "/v1/drained", "/v1/drain"
-# Ends the wish that is noted: an earlier version, put back, knows no such wish, and puts its own sidecar in. It could
-# not keep ours, for it does not know all of its volumes.
-_VERSION = "-2"
+# Suffix of the annotation WISH. An operator that is rolled back to an earlier version does not recognise it and
+# replaces the sidecar, which it could not preserve, because it does not know all of its volumes.
+_WISH_SUFFIX = "-2"
 _GRACE = 30  # seconds that Kubernetes gives a pod of which nothing is said
 _AFTER_DRAIN = 15  # seconds from the end of a drain to the end of the pod
 _RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
@@ -140,9 +140,9 @@ def deployment(
     name = body.metadata.name
     template = uninjected(spec.template or {})
     wish = _wish(template, sidecar)
-    part, mark = _new_part(template, name, sidecar), wish + _VERSION
-    if standing and not spec.sidecar.auto_upgrade and (stood := _part_as_wished(standing, wish)):
-        part, mark = stood, _annotations(standing)[WISH]
+    part, mark = _new_part(template, name, sidecar), wish + _WISH_SUFFIX
+    if standing and not spec.sidecar.auto_upgrade and (existing := _part_as_wished(standing, wish)):
+        part, mark = existing, _annotations(standing)[WISH]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -170,7 +170,7 @@ def deployment(
 
 def _part_as_wished(standing: Mapping[str, Any], wish: str) -> _Part | None:
     """Return what was put in already, by this version or an earlier one, if the user wants nothing else."""
-    if _annotations(standing).get(WISH, "").removesuffix(_VERSION) != wish:
+    if _annotations(standing).get(WISH, "").removesuffix(_WISH_SUFFIX) != wish:
         return None
     return _part_of(standing["spec"]["template"])
 
@@ -194,7 +194,7 @@ def _with(template: Object, group: str, drain_timeout: float, part: _Part) -> Ob
         "spec": {
             **spec,
             "initContainers": [*(spec.get("initContainers") or []), part.container],  # the app's own do not wait
-            "containers": [_draining(container, _hook_of(part)) for container in spec["containers"]],
+            "containers": [_draining(container, _drain_path(part)) for container in spec["containers"]],
             "volumes": [*(spec.get("volumes") or []), *part.volumes],
             **_grace(spec, drain_timeout),
         },
@@ -227,7 +227,7 @@ def _draining(container: Object, path: str) -> Object:
     return {**container, "lifecycle": {**lifecycle, "preStop": {"httpGet": {"path": path, "port": REPORT_PORT}}}}
 
 
-def _hook_of(part: _Part) -> str:
+def _drain_path(part: _Part) -> str:
     """Return what app containers request of this sidecar before they end: that of earlier versions has no own hook."""
     return _DRAINED if part.container.get("lifecycle") else _DRAIN
 

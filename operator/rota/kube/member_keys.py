@@ -1,4 +1,4 @@
-"""The keys by which members and the operator recognise each other: the operator's own one, and a Secret for each group.
+"""The keys with which the operator and its members authenticate each other: its own key, and a Secret for each group.
 
 The operator's key lies in a Secret beside its Lease. A group's key is derived from it and from the group's uid, so the
 operator writes the group's Secret and never has to read it. To change the key, remove `current` from the operator's
@@ -93,7 +93,7 @@ class MemberKeys:
             await asyncio.sleep(LOOK_SECONDS if self._keys else RETRY_SECONDS)
             before = self._keys
             if await self._look(may_write=leads()) and self._keys != before:
-                _log.info("Another key holds; the groups' Secrets are written again")
+                _log.info("The operator's keys have changed; the leader writes the groups' Secrets")
                 changed()
 
     async def _look(self, *, may_write: bool) -> bool:
@@ -167,7 +167,7 @@ class MemberKeys:
         try:
             await self._api.merge(object_path("pods", *pod.metadata.key), body, Object)
         except (ApiError, Unanswered) as error:
-            _log.info("%s could not be told of its key: %s", pod.metadata.name, error)
+            _log.info("Could not annotate pod %s with its key's fingerprint: %s", pod.metadata.name, error)
         return 1
 
     async def _keep_secret(self, group: Group, keys: tuple[bytes, ...]) -> int:
@@ -182,7 +182,7 @@ class MemberKeys:
             await self._write_group_secret(group, keys)
         except (ApiError, Unanswered) as error:
             name, reason = key_secret_of(group.name), plain(str(error))
-            message = f"The Secret {name} with the members' key is refused: {reason}"
+            message = f"The API server rejected the Secret {name}: {reason}"
             group.key_problems = (Verdict(Reason.WRITE_REFUSED, message),)
         else:
             group.key_problems = ()
@@ -203,7 +203,7 @@ class MemberKeys:
 def renewed_keys(data: dict[str, str], known: OperatorKeys | None, now: int) -> OperatorKeys:
     """Return the keys that hold: those in the Secret, or a new one if somebody has removed the current one there.
 
-    `known`: what held before, so that members know the previous key for a while.
+    The key before it stays valid for a while: that of `known`, or else the copy in the Secret, after a restart.
     """
     current, previous = _key(data.get("current", "")), _key(data.get("previous", ""))
     if not current:

@@ -1,4 +1,4 @@
-"""What is wrong with a group's pods: those without a sidecar, and members whose answers prove nothing."""
+"""What is wrong with a group's pods: those without a sidecar, and members whose reports are ignored."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,12 +10,12 @@ _NAMED = 3  # pods in one sentence
 
 _OF_DOUBT = {
     Reason.MEMBER_NOT_AUTHENTICATED: (
-        "{} answer without a signature by the group's key: what they say proves nothing, and what they own stays with"
-        " them; a pod that has just started may have no key yet, else delete it"
+        "{} are not authenticated by the group's key. They keep their queues. A new pod may not have its key for up to"
+        " two minutes; if this lasts, check the group's Secret with the key, and delete the pods"
     ),
     Reason.REPORT_TOO_LARGE: (
-        "{} send reports that are too large to be read, so no handover by them ends; subscribe to fewer topics, or use"
-        " topics with shorter names"
+        "{} send reports that are too large to be read, so their handovers cannot complete; subscribe to fewer topics,"
+        " or to topics with shorter names"
     ),
 }
 

@@ -13,7 +13,7 @@ from rota.kube.measures import Known, Measures
 from rota.metrics import CONTENT_TYPE
 
 PORT = 8080
-PROBE_PORT = 8081  # what the kubelet asks: however many use the other port, connections are left here
+PROBE_PORT = 8081  # for the kubelet; it has its own connection limit, so clients of PORT cannot block probes
 DEAF_SECONDS = 180.0  # a watch that is silent for so long hears nothing any more: the server sends bookmarks
 
 
@@ -40,7 +40,7 @@ class Page:
     def __init__(
         self, following: Sequence[Follower[Any]], leads: Callable[[], bool], more: Sequence[web.RouteDef] = ()
     ) -> None:
-        """Answer nothing yet; `more` is answered besides, but not on the port for probes."""
+        """Answer nothing yet; `more` is served on the main port only."""
         self._following, self._leads, self._more = following, leads, more
 
     async def serve(self, address: str, port: int = PORT, probe_port: int | None = None) -> AsyncExitStack:

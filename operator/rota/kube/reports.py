@@ -23,8 +23,8 @@ PAGES_SECONDS = 5.0  # in which all pages must come
 READ_SECONDS = 2.0  # an answer that takes longer is none
 WAIT_SECONDS = 10  # that a long poll is held for
 LARGEST = 5 * 2**20  # bytes of a report
-LARGEST_OF_EARLIER_VERSIONS = 16 * 2**20  # which say in it how far they are with each queue
-LARGEST_PAGE = 2**18
+LARGEST_OF_EARLIER_VERSIONS = 16 * 2**20  # bytes; their reports have the measurements of all queues
+LARGEST_PAGE = 2**18  # bytes of a page about queues
 LARGE_REPORT_BYTES = 256 * 1024  # bytes; only few reports that are larger are read at the same time
 MAX_LARGE_REPORTS = 2
 AT_ONCE = 200  # reads that are under way; long polls do not count
@@ -65,11 +65,11 @@ class Answer(NamedTuple):
 
     report: Report | None
     asked: float  # since when it was not right to be silent, if it was
-    doubt: Reason | None = None  # why an answer that came proves nothing; the member is not silent, though
+    doubt: Reason | None = None  # why a response is ignored; the member is not silent, though
 
 
 class _Body(NamedTuple):
-    """The body of an answer, or why it proves nothing; neither: nobody answered, or it is no report."""
+    """The body of a response, or why it is ignored; neither, if nobody answered or it is no report."""
 
     text: bytes | None = None
     doubt: Reason | None = None
@@ -91,7 +91,7 @@ class Reports:
     """Where members can be heard."""
 
     def __init__(self, keys: Callable[[str], Sequence[bytes]] = lambda _: ()) -> None:
-        """`keys`: those of the group with that uid, the current one first.
+        """`keys` returns a group's keys by the group's uid, the current one first.
 
         Any pod with the group's label is asked, so its answer is limited: it is read up to a limit, it is not
         decompressed, and its cookies are dropped. Each request has a connection of its own: a fleet has up to ten

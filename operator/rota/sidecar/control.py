@@ -31,7 +31,7 @@ MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
 MAX_DRAIN_BYTES = 1024
 MAX_DRAIN_BODIES = 16  # being read at the same time
 
-_REVISION = re.compile(r"\d{0,18}", re.ASCII)  # or nothing; the number of a queue, too
+_NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # or empty
 
 
 class Shell(Protocol):
@@ -102,7 +102,7 @@ class Control:
     async def _report(self, request: web.Request) -> web.Response:
         keys = self._authenticate(request)
         after, wait = request.query.get("after", ""), duration(request.query.get("wait", "10s"))
-        if wait is None or not _REVISION.fullmatch(after):
+        if wait is None or not _NUMBER.fullmatch(after):
             return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")
         with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):
             if after and may_wait:
@@ -113,8 +113,8 @@ class Control:
     async def _queues(self, request: web.Request) -> web.Response:
         keys = self._authenticate(request)
         start = request.query.get("from", "")
-        if not _REVISION.fullmatch(start):
-            return web.Response(status=400, text="from is the number of a queue, as next of the page before has it\n")
+        if not _NUMBER.fullmatch(start):
+            return web.Response(status=400, text="from must be 0 or the next value of the previous page\n")
         page = msgspec.json.encode(self._shell.queues(int(start or 0)))
         return _signed(request, web.Response(body=page, content_type="application/json"), keys)
 
@@ -149,10 +149,8 @@ class Control:
         header = request.headers.get(SIGNATURE_HEADER, "")
         signed = Request(request.method, request.raw_path, self._shell.uid)
         if not is_request_signed(keys, header, signed):
-            reason = (
-                "not signed with the key of this pod's group" if keys else "refused: the pod's key is not there yet"
-            )
-            raise web.HTTPUnauthorized(text=f"The request is {reason}\n")
+            reason = "it is not signed with the key of the pod's group" if keys else "the pod has no key yet"
+            raise web.HTTPUnauthorized(text=f"The request is rejected: {reason}\n")
         return keys
 
 

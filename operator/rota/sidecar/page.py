@@ -11,7 +11,9 @@ from rota.sidecar.control import LIMITS, MAX_WAITING_DRAINS, Control, report_res
 from rota.sidecar.control import Shell as Controlled
 
 PORT = 9911
-DRAIN_BEGINS_SECONDS = 2.0  # the sidecar's hook runs beside those that wait here; without it, only the app ends
+# How long the hooks of app containers wait for the sidecar's hook, which runs at the same time. If no drain begins,
+# only the app's container is being stopped.
+DRAIN_BEGINS_SECONDS = 2.0
 
 
 class Shell(Controlled, Protocol):
@@ -25,7 +27,7 @@ class Shell(Controlled, Protocol):
 
     @property
     def ends(self) -> asyncio.Event:
-        """Set when the member drains because its pod ends."""
+        """Set once a drain has begun that lasts until the pod ends."""
 
     async def drained(self) -> None:
         """Wait until everything is given up."""
@@ -55,7 +57,7 @@ class Page:
         return await listen(app, address, port, limits=LIMITS)
 
     async def _report(self, _: web.Request) -> web.Response:
-        """Answer an operator of the version before, which knows no control port: it must not take this for silence."""
+        """Answer an operator of the previous version, which knows no control port: it must not see silence here."""
         return report_response(self._shell)
 
     async def _drained(self, request: web.Request) -> web.Response:

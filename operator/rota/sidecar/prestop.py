@@ -26,7 +26,7 @@ def main() -> int:
             reason = "the sidecar ended meanwhile"
     except OSError as error:
         reason = error.strerror or str(error)
-    sys.stderr.write(f"rota sidecar: no drain could be begun by {folder}/{SOCKET}: {reason}\n")
+    sys.stderr.write(f"rota sidecar: cannot start the drain through {folder}/{SOCKET}: {reason}\n")
     return 1
 
 

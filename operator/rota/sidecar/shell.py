@@ -35,7 +35,7 @@ STOOD_STILL = 5.0  # a loop that was away for so long looks at its document befo
 FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
 LOOK_AGAIN = 2.0  # where what is mounted cannot be read
 
-# Why a member drains; it takes its queues up again when no reason is left. The end of its pod has no end.
+# Why a member drains; it takes its queues up again when no reason is left. A drain for the pod's end is never undone.
 SETTINGS, END = "its settings are others", "it ends"
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Sidecar:
         self._alive = self._awoke = self.now()
         self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, self.readings.values)
         self._drains: set[str] = {END} if remembered.final else set()
-        self.ends = asyncio.Event()  # set when it drains because its pod ends, or for good
+        self.ends = asyncio.Event()  # set once a drain has begun that lasts until the pod ends
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._app = app(self)
