@@ -125,8 +125,10 @@ class Reports:
         answer = body.as_answer(member.uid, asked)
         if answer.report is None:
             return answer, None
-        offsets = read_offsets(body.text or b"").offsets  # members of earlier versions say it in the report
-        return answer, offsets or await self._read_pages(member)
+        if member.signs:
+            return answer, await self._read_pages(member)
+        offsets = read_offsets(body.text or b"").offsets  # members of earlier versions have them in the report
+        return answer, offsets or await self._read_pages(member) or {}
 
     async def _read_pages(self, member: Endpoint) -> Mapping[Queue, int | None] | None:
         """Return where a member is with each queue; None if a page is missing, or all of them take too long."""
