@@ -11,10 +11,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from rota.documents import FullReport, Worked
+from rota.documents import FullReport, Worked, read_report
 from rota.kube.objects import Pod
-from rota.kube.reports import Endpoint, Reports
-from rota.model import Reason
+from rota.kube.reports import LARGEST_PAGE, Endpoint, Reports
+from rota.model import Queue, Reason
+from rota.ranges import MOST_IDS, to_ranges
 from rota.sidecar.control import Control, KeyFiles
 from rota.sidecar.self_report import QUEUES_IN_A_PAGE, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
@@ -217,3 +218,76 @@ def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None
     assert Endpoint.of(a_pod(volumeMounts=mounts), "1") == signed, "a manifest made by hand"
     assert Endpoint.of(a_pod(ports=ports[:1]), "1") == unsigned, "of an earlier version"
     assert Endpoint.of(a_pod(), "1") == unsigned
+
+
+# Pages about queues.
+
+
+async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
+    member = Member(offsets=range(1201))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        answer, offsets = await reports.read_with_offsets(endpoint)
+        assert answer.report
+        assert offsets == {Queue("orders", "broker-a", number): number for number in range(1201)}
+        assert member.pages == [0, 500, 1000]
+        member.offsets = range(0)
+        assert (await reports.read_with_offsets(endpoint))[1] == {}
+
+
+@pytest.mark.parametrize("following", [0, 2, 500, -1, 2**40])
+async def test_report_pages_that_lead_elsewhere_are_not_followed(folder: Path, following: int) -> None:
+    member = Member(following=following)
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        assert (await reports.read_with_offsets(endpoint))[1] is None
+    assert member.pages == [0]
+
+
+async def test_report_pages_that_never_end_are_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.kube.reports.PAGES_SECONDS", 0.2)
+    member = Member(offsets=range(10**9))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        assert (await reports.read_with_offsets(endpoint))[1] is None
+    assert member.pages[:3] == [0, 500, 1000]
+
+
+async def test_report_pages_of_a_member_that_is_not_authenticated_are_not_requested(folder: Path) -> None:
+    member = Member()
+    async with serving(member, folder) as port, asking(OTHER) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        answer, offsets = await reports.read_with_offsets(endpoint)
+    assert (answer.doubt, offsets, member.pages) == (Reason.MEMBER_NOT_AUTHENTICATED, None, [])
+
+
+async def test_report_of_an_earlier_version_tells_offsets_itself() -> None:
+    queues: list[dict[str, object]] = []
+
+    async def report(_: web.Request) -> web.Response:
+        return web.json_response({"member": "a", "uid": UID, "generation": 1, "queues": queues})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/report", report)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    async with asking() as reports:
+        member = Endpoint(UID, HOST, int(runner.addresses[0][1]))
+        assert (await reports.read_with_offsets(member))[1] == {}, "it has no queues yet"
+        queues.append({"topic": "orders", "broker": "broker-a", "id": 1, "committed": 7})
+        assert (await reports.read_with_offsets(member))[1] == {Queue("orders", "broker-a", 1): 7}
+    await runner.cleanup()
+
+
+def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
+    queues = [Queue(f"topic-{number % 4}", "broker-a", number) for number in range(MOST_IDS)]
+    report = FullReport(member="a" * 253, uid="u" * 36, generation=1, held=to_ranges(queues))
+    text = msgspec.json.encode(report)
+    assert len(text) <= 2 * 2**20
+    assert len(read_report(text).working) == MOST_IDS
+
+
+def test_report_page_is_small_however_long_names_are() -> None:
+    worked = [Worked("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1, 2**31, locked=False)] * QUEUES_IN_A_PAGE
+    assert len(msgspec.json.encode(QueuesPage(worked, 2**17))) <= LARGEST_PAGE
