@@ -181,10 +181,10 @@ async def test_rbac_admission_policy_lets_the_operator_write_its_own_key_and_no_
     operator: Api, api: Api, release: Release
 ) -> None:
     secrets = secrets_of(release.namespace)
-    key = await operator.get(f"{secrets}/{release.name}-key")
-    changed = await operator.replace(f"{secrets}/{release.name}-key", {**key, "data": {"current": ""}})
-    await api.delete(f"{secrets}/{release.name}-key")
-    changed["metadata"] = {"name": f"{release.name}-key"}
+    key = await operator.get(f"{secrets}/{release.name}-operator-key")
+    changed = await operator.replace(f"{secrets}/{release.name}-operator-key", {**key, "data": {"current": ""}})
+    await api.delete(f"{secrets}/{release.name}-operator-key")
+    changed["metadata"] = {"name": f"{release.name}-operator-key"}
     await operator.create(secrets, changed)
     with pytest.raises(ApiError, match=NOT_OURS):
         await operator.create(secrets, foreign("other", type="Opaque"))

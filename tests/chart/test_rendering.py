@@ -42,7 +42,7 @@ def test_chart_renders_only_the_needed_objects_by_default(default: Rendered) -> 
         "PodDisruptionBudget/rota",
         "Role/rota-lease",
         "RoleBinding/rota-lease",
-        "Secret/rota-key",
+        "Secret/rota-operator-key",
         "Service/rota",
         "ServiceAccount/rota",
         "ServiceAccount/rota-test",

@@ -24,7 +24,7 @@ LEASE = {
     "coordination.k8s.io/leases": "create",
     "coordination.k8s.io/leases rota": "get update",
     "/secrets": "create",
-    "/secrets rota-key": "get update",
+    "/secrets rota-operator-key": "get update",
 }
 FORBIDDEN = [
     ("list", "/secrets"),

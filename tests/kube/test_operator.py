@@ -85,20 +85,20 @@ async def test_signature_key_that_an_administrator_removes_is_replaced_while_mem
     async with an_operator(control_plane.kubeconfig, namespace, fleet.addresses(), tmp_path / "operator.log"):
         await fleet.add("billing-a", "billing-b")
         await soon(lambda: shared(3, 3))
-        before, of_group = await keys("rota-key"), await keys(f"{GROUP}-rota-key")
+        before, of_group = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
         assert before.keys() == {"current", "last", "changed"}
         assert of_group.keys() == {"current"}
         (command,) = re.findall(r"^\$ kubectl (patch secret .*)$", SECURITY.read_text(), re.MULTILINE)
         control_plane.kubectl(*shlex.split(command.replace("rota-system", namespace)))
 
         async def both_hold() -> bool:
-            operators, members = await keys("rota-key"), await keys(f"{GROUP}-rota-key")
+            operators, members = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
             return (operators.get("previous"), members.get("previous")) == (before["current"], of_group["current"])
 
         await soon(both_hold)
         await fleet.add("billing-c")
         await soon(lambda: shared(2, 2, 2))
-        assert (await keys("rota-key"))["current"] != before["current"]
+        assert (await keys("rota-operator-key"))["current"] != before["current"]
 
 
 async def test_leader_election_lets_the_second_replica_take_over(

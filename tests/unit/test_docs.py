@@ -33,7 +33,7 @@ ELSEWHERE = {
     **dict.fromkeys(ON_A_NODE, "tests/e2e/test_install.py"),
     "kubectl apply -f advice/": "tests/kube/test_pages.py",
     "kubectl patch consumergroup": "tests/kube/test_pages.py",
-    "kubectl patch secret rota-key": "tests/kube/test_operator.py",
+    "kubectl patch secret rota-operator-key": "tests/kube/test_operator.py",
     "rota pipeline ": "tests/pipeline/test_page.py",
     "sha256sum --check": "tests/chart/test_release.py",
     "make demo": "tests/ground/tests/test_demo.py",

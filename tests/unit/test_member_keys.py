@@ -9,13 +9,13 @@ from rota.kube.api import Api, ApiError
 from rota.kube.group import Group
 from rota.kube.known import Known
 from rota.kube.member_keys import PREVIOUS_HOLDS_SECONDS, MemberKeys, OperatorKeys, renewed_keys
-from rota.kube.objects import Custom, Metadata, Pod
+from rota.kube.objects import Custom, Metadata, Pod, key_secret_of
 from rota.model import Reason
 from rota.signing import KEY_BYTES, fingerprint, group_key
 
 KEY, PREVIOUS = (bytes([number]) * KEY_BYTES for number in range(2))
 NOW = 1_790_000_000
-OPERATORS = "/api/v1/namespaces/rota-system/secrets/rota-key"
+OPERATORS = "/api/v1/namespaces/rota-system/secrets/rota-operator-key"
 GROUPS = "/api/v1/namespaces/shop/secrets/orders-rota-key"
 
 
@@ -58,7 +58,7 @@ class Server:
     async def get(self, path: str, kind: Any) -> Any:
         if path not in self.secrets:
             raise ApiError(404, "NotFound", "no such Secret")
-        return kind(Metadata("rota-key", resource_version="1"), dict(self.secrets[path]["data"]))
+        return kind(Metadata("rota-operator-key", resource_version="1"), dict(self.secrets[path]["data"]))
 
     async def create(self, path: str, body: dict[str, Any], _: Any) -> None:
         self._write("create", f"{path}/{body['metadata']['name']}", body)
@@ -85,7 +85,7 @@ def a_group() -> Group:
 
 
 def the_keys(server: Server) -> MemberKeys:
-    return MemberKeys(cast("Api", server), "rota-system", "rota-key")
+    return MemberKeys(cast("Api", server), "rota-system", "rota-operator-key")
 
 
 def test_signature_key_that_was_removed_before_a_restart_holds_for_ten_minutes_more() -> None:
@@ -163,3 +163,10 @@ async def test_signature_key_is_written_again_if_members_do_not_sign(monkeypatch
     assert await keys.keep(group) == 1, "it is marked once for each key"
     known.hear(None, 2.0, 2.0, Reason.REPORT_TOO_LARGE)
     assert await keys.keep(group) == 0
+
+
+@pytest.mark.parametrize("group", ["rota", "prod", "operator", "rota-operator"])
+def test_signature_key_of_a_group_never_has_the_name_of_the_operators(group: str) -> None:
+    """Whoever may create a group beside the operator could have its key replaced by one that members know."""
+    for lease in ("rota", "prod-rota", "rota-operator", group):
+        assert key_secret_of(group) != f"{lease}-operator-key"

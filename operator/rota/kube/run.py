@@ -119,7 +119,8 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
         journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
         traces = Exporter(settings(os.environ, identity, VERSION))
         open_.push_async_callback(traces.close)
-        keys = MemberKeys(api, options.own_namespace, f"{options.lease}-key")
+        # No group's Secret has a name with this end, whatever the group is called.
+        keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
         brain, reports = _brain(open_, api, places, keys, options)
         followed: list[Follower[Any]] = []
         measures = _measures(brain, followed, journal, options)
