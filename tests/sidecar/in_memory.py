@@ -197,8 +197,14 @@ class MemoryMember:
 
     async def until(self, true: Callable[[WholeReport], bool]) -> WholeReport:
         """Wait until its report is so."""
-        await soon(lambda: self.so(true))
-        return await self.report()
+
+        async def found() -> WholeReport | None:
+            report = await self.report()
+            return report if true(report) else None
+
+        report = await soon(found)
+        assert report
+        return report
 
     async def ready(self) -> bool:
         return (await self.ask("/readyz"))[0] == 200

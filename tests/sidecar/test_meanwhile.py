@@ -356,8 +356,13 @@ async def test_dead_letter_is_counted_when_the_last_attempt_fails(tmp_path: Path
 async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen = asyncio.Event()
+
     async def third(event: Event) -> int:
-        return 204 if event.attempt == 3 else 500
+        if event.attempt < 3:
+            return 500
+        await seen.wait()  # once it is done, nothing is reported any more
+        return 204
 
     monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
     async with a_member(tmp_path) as member:
@@ -368,6 +373,7 @@ async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_repor
         told = report.troubles["MessageNotTakenBack"]
         assert "offset 0 of orders/memory/0" in told
         assert "its properties are too large; have the app take it" in told
+        seen.set()
         await committed(member, 1)
         assert [it.attempt for it in member.app.heard] == [1, 2, 3]
         assert (await member.report()).troubles == {}
