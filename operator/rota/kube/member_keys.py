@@ -155,8 +155,9 @@ class MemberKeys:
         keys = self.of(group.uid)
         if group.body is None or not keys:
             return 0
-        writes = await self._keep_secret(group, keys)
-        return writes + sum(await asyncio.gather(*(self._mark(pod, keys[0]) for pod in unauthenticated(group.pods))))
+        pods = unauthenticated(group.pods)
+        writes = await self._keep_secret(group, keys, is_in_doubt=bool(pods or group.key_problems))
+        return writes + sum(await asyncio.gather(*(self._mark(pod, keys[0]) for pod in pods)))
 
     async def _mark(self, pod: Pod, key: bytes) -> int:
         """Change a pod's annotation, so that its kubelet looks at the Secret at once; once for each key."""
@@ -170,10 +171,9 @@ class MemberKeys:
             _log.info("Could not annotate pod %s with its key's fingerprint: %s", pod.metadata.name, error)
         return 1
 
-    async def _keep_secret(self, group: Group, keys: tuple[bytes, ...]) -> int:
-        """Write a group's Secret if other keys hold than were written there."""
+    async def _keep_secret(self, group: Group, keys: tuple[bytes, ...], *, is_in_doubt: bool) -> int:
+        """Write a group's Secret if other keys hold than were written there, or now and then if that is in doubt."""
         written, now = self._written.get(group), asyncio.get_running_loop().time()
-        is_in_doubt = bool(group.key_problems or unauthenticated(group.pods))
         is_due = written is None or written.keys != keys or (is_in_doubt and now - written.at >= REWRITE_SECONDS)
         if not is_due:
             return 0

@@ -12,7 +12,6 @@ from rota.brokers import Consumer, Membership
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.sidecar import prestop, pull
 from rota.sidecar.access import Access
-from rota.sidecar.control import PORT as CONTROL_PORT
 from rota.sidecar.control import Control, KeyFiles
 from rota.sidecar.environment import Who
 from rota.sidecar.modes import Modes
@@ -38,15 +37,7 @@ async def serve(variables: Mapping[str, str]) -> None:
         renewing.cancel()
 
 
-async def work(
-    who: Who,
-    connect: Connect,
-    ending: asyncio.Event,
-    port: int = PORT,
-    pull_port: int = pull.PORT,
-    *,
-    control_port: int = CONTROL_PORT,
-) -> None:
+async def work(who: Who, connect: Connect, ending: asyncio.Event, port: int = PORT, pull_port: int = pull.PORT) -> None:
     """Work as a member until told to end.
 
     The Pull port is opened where the app asks for messages, the control port where the pod mounts a key.
@@ -59,7 +50,7 @@ async def work(
         page = await Page(sidecar, control).serve(who.address, port)
         serving.push_async_callback(page.cleanup)
         if control.is_signed:
-            serving.push_async_callback((await control.serve(who.address, control_port)).cleanup)
+            serving.push_async_callback((await control.serve(who.address)).cleanup)
         if who.run:
             await serving.enter_async_context(await _listen_for_hook(sidecar, who.run))
         _log.info("The sidecar of %s/%s answers at %s, port %d", who.namespace, who.pod, who.address, port)
