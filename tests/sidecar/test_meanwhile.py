@@ -20,6 +20,7 @@ from rota.sidecar import endings, machine, post, push, shell, sources
 from rota.sidecar.local import Local
 from rota.sidecar.machine import State
 from rota.sidecar.notes import Notes, Offsets
+from rota.sidecar.window import Commit, Window
 from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, MemoryMember, a_member, port_of
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
@@ -158,6 +159,47 @@ async def test_offset_sent_with_a_slow_pull_does_not_undo_the_commit_at_queue_re
         lands.set()
         await member.until(lambda it: not it.working)
         assert member.offset(0) == 2
+
+
+async def test_offsets_that_pulls_and_the_timer_commit_by_turns_never_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+    to_commit = Window.to_commit
+
+    class Ordered(MemoryConsumer):
+        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> Pulled:
+            if commit:
+                await asyncio.sleep(0.05)  # meanwhile the timer wants to commit, and waits for the answer
+                stored.append(commit)
+            return await super().pull(queue, offset, commit=commit, **more)
+
+        async def commit(self, queue: Queue, offset: int) -> None:
+            if queue == FIRST:
+                stored.append(offset)
+            await super().commit(queue, offset)
+
+    def finish_one_after(window: Window) -> Commit | None:
+        found = to_commit(window)
+        for delivery in [*window.open][:1]:
+            window.done(delivery, next(iter(delivery.left.values())))
+        return found
+
+    async def all_stored() -> bool:
+        await member.send("more", queue=0)  # which is pulled at once, and so the next pull is sent
+        return 10 in stored
+
+    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.01)
+    async with a_member(tmp_path) as member:
+        member.connect, member.app.answer = Ordered, Gate()
+        await member.obeys([FIRST])
+        await member.send(*texts(10), queue=0)
+        await member.until(lambda it: it.inflight == 10)
+        monkeypatch.setattr(Window, "to_commit", finish_one_after)
+        await soon(all_stored)
+        monkeypatch.undo()
+        member.app.answer.opens.set()
+    assert stored == sorted(stored)
 
 
 async def test_queue_release_waits_for_the_first_offset_commit_in_progress(tmp_path: Path) -> None:

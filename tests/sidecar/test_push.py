@@ -38,6 +38,7 @@ async def test_push_handover_under_load_loses_and_repeats_no_message(rocketmq: R
         async with fleet.traffic():
             await fleet.until(lambda: len(fleet.done()) > 50)
             await fleet.hand_over(b=first)
+            await fleet.until(lambda: fleet.pods["b"].name in {it.member for it in fleet.delivered()})
             await fleet.hand_over(a=first[:1], b=second)
             await fleet.hand_over(a=[first[1], *second])
         await fleet.all_done()

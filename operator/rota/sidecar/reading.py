@@ -337,17 +337,22 @@ class Reading:
         later: so that waits for this one's answer, and to have it soon the pull is not held, and not given up.
         If the group was reset meanwhile, the broker puts that back, and says so: the next pull takes the reset along.
         """
-        consumer, mine = self.source.consumer, self.source.store is self.source.consumer
-        sure = mine and not (self._doubts or self._committing.locked()) and self._shell.may_commit(self.queue)
-        commit = self.window.to_commit() if sure else None
-        if commit is None:
-            return await consumer.pull(self.queue, offset, wait=PULL_SECONDS, admission=admission)
-        async with self._committing:
-            pulling = consumer.pull(self.queue, offset, wait=0.0, commit=commit.offset, admission=admission)
-            found = await to_the_end(pulling)
-            self._shell.measures.commits.add("done")
-            self.window.answered(commit)
-        return found
+        consumer = self.source.consumer
+        if self.source.store is consumer and not self._committing.locked():
+            async with self._committing:
+                # Chosen with the lock held: while this pull waits for it, another commit may store a higher offset.
+                commit = self.window.to_commit() if self._is_sure() else None
+                if commit:
+                    pulling = consumer.pull(self.queue, offset, wait=0.0, commit=commit.offset, admission=admission)
+                    found = await to_the_end(pulling)
+                    self._shell.measures.commits.add("done")
+                    self.window.answered(commit)
+                    return found
+        return await consumer.pull(self.queue, offset, wait=PULL_SECONDS, admission=admission)
+
+    def _is_sure(self) -> bool:
+        """Whether nobody else can have worked the queue meanwhile."""
+        return not self._doubts and self._shell.may_commit(self.queue)
 
     def _answered(self) -> None:
         self._shell.health.reached(self.queue.broker)
