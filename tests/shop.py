@@ -13,7 +13,8 @@ from rota.brokers import Client
 from rota.documents import Report
 from rota.kube import showing, shown
 from rota.kube.answers import FROM_THE_OLDEST
-from rota.kube.group import SETTINGS, AtBroker, Group
+from rota.kube.assignment_record import SETTINGS
+from rota.kube.group import AtBroker, Group
 from rota.kube.history import History, Judged, Seen
 from rota.kube.known import client_id
 from rota.kube.lags import Lag

@@ -30,6 +30,7 @@ from http_attacks import ATTACKS as HTTP_ATTACKS
 from http_attacks import MEBIBYTE, attacked, probed, status_of
 from kube.members import a_pod, running_status
 from kube.shop import TemplateGroup, a_shop
+from rota.kube.group import MAX_MEMBERS
 from rota.kube.objects import CONTROL_PORT
 from rota.kube.objects import REPORT_PORT as PORT
 from rota.kube.page import PORT as OPERATOR_PORT
@@ -39,6 +40,7 @@ pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(6
 VICTIMS_SECRET = "rmq-admin"
 ACCESS_KEY = "the-victims-access-key"
 GROUP = "attack"
+MEMORY_LIMIT_BYTES = 512 * MEBIBYTE  # of the operator, in the chart
 PROBES = 30  # that must be answered while an attack goes on
 ATTACK_LIMIT_BYTES = 96 * MEBIBYTE  # that an attack may add to the operator's memory
 ASKED_OFTEN_ENOUGH = 8  # requests of the operator to the attacker's pod, after which its answer has been acted upon
@@ -344,6 +346,41 @@ async def test_queue_quota_keeps_a_hostile_name_server_from_exhausting_the_opera
             added = peak_bytes(operator.pid) - before
             print(f"{added / MEBIBYTE:.1f} MiB added")
             assert added < QUOTA_LIMIT_BYTES
+
+
+@pytest.mark.slow("more pods than a group may have as members")
+async def test_membership_above_the_limit_stops_the_assignment_and_costs_the_operator_little_memory(
+    operator: asyncio.subprocess.Process, api: Api, attackers: str, rocketmq: RocketMQ
+) -> None:
+    groups, pods = (f"{base}/namespaces/{attackers}" for base in ("/apis/rota.dev/v1alpha1", "/api/v1"))
+    path = f"{groups}/consumergroups"
+    turns = asyncio.Semaphore(16)
+
+    async def create(number: int) -> None:
+        async with turns:
+            await api.create(f"{pods}/pods", a_pod(f"{GROUP}-{number}", GROUP))
+
+    async def problem() -> str:
+        found = conditions(await api.get(f"{path}/{GROUP}"))
+        return str(found.get("Degraded", {}).get("reason", ""))
+
+    async def has_problem(wanted: str) -> bool:
+        return await problem() == wanted
+
+    rocketmq.create_topic(GROUP, 4)
+    broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
+    await api.create(path, made("ConsumerGroup", GROUP, broker=broker, subscriptions=[{"topic": GROUP}]))
+    await soon(partial(has_problem, "NoMembers"))
+    await asyncio.gather(*map(create, range(MAX_MEMBERS)))
+    before = peak_bytes(operator.pid)
+    await asyncio.gather(*(create(MAX_MEMBERS + number) for number in range(200)))
+    await soon(partial(has_problem, "TooManyMembers"))
+    added = peak_bytes(operator.pid) - before
+    print(f"{before / MEBIBYTE:.0f} MiB with {MAX_MEMBERS:,} pods; {added / MEBIBYTE:.1f} MiB added")
+    assert peak_bytes(operator.pid) < MEMORY_LIMIT_BYTES
+    for number in range(200):
+        await api.delete(f"{pods}/pods/{GROUP}-{number}")
+    await soon(partial(has_problem, "NoMembers"))
 
 
 @pytest.mark.parametrize("operator", [{}], indirect=True, ids=["the chart's values"])

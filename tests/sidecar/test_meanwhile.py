@@ -161,7 +161,7 @@ async def test_offset_sent_with_a_slow_pull_does_not_undo_the_commit_at_queue_re
         assert member.offset(0) == 2
 
 
-async def test_offsets_that_pulls_and_the_timer_commit_by_turns_never_go_back(
+async def test_offset_committed_with_pulls_and_by_the_timer_never_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored: list[int] = []

@@ -15,9 +15,10 @@ import msgspec
 
 from rota.documents import Report
 from rota.kube.api import Api, ApiError, Params, Unanswered
+from rota.kube.assignment_record import SETTINGS
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
-from rota.kube.group import SETTINGS, AtBroker, Group
+from rota.kube.group import AtBroker, Group
 from rota.kube.lags import Lag
 from rota.kube.objects import (
     DOCUMENTS,

@@ -1,13 +1,16 @@
 """One group as it is known: in whatever order it is told."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
+import pytest
 
-from rota.documents import Assignment, Report, write_assignment
+from rota.documents import Assignment, Report, Share, write_assignment
+from rota.kube import group as kube_group
 from rota.kube.group import AtBroker, Group
 from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod
-from rota.model import Holder
+from rota.model import Holder, Queue, Reason
 
 BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")
@@ -84,6 +87,22 @@ def test_member_that_loses_its_label_is_unready_and_tracked_until_its_pod_ends()
     assert (shown.ready, shown.ended) == (False, False)
     group.read(holder, None, now=3.0)
     assert (group.gone, group.pods) == ({"a"}, {})
+
+
+def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_group, "MAX_MEMBERS", 1)
+    owned = replace(DOCUMENT, members={"orders-c": Share("c", (Queue("orders", "broker", 0),))})
+    texts = {name: text for name, text in write_assignment(owned).items() if isinstance(text, str)}
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.keep(msgspec.structs.replace(RECORD, data=texts))
+    for name in ("a", "b", "c"):
+        group.see(a_pod(name=name), now=0.0)
+    assert ([*group.pods], group.surplus) == (["orders-a", "orders-c"], {"orders-b"})
+    problems = {it.reason: it.message for it in group.snapshot(1.0, AtBroker(), {}).problems}
+    assert problems[Reason.TOO_MANY_MEMBERS].startswith("3 pods carry the group's label; a group may have 1 members")
+    group.miss(a_pod(name="b"))
+    assert group.surplus == set()
 
 
 def test_sidecar_of_another_group_excludes_the_pod_from_the_members() -> None:

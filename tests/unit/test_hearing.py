@@ -9,7 +9,8 @@ import pytest
 from builders import a_document
 from rota.documents import Report
 from rota.kube import hearing
-from rota.kube.group import Group, Record
+from rota.kube.assignment_record import Record
+from rota.kube.group import Group
 from rota.kube.hearing import a_round, hear_all
 from rota.kube.objects import Pod
 from rota.kube.reports import Answer, Endpoint, Reports

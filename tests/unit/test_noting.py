@@ -7,9 +7,9 @@ import msgspec
 
 from builders import LONG, NOW, a_document, a_pod, a_report, a_snapshot, a_view, obeying
 from rota import records
+from rota.kube.assignment_record import Record as Kept
 from rota.kube.brain import Done
 from rota.kube.group import Group
-from rota.kube.group import Record as Kept
 from rota.kube.noting import Notes
 from rota.kube.shown import Rebalance
 from rota.kube.tally import Handover, News, Past

@@ -737,6 +737,13 @@ def test_assignment_of_a_later_schema_is_not_touched() -> None:
     assert conditions(found)["Ready"] == ("False", "RecordTooNew")
 
 
+def test_assignment_does_not_change_while_the_group_has_too_many_members() -> None:
+    crowded = Verdict(Reason.TOO_MANY_MEMBERS, "10,001 pods carry the group's label")
+    found = plan(settled(views={"orders": a_view(7)}, problems=(crowded,)), NOW)
+    assert (found.document, [*found.pokes], found.drains) == (None, [], ())
+    assert conditions(found)["Degraded"] == ("True", "TooManyMembers")
+
+
 def test_assignment_too_large_is_not_written() -> None:
     names = [hashlib.sha256(f"m{number}".encode()).hexdigest() for number in range(20_000)]
     queues = tuple(Queue("orders", hashlib.sha256(name.encode()).hexdigest(), 0) for name in names)

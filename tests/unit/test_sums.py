@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from builders import a_document, a_spec, a_view
 from rota.documents import Assignment
-from rota.kube.group import AtBroker, Group, Record
+from rota.kube.assignment_record import Record
+from rota.kube.group import AtBroker, Group
 from rota.kube.history import Judged
 from rota.kube.lags import Lag
 from rota.kube.objects import Custom, Metadata

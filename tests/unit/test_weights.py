@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from builders import NOW, a_document, a_policy, a_snapshot, a_spec, a_view, obeying
+from rota.kube.assignment_record import Record
 from rota.kube.brain import Brain
-from rota.kube.group import AtBroker, Group, Record
+from rota.kube.group import AtBroker, Group
 from rota.kube.lags import Lag
 from rota.kube.places import _interest
 from rota.kube.weights import measured, of_group

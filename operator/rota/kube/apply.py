@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from rota.kube.api import MANAGER, Api, ApiError, Unanswered
-from rota.kube.group import SETTINGS, Group
+from rota.kube.assignment_record import SETTINGS
+from rota.kube.group import Group
 from rota.kube.manifests import OURS, owner
 from rota.kube.objects import DELETION_COST, GROUP_LABEL, POKE, ConfigMap, Custom, Object, Pod, record_of
 from rota.kube.paths import GROUPS, collection_path, object_path

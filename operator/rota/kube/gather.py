@@ -92,20 +92,26 @@ class Gatherer:
         if group.outdated or not group.record.ours:
             await self._ask_for_record(group)
         await self._ask_for_unseen(group)
+        if group.surplus and group.has_room:
+            await self._list_pods(group)
         await self.rooms.learn(group)
         group.forget_ended()
 
     async def ask_anew(self, group: Group) -> None:
         """Ask for record, pods, routes and reports, whatever is known of them."""
         await self._ask_for_record(group)
+        await self._list_pods(group)
+        await self._ask_around(group)
+
+    async def _list_pods(self, group: Group) -> None:
         selector = {"labelSelector": f"{GROUP_LABEL}={group.name}"}
         pods, _ = await self._api.list(collection_path("pods", group.namespace), Pod, selector)
+        group.surplus.clear()
         there = {pod.metadata.uid for pod in pods}
         for known in [known for known in group.pods.values() if known.pod.metadata.uid not in there]:
             group.miss(known.pod)
         for pod in pods:
             group.see(pod, self._now)
-        await self._ask_around(group)
 
     @property
     def _now(self) -> float:

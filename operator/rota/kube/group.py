@@ -6,48 +6,23 @@ anew: whoever begins to lead looks at everything once before it writes anything.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
+from rota.kube.assignment_record import Record, read_record
 from rota.kube.known import Known, client_id, name_of
-from rota.kube.member_problems import member_problems
-from rota.kube.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod
+from rota.kube.member_problems import member_problems, too_many_members
+from rota.kube.objects import ConfigMap, Custom, Metadata, Pod
 from rota.kube.pace import Pace
 from rota.kube.wishes import Wish, wish_of
 from rota.lag import slowest
-from rota.model import Holder, Queue, Reason, Verdict
+from rota.model import Holder, Queue, Verdict
 from rota.planner import Snapshot, View
 from rota.spec import GroupSpec, resolved
 
-SETTINGS = "group.json"
 NO_WEIGHTS: Mapping[Queue, float] = {}
+MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
 FORGOTTEN_SECONDS = 240.0  # then no broker tells of a pod that ended any more; it notices after 120
-
-
-@dataclass(frozen=True)
-class Record:
-    """The ConfigMap, read once for each version of it."""
-
-    version: str = ""
-    number: int = 0
-    document: Assignment | None = None
-    damage: str = ""
-    settings: str = ""
-    problems: tuple[Verdict, ...] = ()
-    ours: bool = True
-
-    @cached_property
-    def brokers(self) -> dict[str, set[str]]:
-        """On which brokers it has queues of each topic; what is on its way out is not counted."""
-        found: dict[str, set[str]] = {}
-        if self.document:
-            shares = [share.queues for share in self.document.members.values()]
-            moving = [queue for queue, release in self.document.releasing.items() if release.to]
-            for queue in chain(*shares, moving, self.document.everyone or ()):
-                found.setdefault(queue.topic, set()).add(queue.broker)
-        return found
 
 
 @dataclass(frozen=True)
@@ -74,6 +49,7 @@ class Group:
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
         self.key_problems: tuple[Verdict, ...] = ()
         self.strangers: set[str] = set()  # pods that carry the label and no sidecar
+        self.surplus: set[str] = set()  # pods above MAX_MEMBERS, of which only the names are kept
         self.missed: set[Holder] = set()  # not told of any more: ended, or only without our label
         self.replaced: dict[Holder, Known] = {}  # pods whose name another one has, and of whose end nothing is known
         self.gone: set[str] = set()  # uids of pods that were there and are not any more
@@ -147,11 +123,25 @@ class Group:
         if pod.works_for != self.name:
             (self.strangers.add if pod.labelled == self.name else self.strangers.discard)(name)
             return
-        if known is None and pod.labelled != self.name and Holder(name, pod.metadata.uid) not in self.shares:
+        if known is None and pod.labelled != self.name and not self._is_on_record(pod):
             return
+        if known is None and not (self.has_room or self._is_on_record(pod)):
+            self.surplus.add(name)
+            return
+        self.surplus.discard(name)
         if known is None:
             known = self.pods[name] = Known(pod, now, now, now)
         known.see(pod, now)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may have another member."""
+        return len(self.pods) < MAX_MEMBERS
+
+    def _is_on_record(self, pod: Pod) -> bool:
+        document = self.record.document
+        share = document.members.get(pod.metadata.name) if document else None
+        return share is not None and share.uid == pod.metadata.uid
 
     def _replace(self, known: Known) -> None:
         """Know that another pod has the name of one of ours: it was deleted, by force if its end was not seen."""
@@ -166,6 +156,7 @@ class Group:
     def miss(self, pod: Pod) -> None:
         """Know that a pod is not ours to see any more: it ended, or lost our label and works on."""
         self.strangers.discard(pod.metadata.name)
+        self.surplus.discard(pod.metadata.name)
         known = self.pods.get(pod.metadata.name)
         if known is None or known.pod.metadata.uid != pod.metadata.uid:
             return
@@ -227,29 +218,8 @@ class Group:
         elif found is None:
             self.record, self.fresh = Record(), False
         elif found.metadata.version > self.record.number:
-            self.record, self.fresh = self._read(found), False
+            self.record, self.fresh = read_record(found, self.name, self.uid), False
         self.forget_ended()
-
-    def _read(self, found: ConfigMap) -> Record:
-        version, number = found.metadata.resource_version, found.metadata.version
-        if not self._owns(found):
-            told = f"The ConfigMap {found.metadata.name} is somebody else's; delete it or rename the group"
-            return Record(version, number, ours=False, problems=(Verdict(Reason.NAME_TAKEN, told),))
-        text: str | bytes = found.data.get(PLAIN) or found.binary_data.get(PACKED) or ""
-        beside = found.data.get(SETTINGS, "")
-        if found.metadata.labels.get(GROUP_LABEL) != self.name:  # so it is not watched
-            return Record(version, number, damage=f"The label {GROUP_LABEL} of the assignment is gone", settings=beside)
-        try:
-            return Record(version, number, read_assignment(text), settings=beside)
-        except TooNew as error:
-            return Record(version, number, settings=beside, problems=(Verdict(Reason.RECORD_TOO_NEW, str(error)),))
-        except ValueError as error:
-            return Record(version, number, damage=str(error), settings=beside)
-
-    def _owns(self, found: ConfigMap) -> bool:
-        """Whether it is this group's: one with our label that nobody owns was put there by hand, in place of ours."""
-        labelled = found.metadata.labels.get(GROUP_LABEL) == self.name
-        return found.metadata.owned_by(self.uid) or (labelled and not found.metadata.owner_references)
 
     @property
     def at_rest(self) -> bool:
@@ -395,4 +365,5 @@ class Group:
 
     @property
     def _of_members(self) -> list[Verdict]:
-        return [*self.key_problems, *member_problems(self.strangers, self.pods)]
+        found = [*self.key_problems, *member_problems(self.strangers, self.pods)]
+        return [too_many_members(len(self.pods) + len(self.surplus), MAX_MEMBERS), *found] if self.surplus else found

@@ -33,6 +33,12 @@ def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> li
     return found
 
 
+def too_many_members(pods: int, limit: int) -> Verdict:
+    """Say that a group has more pods than the limit."""
+    message = f"{pods:,} pods carry the group's label; a group may have {limit:,} members"
+    return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue moves until it has no more: delete pods")
+
+
 def unauthenticated(pods: Mapping[str, Known]) -> list[Pod]:
     """Return the pods of members that do not sign with the group's key, although they mount it."""
     return [known.pod for known in pods.values() if known.doubt is Reason.MEMBER_NOT_AUTHENTICATED]

@@ -45,14 +45,15 @@ def why(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ()) -> list[Wh
     return whys(_situation(snapshot, now), queues)
 
 
+_BLOCKING = (Reason.RECORD_TOO_NEW, Reason.TOO_MANY_MEMBERS)
 _NEWS = ("observedGeneration", "conditions", "lag")
 
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide what is to be done about a group; `now` is the time of day in seconds."""
-    too_new = any(verdict.reason is Reason.RECORD_TOO_NEW for verdict in snapshot.problems)
+    is_blocked = any(verdict.reason in _BLOCKING for verdict in snapshot.problems)
     is_new_duplicate = snapshot.document is None and snapshot.is_duplicate and not record.damage(snapshot)
-    if snapshot.spec is None or too_new or is_new_duplicate:
+    if snapshot.spec is None or is_blocked or is_new_duplicate:
         return _left_alone(_situation(snapshot, now))
     damaged = record.damage(snapshot)
     if (damaged or snapshot.document is None) and not snapshot.fresh:
