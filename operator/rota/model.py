@@ -97,6 +97,7 @@ class Reason(StrEnum):
     WRITE_REFUSED = "WriteRefused"
     CLAIMED_TWICE = "ClaimedTwice"
     TOO_MANY_QUEUES = "TooManyQueues"
+    TOO_MANY_BROKERS = "TooManyBrokers"
     TOO_MANY_MEMBERS = "TooManyMembers"
     STRATEGY_FAILED = "StrategyFailed"
     NO_MEMBERS = "NoMembers"

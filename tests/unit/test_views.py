@@ -76,6 +76,7 @@ async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_
     assert {found.views["orders"], found.views["bills"]} == {None}
     assert KEY not in views.interests
     assert "queues" not in vars(views._topics["orders"]), "no queue was made"
+    assert views.is_accepted(KEY) is None, "no broker was asked"
     views.want(KEY, ORDERS)
     found = views.of(KEY, 0.0, ())
     assert found.problems == ()

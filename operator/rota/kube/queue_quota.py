@@ -1,11 +1,12 @@
-"""How many queues groups may have: a tenant's name server can claim any number, and the operator's memory is shared."""
+"""How many queues and brokers a group may have: a hostile name server can claim any number of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from rota.model import Reason, Verdict
 from rota.ranges import MOST_IDS
 
 MAX_QUEUES_OF_GROUP = MOST_IDS  # an assignment carries no more
+MAX_BROKERS_OF_GROUP = 1000  # the operator connects to each
 MAX_QUEUES = 300_000  # of all groups together, unless the operator is told otherwise: a queue takes about 1 KiB
 
 Key = tuple[str, str]
@@ -21,17 +22,21 @@ class QueueQuota:
         self._claimed = 0
         self._rejected: dict[Key, Verdict] = {}
 
-    def claim(self, key: Key, counts: Iterable[Mapping[str, int]]) -> None:
+    def claim(self, key: Key, counts: Sequence[Mapping[str, int]]) -> None:
         """Claim the queues of a group's topics, counted by broker, in place of what it has claimed before."""
         queues = sum(sum(count.values()) for count in counts)
+        brokers = len({broker for count in counts for broker in count})
         self.release(key)
-        if verdict := self._verdict(queues):
+        if verdict := self._verdict(queues, brokers):
             self._rejected[key] = verdict
         else:
             self._claims[key] = queues
             self._claimed += queues
 
-    def _verdict(self, queues: int) -> Verdict | None:
+    def _verdict(self, queues: int, brokers: int) -> Verdict | None:
+        if brokers > MAX_BROKERS_OF_GROUP:
+            limit = f"a group may have {MAX_BROKERS_OF_GROUP:,}: name fewer topics"
+            return Verdict(Reason.TOO_MANY_BROKERS, f"The topics are on {brokers:,} brokers; {limit}")
         if queues > self._per_group:
             message = f"The topics have {queues:,} queues; a group may have {self._per_group:,}: name fewer topics"
             return Verdict(Reason.TOO_MANY_QUEUES, message)

@@ -213,7 +213,8 @@ class Views:
 
     async def _ask_online(self, key: Key, interest: Interest) -> bool:
         """Ask every broker of a group's topics who is online; return whether it is not as before."""
-        brokers = sorted({broker for topic in interest.topics for broker in self.where_is(topic)})
+        topics = () if self._quota.rejection(key) else interest.topics
+        brokers = sorted({broker for topic in topics for broker in self.where_is(topic)})
         try:
             told = await asyncio.gather(*(self._of_one_broker(interest, broker) for broker in brokers))
             twice = self._online.get(key, _Online()).twice
