@@ -121,7 +121,7 @@ def read_assignment(text: str | bytes) -> Assignment:
         raise TooNew(f"The assignment has {size} bytes of fields that this version does not know")
     try:
         return _assignment(msgspec.json.decode(plain, type=_Document), extra)
-    except ValueError as error:  # msgspec's errors are such too
+    except (ValueError, RecursionError) as error:  # msgspec's errors are the former, too
         raise ValueError(f"The assignment cannot be read: {error}") from None
 
 

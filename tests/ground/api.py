@@ -14,6 +14,7 @@ import ssl
 import tempfile
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -124,6 +125,14 @@ class Api:
     async def create(self, path: str, body: Object, **params: str) -> Object:
         """Post an object to its collection (or a request to a subresource)."""
         return await self._ask("POST", path, body, params)
+
+    async def create_from_text(self, path: str, text: str) -> None:
+        """Post an object that is written already; the answer may be nested too deeply to be read."""
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(path, data=BytesIO(text.encode()), headers=headers) as answer:
+            raw = await answer.read()
+            if answer.status >= 400:
+                raise ApiError(_refusal(answer.status, raw))
 
     async def replace(self, path: str, body: Object, **params: str) -> Object:
         """Replace an object whole."""

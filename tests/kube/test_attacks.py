@@ -348,6 +348,52 @@ async def test_queue_quota_keeps_a_hostile_name_server_from_exhausting_the_opera
             assert added < QUOTA_LIMIT_BYTES
 
 
+async def create_nested(api: Api, path: str, body: Object, levels: int) -> None:
+    """Create an object in which the value "nested" is replaced by so many levels of objects."""
+    text = json.dumps(body).replace('"nested"', '{"a":' * levels + "1" + "}" * levels)
+    await api.create_from_text(path, text)
+
+
+async def test_watch_of_one_hostile_object_does_not_stop_the_operator(
+    operator: asyncio.subprocess.Process, api: Api, attackers: str, instance: Instance
+) -> None:
+    """Objects that a decoder cannot read, or that are too long for one line of a watch, ended the operator for all."""
+    assert operator.stderr
+    logged = asyncio.create_task(operator.stderr.read())  # kopf writes much more than fits into a pipe
+    groups, core = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}", f"/api/v1/namespaces/{attackers}"
+    broker = {"rocketmq": {"nameServers": ["127.0.0.1:1"]}}
+    spec = {"broker": broker, "subscriptions": [{"topic": "orders"}]}
+
+    async def has_conditions(name: str) -> bool:
+        return "Ready" in conditions(await api.get(f"{groups}/consumergroups/{name}"))
+
+    for levels in (900, 9000):
+        template = {"spec": {"containers": [{"name": "app", "image": "x"}], "x": "nested"}}
+        nested = made("ConsumerGroup", f"nested-{levels}", **spec, replicas=0, template=template)
+        await create_nested(api, f"{groups}/consumergroups", nested, levels)
+        policy = made(
+            "RebalancePolicy",
+            f"nested-{levels}",
+            strategy="Custom",
+            options={"custom": {"name": "x", "options": {"x": "nested"}}},
+        )
+        await create_nested(api, f"{groups}/rebalancepolicies", policy, levels)
+    pod = a_pod("large", GROUP)
+    pod["spec"]["containers"][0]["env"] = [{"name": "LARGE", "value": "<" * 1_450_000}]
+    await api.create_from_text(f"{core}/pods", json.dumps(pod))
+    await api.patch(f"{core}/pods/large", {"metadata": {"annotations": {"changed": "again"}}})
+    for name in ("one", "two"):
+        await api.create(f"{groups}/consumergroups", made("ConsumerGroup", name, **spec))
+        await soon(partial(has_conditions, name))
+    for levels in (900, 9000):  # whoever lists them next may be no better at this
+        await api.delete(f"{groups}/consumergroups/nested-{levels}")
+        await api.delete(f"{groups}/rebalancepolicies/nested-{levels}")
+    assert operator.returncode is None
+    assert await status_of(operator_address(instance), OPERATOR_PORT, "/readyz") == 200
+    operator.terminate()
+    assert b"nested too deeply for kopf" in await logged
+
+
 @pytest.mark.slow("more pods than a group may have as members")
 async def test_membership_above_the_limit_stops_the_assignment_and_costs_the_operator_little_memory(
     operator: asyncio.subprocess.Process, api: Api, attackers: str, rocketmq: RocketMQ

@@ -15,9 +15,11 @@ from typing import Any, Final, Self, TypeVar, cast
 import aiohttp
 import kopf
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rota.http_client import TooLongError, is_redirect, read_body
 from rota.model import plain
+from rota.nesting import without_deep_values
 
 T = TypeVar("T")
 Params = Mapping[str, str]
@@ -32,7 +34,8 @@ AT_ONCE = 50  # requests under way: more only wait at the server, and everybody 
 LONGEST_WAIT = 10.0  # seconds, whatever a busy server asks for
 _REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=QUIET_SECONDS)
-_LARGEST_LINE = 2**22  # of a watch: one object, and etcd takes 1.5 MiB
+_LARGEST_LINE = 2**23  # bytes, half of what a watch may send: etcd stores 1.5 MiB, and `<` takes six bytes in JSON
+DEEPEST = 100  # levels of an object; what lies deeper is read as null if the decoder cannot read the whole
 
 
 class ApiError(Exception):
@@ -166,6 +169,8 @@ class Api:
                         raise _refusal(0, bytes(news.object))
                     at = _read(news.object, _Versioned).metadata.resource_version
                     yield news.type, None if news.type == "BOOKMARK" else _read(news.object, kind), at
+        except HttpProcessingError as error:  # the same event would come again
+            raise ApiError(HTTPStatus.GONE, "Expired", f"An event is too long: {_told(error)}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unanswered(f"The watch of {path} broke: {_told(error)}") from None
 
@@ -262,7 +267,10 @@ def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
     if kind is msgspec.Raw:
         return cast("T", msgspec.Raw(bytes(text)))
     try:
-        return msgspec.json.decode(text, type=kind)
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except RecursionError:
+            return msgspec.json.decode(without_deep_values(bytes(text), DEEPEST), type=kind)
     except msgspec.DecodeError as error:  # a proxy in between, or an object that is none
         raise Unanswered(f"What the API server answered is no {kind.__name__}: {error}") from None
 

@@ -70,6 +70,9 @@ class Follower(Generic[T]):
                 self._version = ""
             except Unanswered as error:
                 _log.info("%s", error)
+            except Exception:  # noqa: BLE001 - without this watch the operator would see nothing any more
+                _log.exception("%s cannot be followed; it is listed again", self.path)
+                self._version = ""
             pause = FIRST_PAUSE if self.heard > before else min(2 * pause, LONGEST_PAUSE)
             if failed or self.heard == before:
                 await asyncio.sleep(pause)
@@ -109,11 +112,18 @@ class Follower(Generic[T]):
         if known and known.metadata.uid != it.metadata.uid:
             self._lose(known)
         self._known[it.metadata.key] = it
-        self._seen(it)
+        self._tell(self._seen, it)
 
     def _lose(self, it: T) -> None:
         self._known.pop(it.metadata.key, None)
-        self._gone(it)
+        self._tell(self._gone, it)
+
+    def _tell(self, handler: Callable[[T], None], it: T) -> None:
+        """Call a handler; one object that it fails for keeps no other from being seen."""
+        try:
+            handler(it)
+        except Exception:  # noqa: BLE001 - of one object
+            _log.exception("%s: %s/%s cannot be handled", self.path, *it.metadata.key)
 
     def _word(self) -> None:
         self.heard = asyncio.get_running_loop().time()

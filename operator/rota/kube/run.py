@@ -47,6 +47,8 @@ LOOK_AGAIN, LIST_AGAIN = 0.02, 2.0  # while it is not known what is there at the
 # done, and by Python's own thresholds it comes every few seconds; by these it is rare, and other looks take ≤ 20 ms.
 COLLECTED = (5_000, 10, 100)
 
+NESTED_TOO_DEEPLY = -1  # what `operate` returns when kopf cannot read a group or policy
+
 VERSION = version("rota-operator")
 
 Told = Callable[[Any], None]
@@ -104,11 +106,15 @@ def process(options: Options) -> int:
     """Run as a process of its own; return the exit code."""
     check(options)
     gc.set_threshold(*COLLECTED)
-    return asyncio.run(operate(options))
+    code = asyncio.run(operate(options))
+    if code == NESTED_TOO_DEEPLY:
+        _log.warning("A group or policy is nested too deeply for kopf; the operator starts again and watches by itself")
+        code = asyncio.run(operate(options, has_kopf=False))
+    return code
 
 
-async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
-    """Run until stopped, by `stop` or by a signal; return the exit code."""
+async def operate(options: Options, stop: asyncio.Event | None = None, *, has_kopf: bool = True) -> int:
+    """Run until stopped, by `stop` or by a signal; return the exit code, or NESTED_TOO_DEEPLY."""
     stop, code = stop or _heed(asyncio.Event()), 0
     async with AsyncExitStack() as open_:
         api = await open_.enter_async_context(Api(handlers.access))
@@ -151,10 +157,10 @@ async def operate(options: Options, stop: asyncio.Event | None = None) -> int:
 
             async def watch() -> None:
                 nonlocal code
-                code = await _kopf(brain, here.result(), outlets.heard, stop)
+                code = await _kopf(brain, here.result(), outlets.heard, stop) if has_kopf else 0
 
             async def begin() -> None:
-                here.set_result(await _here(followed))
+                here.set_result(await _here(followed, has_kopf=has_kopf))
                 await keys.load()
                 async with asyncio.TaskGroup() as inner:
                     inner.create_task(watch(), name="kopf")
@@ -274,13 +280,13 @@ def _telling(take: Told, news: News) -> Told:
     return told
 
 
-async def _here(followed: Sequence[Follower[Any]]) -> list[str]:
+async def _here(followed: Sequence[Follower[Any]], *, has_kopf: bool) -> list[str]:
     """Return the namespaces that kopf can watch: it gives up on kinds that are not there, or not ours to see."""
     while True:
         known = {it.namespace for it in followed}
         known -= {it.namespace for it in followed if it.refused or not it.listed.is_set()}
         if known and all(it.listed.is_set() for it in counted(followed)):
-            return sorted(known)
+            return sorted(known) if has_kopf else []
         await asyncio.sleep(LOOK_AGAIN)
 
 
@@ -328,6 +334,8 @@ async def _kopf(brain: Brain, namespaces: Sequence[str], news: News, stop: async
         )
         _heed(stop)  # kopf has taken the signals for itself, and would wait 5 s for whatever we are at
         await kopf.run_tasks(tasks, ignored=others)
+    except RecursionError:  # of the JSON decoder that kopf uses
+        return NESTED_TOO_DEEPLY
     except Exception as error:  # noqa: BLE001 - kopf's own are not public; the kinds are gone, or not ours to see
         _log.error("Groups and policies cannot be watched any more, so this operator ends: %s", error)
         return 1
