@@ -7,13 +7,13 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from rota.model import Holder, Queue
-from rota.ranges import MOST_IDS, Ranged, check, from_ranges, to_ranges, unnested
+from rota.ranges import MOST_IDS, MOST_PLACES, Ranged, check, from_ranges, places_in, to_ranges, unnested
 
 T = TypeVar("T")
 
@@ -22,7 +22,8 @@ PLAIN, PACKED = "assignment.json", "assignment.json.gz"
 PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
 LARGEST = 48 * 2**20  # bytes unpacked: as many queues as can be take 32 MiB while all are under way between long names
-MOST_PARTS = 16 * MOST_IDS  # objects, lists, fields: a queue under way has 9, and each takes memory
+MOST_PARTS = 10 * MOST_IDS  # objects, lists, fields: a queue under way has 9, and each takes memory
+MOST_SPENT, MOST_MEMBERS = 50_000, 20_000  # entries of an assignment
 UNCHECKED_REPORT_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
 MOST_REPORT_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18}  # by part
 MOST_FIELD_BYTES = 4096  # of each other field of a report
@@ -204,10 +205,10 @@ class _Document(Struct, rename="camel"):
     generation: Generation
     issued_at: str
     strategy: str
-    members: dict[str, _Share]
+    members: Annotated[dict[str, _Share], Meta(max_length=MOST_MEMBERS)]
     releasing: Nested[_Release]
     forced: Nested[Whole]
-    spent: list[tuple[str, Whole]]
+    spent: Annotated[list[tuple[str, Whole]], Meta(max_length=MOST_SPENT)]
     barrier: Whole
     begun: dict[str, str] = {}
     everyone: Ranged | None = None
@@ -327,36 +328,6 @@ class FullReport(Report, frozen=True, kw_only=True):
     stuck: dict[str, dict[str, str]] = {}  # queues that it holds and could not take up yet
 
 
-class _Place(Struct):
-    """Where a member is with a queue; it is somebody else's word, so it must fit into a column of offsets."""
-
-    topic: str
-    broker: str
-    id: int
-    committed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
-
-
-class _Places(Struct):
-    queues: list[_Place] = []
-    next: int | None = None
-
-
-class Offsets(NamedTuple):
-    """Where a member is with queues; `next` is where the next page begins, if there is one."""
-
-    offsets: dict[Queue, int | None]
-    next: int | None = None
-
-
-def read_offsets(text: bytes | str) -> Offsets:
-    """Read a page, or a report of an earlier version; of what cannot be read nothing is known."""
-    try:
-        found = msgspec.json.decode(text, type=_Places)
-    except (ValueError, RecursionError):
-        return Offsets({})
-    return Offsets({Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}, found.next)
-
-
 class _ReportParts(Struct, omit_defaults=True):
     """A report with its parts as they stand in the text; the rest is small, or not read."""
 
@@ -397,4 +368,7 @@ def read_report(text: bytes | str) -> Report:
         raise ReportTooLargeError(f"The report cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # msgspec's errors are such too
         raise ValueError(f"The report cannot be read: {error}") from None
+    if (places := places_in(report.held, report.releasing)) > MOST_PLACES:
+        told = f"The report names {places:,} pairs of topic and broker"
+        raise ReportTooLargeError(f"{told}; {MOST_PLACES:,} are the most")
     return report

@@ -13,6 +13,7 @@ Ranged = dict[str, dict[str, str]]
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+MOST_PLACES = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues are there
 MOST_IDS = 2**17  # queues that one document, or report, can name: a short text can, and all are spelled out
 
 
@@ -58,6 +59,11 @@ def check(*several: Ranged) -> None:
         room -= sum(last - first + 1 for first, last in _spans(ids))
         if room < 0:
             raise ValueError(f"it names more than {MOST_IDS} queues")
+
+
+def places_in(*several: Ranged) -> int:
+    """Count the pairs of topic and broker; a topic without a broker counts as well."""
+    return sum(max(1, len(brokers)) for ranged in several for brokers in ranged.values())
 
 
 def _spans(ranges: str) -> list[tuple[int, int]]:

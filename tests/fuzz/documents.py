@@ -19,12 +19,12 @@ from rota.documents import (
     Share,
     TooLarge,
     read_assignment,
-    read_offsets,
     read_report,
     write_assignment,
 )
 from rota.kube.undo import noted, undone
 from rota.model import Holder, Queue
+from rota.queue_offsets import read_offsets
 from rota.ranges import MOST_IDS
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 from rota.spec.resolved import (

@@ -14,8 +14,9 @@ from builders import a_spec
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers import Consumer, Membership, Pulled, Refused, Unreachable
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.documents import Share, read_offsets
+from rota.documents import Share
 from rota.model import RETRY, Queue
+from rota.queue_offsets import read_offsets
 from rota.sidecar import endings, push, shell, sources, steps
 from rota.sidecar.notes import Notes, Offsets
 from rota.sidecar.volume import Files, Volume

@@ -39,6 +39,8 @@ API_SERVER = ("10.96.0.1", 443)
         (ALL, "224.0.0.1", 9876, False),
         (ALL, "240.0.0.1", 9876, False),
         (ALL, "fd00:ec2::254", 80, False),
+        (ALL, "fd20:ce::254", 80, False),
+        (ALL, "192.0.0.192", 80, False),
         (ALL, "168.63.129.16", 80, False),
         (ALL, "64:ff9b::a9fe:a9fe", 80, False),
         (ALL, "2002:7f00:1::", 9876, False),

@@ -19,15 +19,16 @@ from rota.documents import (
     PLAIN_BYTES,
     Assignment,
     Release,
+    ReportTooLargeError,
     Share,
     TooLarge,
     TooNew,
     read_assignment,
-    read_offsets,
     read_report,
     write_assignment,
 )
 from rota.model import Holder, Queue
+from rota.queue_offsets import read_offsets
 from rota.ranges import MOST_IDS, from_ranges, ids_of, to_ranges
 
 Q5 = Queue("orders", "broker-a", 5)
@@ -360,6 +361,50 @@ def test_report_with_too_large_a_part_is_rejected_before_it_is_decoded(
     monkeypatch.setattr(documents, "Report", None)  # decoding would fail otherwise
     with pytest.raises(ValueError, match=rf"^The report cannot be read: {part} takes [0-9,]+ bytes, and"):
         read_report(text)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [{f"t{number}": {} for number in range(20_001)}, {"t": {f"b{number}": "0" for number in range(20_001)}}],
+    ids=["topics without queues", "brokers with a queue each"],
+)
+def test_report_of_too_many_pairs_of_topic_and_broker_is_rejected(held: dict[str, dict[str, str]]) -> None:
+    sentence = r"^The report names 20,001 pairs of topic and broker; 20,000 are the most$"
+    with pytest.raises(ReportTooLargeError, match=sentence):
+        read_report(json.dumps({"member": "m1", "uid": "u", "generation": 1, "held": held}))
+
+
+def test_offset_page_of_too_many_queues_is_not_read() -> None:
+    place = {"topic": "t", "broker": "b", "id": 1, "committed": 2}
+    assert read_offsets(json.dumps({"queues": [place] * (MOST_IDS + 1)})).offsets == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("spent", [[NOW, 1]] * 50_001),
+        ("members", {f"m{number}": {"uid": "", "queues": {}} for number in range(20_001)}),
+    ],
+)
+def test_assignment_with_too_many_entries_is_rejected(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"^The assignment cannot be read: .* length <= "):
+        read_assignment(packed(field, json.dumps(value, separators=(",", ":"))))
+
+
+@pytest.mark.parametrize("levels", range(900, 1010))
+def test_assignment_with_a_nested_field_is_rejected_at_each_level(levels: int) -> None:
+    """Near the decoder's limit one of two passes fails."""
+    with pytest.raises(ValueError, match=r"^The assignment "):
+        read_assignment(packed("later", "[" * levels + "]" * levels, strategy="x" * PLAIN_BYTES))
+
+
+def packed(field: str, value: str, **changed: str) -> bytes:
+    """Return the example with a field as it is spelled, in the form that large assignments have."""
+    body = {**json.loads(plain(EXAMPLE)), **changed, field: "?"}
+    del body["sum"]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).replace('"?"', value).encode()
+    digest = hashlib.sha256(text).hexdigest().encode()
+    return gzip.compress(b'{"sum":"' + digest + b'",' + text[1:])
 
 
 def test_report_with_the_maximum_of_queues_is_read() -> None:

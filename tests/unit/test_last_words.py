@@ -10,6 +10,7 @@ from aiohttp import web
 from builders import a_report
 from rota.kube import reports
 from rota.kube.reports import Answer, Endpoint, Reports
+from rota.model import Reason
 
 WHERE, CLOSED = "127.0.0.1", 9  # nothing listens at that port
 
@@ -21,8 +22,8 @@ async def asker() -> AsyncIterator[Reports]:
     await found.close()
 
 
-async def heard(asker: Reports, text: bytes, status: int = 200) -> Answer | None:
-    """Ask a server that answers so."""
+async def heard(asker: Reports, text: bytes, status: int = 200, *, signs: bool = False) -> Answer | None:
+    """Ask a server that answers so in place of a member that signs, or does not."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=text, status=status)
@@ -32,7 +33,7 @@ async def heard(asker: Reports, text: bytes, status: int = 200) -> Answer | None
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, WHERE, 0).start()
-    found = await asker.last_words(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1])))
+    found = await asker.last_words(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1]), signs))
     await runner.cleanup()
     return found
 
@@ -51,6 +52,20 @@ async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none
     assert await heard(asker, other) is None
     assert await heard(asker, b"Not found", 404) is None
     assert await asker.last_words(Endpoint("uid-m1", WHERE, CLOSED)) is None, "nothing listens there any more"
+
+
+@pytest.mark.parametrize(
+    ("signs", "wanted"), [(True, Reason.MEMBER_NOT_AUTHENTICATED), (False, Reason.REPORT_TOO_LARGE)]
+)
+async def test_report_that_is_too_long_to_be_verified_proves_no_member_with_a_key(
+    asker: Reports,
+    signs: bool,  # noqa: FBT001 - a case
+    wanted: Reason,
+) -> None:
+    """Whoever has the address of a pod that was deleted by force could keep its queues from being assigned."""
+    found = await heard(asker, b" " * (reports.LARGEST + 1), signs=signs)
+    assert found
+    assert (found.report, found.doubt) == (None, wanted)
 
 
 async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated(

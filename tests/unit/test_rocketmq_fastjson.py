@@ -1,6 +1,7 @@
 """Bodies as brokers write them: keys that no JSON parser takes, and texts that look like such keys."""
 
 import json
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -248,3 +249,20 @@ def test_fastjson_reads_string_and_non_string_keys_alike(value: Any, blank: str)
 def test_fastjson_reads_any_text_or_rejects_it_as_malformed(text: bytes) -> None:
     with suppress(Malformed):
         fastjson.read(text, object)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "is_static"), [(None, False), ("null", False), (" {} ", False), ('{"broker-a": {"a": 1}}', True)]
+)
+def test_route_of_a_static_topic_is_recognized(mapping: str | None, is_static: bool) -> None:  # noqa: FBT001 - a case
+    text = "{}" if mapping is None else f'{{"topicQueueMappingByBroker":{mapping}}}'
+    assert fastjson.read(text.encode(), bodies.TopicRoute).is_static is is_static
+
+
+def test_route_with_a_large_mapping_takes_no_more_memory_than_its_text() -> None:
+    text = b'{"topicQueueMappingByBroker":{"a":[' + b"[]," * 1_000_000 + b"[]]}}"
+    tracemalloc.start()
+    fastjson.read(text, bodies.TopicRoute)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2 * len(text)

@@ -21,7 +21,7 @@ _OF_DOUBT = {
 
 
 def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> list[Verdict]:
-    """Return them; `strangers` carry the group's label and no sidecar of it."""
+    """Return what is wrong; `strangers` carry the group's label and no sidecar of it."""
     found: list[Verdict] = []
     if strangers:
         message = f"{len(strangers)} pods carry the group's label but no sidecar of it, such as {_some(strangers)}"
@@ -36,7 +36,7 @@ def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> li
 def too_many_members(pods: int, limit: int) -> Verdict:
     """Say that a group has more pods than the limit."""
     message = f"{pods:,} pods carry the group's label; a group may have {limit:,} members"
-    return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue moves until it has no more: delete pods")
+    return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved until then: scale the group down")
 
 
 def unauthenticated(pods: Mapping[str, Known]) -> list[Pod]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rota.model import Reason, Verdict
-from rota.ranges import MOST_IDS
+from rota.ranges import MOST_IDS, MOST_PLACES
 
 MAX_QUEUES_OF_GROUP = MOST_IDS  # an assignment carries no more
 MAX_BROKERS_OF_GROUP = 1000  # the operator connects to each
@@ -25,18 +25,14 @@ class QueueQuota:
     def claim(self, key: Key, counts: Sequence[Mapping[str, int]]) -> None:
         """Claim the queues of a group's topics, counted by broker, in place of what it has claimed before."""
         queues = sum(sum(count.values()) for count in counts)
-        brokers = len({broker for count in counts for broker in count})
         self.release(key)
-        if verdict := self._verdict(queues, brokers):
+        if verdict := _verdict_on_brokers(counts) or self._verdict(queues):
             self._rejected[key] = verdict
         else:
             self._claims[key] = queues
             self._claimed += queues
 
-    def _verdict(self, queues: int, brokers: int) -> Verdict | None:
-        if brokers > MAX_BROKERS_OF_GROUP:
-            limit = f"a group may have {MAX_BROKERS_OF_GROUP:,}: name fewer topics"
-            return Verdict(Reason.TOO_MANY_BROKERS, f"The topics are on {brokers:,} brokers; {limit}")
+    def _verdict(self, queues: int) -> Verdict | None:
         if queues > self._per_group:
             message = f"The topics have {queues:,} queues; a group may have {self._per_group:,}: name fewer topics"
             return Verdict(Reason.TOO_MANY_QUEUES, message)
@@ -54,5 +50,16 @@ class QueueQuota:
         self._rejected.pop(key, None)
 
     def rejection(self, key: Key) -> Verdict | None:
-        """Return why a group may have no queues, if so."""
+        """Return the limit that a group exceeds, if it does."""
         return self._rejected.get(key)
+
+
+def _verdict_on_brokers(counts: Sequence[Mapping[str, int]]) -> Verdict | None:
+    brokers, places = len({broker for count in counts for broker in count}), sum(map(len, counts))
+    if brokers > MAX_BROKERS_OF_GROUP:
+        message = f"The topics are on {brokers:,} brokers; a group may have {MAX_BROKERS_OF_GROUP:,}: name fewer topics"
+        return Verdict(Reason.TOO_MANY_BROKERS, message)
+    if places > MOST_PLACES:
+        message = f"The topics have {places:,} pairs of topic and broker; a group may have {MOST_PLACES:,}"
+        return Verdict(Reason.TOO_MANY_BROKERS, f"{message}: name fewer topics")
+    return None

@@ -10,17 +10,18 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from rota.documents import Report, ReportTooLargeError, read_offsets, read_report
+from rota.documents import Report, ReportTooLargeError, read_report
 from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
 from rota.kube.objects import REPORT_PORT, Pod
 from rota.model import Queue, Reason
+from rota.queue_offsets import read_offsets
 from rota.ranges import MOST_IDS
 from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
 
 REPORT_PATH, QUEUES_PATH, DRAIN_PATH = "/v1/report", "/v1/report/queues", "/v1/drain"
 QUEUES_IN_A_PAGE = 500
 PAGES_SECONDS = 5.0  # in which all pages must come
-READ_SECONDS = 2.0  # an answer that takes longer is none
+READ_SECONDS = 2.0  # response timeout
 WAIT_SECONDS = 10  # that a long poll is held for
 LARGEST = 5 * 2**20  # bytes of a report
 LARGEST_OF_EARLIER_VERSIONS = 16 * 2**20  # bytes; their reports have the measurements of all queues
@@ -61,10 +62,10 @@ class Endpoint(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a member says; without a report it cannot be heard, or somebody else answers."""
+    """What a member responds; `report` is None if it did not respond, or if another pod did."""
 
     report: Report | None
-    asked: float  # since when it was not right to be silent, if it was
+    asked: float  # the start of its silence, if it did not respond
     doubt: Reason | None = None  # why a response is ignored; the member is not silent, though
 
 
@@ -75,7 +76,7 @@ class _Body(NamedTuple):
     doubt: Reason | None = None
 
     def as_answer(self, uid: str, asked: float) -> Answer:
-        """Return what the pod with that uid says; what somebody else says, or what is no report, is nothing."""
+        """Return the answer of the pod with that uid; there is no report if the body is invalid or has another uid."""
         try:
             report = read_report(self.text) if self.text is not None else None
         except ReportTooLargeError as error:
@@ -157,8 +158,8 @@ class Reports:
     async def last_words(self, member: Endpoint) -> Answer | None:
         """Return what a pod says that may have ended: a report, or silence. None: it is not at its address any more.
 
-        For nothing listens there, or it is somebody else who answers. What should be signed and is not is silence: it
-        does not show who says it.
+        Nothing listens there then, or another server does. A response without the signature that it must have counts as
+        none: it does not show who the sender is.
         """
         asked = self._now
         try:
@@ -215,8 +216,8 @@ class Reports:
                 return _Body()
             try:
                 text = await read_body(response, member.largest(path), LARGE_REPORT_BYTES, self._large)
-            except TooLongError:
-                return _Body(doubt=Reason.REPORT_TOO_LARGE)
+            except TooLongError:  # no signature can be verified then
+                return unusable if nonce else _Body(doubt=Reason.REPORT_TOO_LARGE)
             signature = response.headers.get(SIGNATURE_HEADER, "")
         if nonce and not is_report_signed(self._keys(member.group_uid), signature, nonce, text):
             return unusable

@@ -160,9 +160,14 @@ def _signed(request: web.Request, response: web.Response, keys: Sequence[bytes])
     return response
 
 
+def encode_report(shell: Shell) -> bytes:
+    """Return the report as it is now."""
+    return msgspec.json.encode(shell.report())
+
+
 def report_response(shell: Shell) -> web.Response:
     """Answer with the report as it is now."""
-    return web.Response(body=msgspec.json.encode(shell.report()), content_type="application/json")
+    return web.Response(body=encode_report(shell), content_type="application/json")
 
 
 def duration(text: str) -> float | None:

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from aiohttp import web
 
-from rota.http_server import AdmissionLimit, listen, release_connection
+from rota.http_server import AdmissionLimit, SharedResponse, listen, release_connection
 from rota.metrics import CONTENT_TYPE
-from rota.sidecar.control import LIMITS, MAX_WAITING_DRAINS, Control, report_response
+from rota.sidecar.control import LIMITS, MAX_WAITING_DRAINS, Control, encode_report
 from rota.sidecar.control import Shell as Controlled
 
 PORT = 9911
@@ -53,12 +53,13 @@ class Page:
                 web.get("/readyz", self._readiness),
             ]
         )
-        app.add_routes([web.get("/v1/report", self._report)] if self._control.is_signed else self._control.routes)
+        # An operator of the previous version knows no control port: it must not see silence here.
+        report = web.get("/v1/report", SharedResponse(self._report, {"content-type": "application/json"}).respond)
+        app.add_routes([report] if self._control.is_signed else self._control.routes)
         return await listen(app, address, port, limits=LIMITS)
 
-    async def _report(self, _: web.Request) -> web.Response:
-        """Answer an operator of the previous version, which knows no control port: it must not see silence here."""
-        return report_response(self._shell)
+    async def _report(self) -> bytes:
+        return encode_report(self._shell)
 
     async def _drained(self, request: web.Request) -> web.Response:
         """Let the hook of an app's container wait for the drain, if one begins."""

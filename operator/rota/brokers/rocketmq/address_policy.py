@@ -4,7 +4,8 @@ import ipaddress
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-METADATA_SERVERS = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200"}  # of clouds, outside of link-local networks
+# Of clouds, outside of link-local networks.
+METADATA_SERVERS = {"fd00:ec2::254", "fd20:ce::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
 EMBEDDING_NETWORKS = [ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96")]  # IPv4 in the last 32 bits
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

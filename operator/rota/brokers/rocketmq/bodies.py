@@ -1,6 +1,6 @@
 """Bodies of requests and answers, with the protocol's own names for their fields."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -56,7 +56,12 @@ class TopicRoute(Body, frozen=True):
 
     broker_datas: list[BrokerData] = []
     queue_datas: list[QueueData] = []
-    topic_queue_mapping_by_broker: dict[str, Any] | None = None
+    topic_queue_mapping_by_broker: msgspec.Raw = msgspec.Raw(b"")
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the topic is a static one, whose queues are mapped to brokers one by one."""
+        return bytes(self.topic_queue_mapping_by_broker).strip() not in {b"", b"null", b"{}"}
 
 
 class ClusterInfo(Body, frozen=True):

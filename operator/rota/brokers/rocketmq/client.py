@@ -217,7 +217,7 @@ def _spelled(request: Frame) -> str:
 
 
 def _route(topic: str, found: bodies.TopicRoute) -> Route:
-    if found.topic_queue_mapping_by_broker:
+    if found.is_static:
         raise Refused(f"The topic {topic} is a static one, its queues move between brokers; Rota cannot read those")
     readable = [data for data in found.queue_datas if data.perm & READABLE and data.read_queue_nums > 0]
     if (brokers := max(len(readable), len(found.broker_datas))) > MOST_BROKERS:

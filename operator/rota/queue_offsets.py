@@ -1,0 +1,39 @@
+"""Where a member is with its queues, as it answers in pages at `/v1/report/queues`."""
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from rota.model import Queue
+from rota.ranges import MOST_IDS
+
+
+class _Place(Struct):
+    """Where a member is with a queue; it is somebody else's word, so it must fit into a column of offsets."""
+
+    topic: str
+    broker: str
+    id: int
+    committed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
+
+
+class _Places(Struct):
+    queues: Annotated[list[_Place], Meta(max_length=MOST_IDS)] = []
+    next: int | None = None
+
+
+class Offsets(NamedTuple):
+    """Where a member is with queues; `next` is where the next page begins, if there is one."""
+
+    offsets: dict[Queue, int | None]
+    next: int | None = None
+
+
+def read_offsets(text: bytes | str) -> Offsets:
+    """Read a page, or a report of an earlier version; of what cannot be read nothing is known."""
+    try:
+        found = msgspec.json.decode(text, type=_Places)
+    except (ValueError, RecursionError):
+        return Offsets({})
+    return Offsets({Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}, found.next)
