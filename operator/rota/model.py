@@ -101,6 +101,7 @@ class Reason(StrEnum):
     TOO_MANY_MEMBERS = "TooManyMembers"
     STRATEGY_FAILED = "StrategyFailed"
     NO_MEMBERS = "NoMembers"
+    UNSIGNED_MEMBERS = "UnsignedMembers"
     IDLE_MEMBERS = "IdleMembers"
     QUEUES_UNOWNED = "QueuesUnowned"
     QUEUES_FORCED = "QueuesForced"

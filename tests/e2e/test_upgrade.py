@@ -64,13 +64,15 @@ def test_upgrade_from_members_without_a_key_and_back_loses_and_duplicates_no_mes
         installed.whole()
         consumers.works()
     assert (deployment(installed), consumers.pods()) == (before, pods), "nothing is replaced"
+    eventually(lambda: "UnsignedMembers" in installed.conditions(NAME), SECONDS)
     events.scaled(consumers, 4)
     events.pod_deleted(consumers, consumers.pods()[0])
     events.scaled(consumers, 3)
     assert deployment(installed)[1] == before[1]
     events.rolled(consumers)
     assert deployment(installed)[1] == ["rota.local/sidecar:test"]
-    assert "MemberNotAuthenticated" not in str(installed.conditions(NAME))
+    eventually(lambda: "UnsignedMembers" not in installed.conditions(NAME), SECONDS)
+    assert "MemberNotAuthenticated" not in installed.conditions(NAME)
     events.pod_deleted(consumers, consumers.pods()[0])
     with consumers.under_load("the operator put back, beside members with a key", loses_rights=True):
         installed.release("rollback")

@@ -63,6 +63,12 @@ async def test_signature_is_not_required_of_members_of_earlier_versions(world: O
     world.fleet.signs = True
     await world.fleet.add("orders-c")
     await world.until(3, 3, 2)
+
+    async def names_them() -> bool:
+        message = str((await world.conditions()).get("UnsignedMembers", {}).get("message", ""))
+        return message.startswith("2 members, such as orders-a, orders-b, do not mount the group's key")
+
+    await world.soon(names_them)
     earlier = world.fleet.members["orders-a"]
     await earlier.leave()
     await world.until(4, 4, 0)

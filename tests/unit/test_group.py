@@ -105,6 +105,23 @@ def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(mo
     assert group.surplus == set()
 
 
+def test_member_that_does_not_mount_the_key_is_named_until_its_pod_ends() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    signing = a_pod(name="b")
+    mounts = signing.spec.init_containers[0].volume_mounts
+    mounts.append(msgspec.structs.replace(mounts[0], mount_path="/etc/rota-key"))
+    group.see(signing, now=0.0)
+    problems = {it.reason: it.message for it in group.snapshot(1.0, AtBroker(), {}).problems}
+    assert Reason.UNSIGNED_MEMBERS not in problems
+    group.see(a_pod(), now=2.0)
+    problems = {it.reason: it.message for it in group.snapshot(3.0, AtBroker(), {}).problems}
+    assert problems[Reason.UNSIGNED_MEMBERS].startswith("1 members, such as orders-a, do not mount the group's key")
+    group.see(a_pod(phase="Failed"), now=4.0)
+    problems = {it.reason: it.message for it in group.snapshot(5.0, AtBroker(), {}).problems}
+    assert Reason.UNSIGNED_MEMBERS not in problems
+
+
 def test_sidecar_of_another_group_excludes_the_pod_from_the_members() -> None:
     group = Group("shop", "orders")
     group.see(a_pod(works_for="billing"), now=0.0)

@@ -30,6 +30,12 @@ def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> li
         names = [name for name, known in pods.items() if known.doubt is reason]
         if names:
             found.append(Verdict(reason, message.format(f"{len(names)} members, such as {_some(names)},")))
+    unsigned = [name for name, known in pods.items() if not (known.pod.has_key or known.pod.ended)]
+    if unsigned:
+        message = f"{len(unsigned)} members, such as {_some(unsigned)}, do not mount the group's key, so any client can"
+        found.append(
+            Verdict(Reason.UNSIGNED_MEMBERS, f"{message} drain them; change the template, or run rota inject again")
+        )
     return found
 
 

@@ -17,7 +17,7 @@ from rota.records import journal_record
 
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
 SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
-HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
+HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS, Reason.UNSIGNED_MEMBERS}
 STOPPING = {
     Reason.NO_MEMBERS,
     Reason.QUEUES_UNOWNED,
