@@ -99,8 +99,9 @@ def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(mo
     for name in ("a", "b", "c"):
         group.see(a_pod(name=name), now=0.0)
     assert ([*group.pods], group.surplus) == (["orders-a", "orders-c"], {"orders-b"})
-    problems = {it.reason: it.message for it in group.snapshot(1.0, AtBroker(), {}).problems}
-    assert problems[Reason.TOO_MANY_MEMBERS].startswith("3 pods carry the group's label; a group may have 1 members")
+    assert problems_of(group, 1.0)[Reason.TOO_MANY_MEMBERS].startswith(
+        "3 pods carry the group's label; a group may have 1 members"
+    )
     group.miss(a_pod(name="b"))
     assert group.surplus == set()
 
@@ -112,14 +113,13 @@ def test_member_that_does_not_mount_the_key_is_named_until_its_pod_ends() -> Non
     mounts = signing.spec.init_containers[0].volume_mounts
     mounts.append(msgspec.structs.replace(mounts[0], mount_path="/etc/rota-key"))
     group.see(signing, now=0.0)
-    problems = {it.reason: it.message for it in group.snapshot(1.0, AtBroker(), {}).problems}
-    assert Reason.UNSIGNED_MEMBERS not in problems
+    assert Reason.UNSIGNED_MEMBERS not in problems_of(group, 1.0)
     group.see(a_pod(), now=2.0)
-    problems = {it.reason: it.message for it in group.snapshot(3.0, AtBroker(), {}).problems}
-    assert problems[Reason.UNSIGNED_MEMBERS].startswith("1 members, such as orders-a, do not mount the group's key")
+    assert problems_of(group, 3.0)[Reason.UNSIGNED_MEMBERS].startswith(
+        "1 members, such as orders-a, do not mount the group's key"
+    )
     group.see(a_pod(phase="Failed"), now=4.0)
-    problems = {it.reason: it.message for it in group.snapshot(5.0, AtBroker(), {}).problems}
-    assert Reason.UNSIGNED_MEMBERS not in problems
+    assert Reason.UNSIGNED_MEMBERS not in problems_of(group, 5.0)
 
 
 def test_sidecar_of_another_group_excludes_the_pod_from_the_members() -> None:
@@ -214,6 +214,10 @@ def test_membership_of_a_recreated_group_drops_unseen_and_replaced_pods() -> Non
     group.miss(a_pod(name="b", started=True))
     group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
     assert (group.unseen, group.replaced, [*group.pods]) == (set(), {}, ["orders-a"])
+
+
+def problems_of(group: Group, now: float) -> dict[Reason, str]:
+    return {problem.reason: problem.message for problem in group.snapshot(now, AtBroker(), {}).problems}
 
 
 def a_pod(

@@ -32,6 +32,18 @@ def test_queue_quota_rejects_a_group_on_too_many_brokers() -> None:
     assert rejection.message == "The topics are on 1,001 brokers; a group may have 1,000: name fewer topics"
 
 
+def test_queue_quota_rejects_a_group_with_too_many_pairs_of_topic_and_broker() -> None:
+    quota = QueueQuota()
+    at_limit = [{f"broker-{number}": 1 for number in range(200)}] * 100
+    quota.claim(A, at_limit)
+    assert quota.rejection(A) is None
+    quota.claim(A, [*at_limit, {"broker-0": 1}])
+    rejection = quota.rejection(A)
+    assert rejection
+    assert rejection.reason is Reason.TOO_MANY_BROKERS
+    assert "20,001 pairs of topic and broker; a group may have 20,000" in rejection.message
+
+
 def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
     quota = QueueQuota(per_group=10, total=15)
     quota.claim(A, [{"x": 9}])

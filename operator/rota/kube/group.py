@@ -49,7 +49,7 @@ class Group:
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
         self.key_problems: tuple[Verdict, ...] = ()
         self.strangers: set[str] = set()  # pods that carry the label and no sidecar
-        self.surplus: set[str] = set()  # pods above MAX_MEMBERS, of which only the names are kept
+        self.surplus: set[str] = set()  # names of pods above MAX_MEMBERS: they are not asked, and get no queues
         self.missed: set[Holder] = set()  # not told of any more: ended, or only without our label
         self.replaced: dict[Holder, Known] = {}  # pods whose name another one has, and of whose end nothing is known
         self.gone: set[str] = set()  # uids of pods that were there and are not any more

@@ -28,6 +28,11 @@ class Known:
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
     lingers: bool = False  # the API server knows it no more, for it was deleted by force, and its sidecar answers
+    has_key: bool = field(init=False)  # whether its sidecar mounts the group's key; a pod's mounts never change
+
+    def __post_init__(self) -> None:
+        """Look at the mounts once: each plan asks for the result, of every pod."""
+        self.has_key = self.pod.has_key
 
     def see(self, pod: Pod, now: float) -> None:
         """Take a newer state of the same pod."""

@@ -30,7 +30,7 @@ def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> li
         names = [name for name, known in pods.items() if known.doubt is reason]
         if names:
             found.append(Verdict(reason, message.format(f"{len(names)} members, such as {_some(names)},")))
-    unsigned = [name for name, known in pods.items() if not (known.pod.has_key or known.pod.ended)]
+    unsigned = [name for name, known in pods.items() if not (known.has_key or known.pod.ended)]
     if unsigned:
         message = f"{len(unsigned)} members, such as {_some(unsigned)}, do not mount the group's key, so any client can"
         found.append(
@@ -42,7 +42,7 @@ def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> li
 def too_many_members(pods: int, limit: int) -> Verdict:
     """Say that a group has more pods than the limit."""
     message = f"{pods:,} pods carry the group's label; a group may have {limit:,} members"
-    return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved until then: scale the group down")
+    return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved while it has more: scale the group down")
 
 
 def unauthenticated(pods: Mapping[str, Known]) -> list[Pod]:
