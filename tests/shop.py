@@ -13,13 +13,12 @@ from rota.brokers import Client
 from rota.documents import Report
 from rota.kube import showing, shown
 from rota.kube.answers import FROM_THE_OLDEST
-from rota.kube.assignment_record import SETTINGS
 from rota.kube.group import AtBroker, Group
 from rota.kube.history import History, Judged, Seen
 from rota.kube.known import client_id
 from rota.kube.lags import Lag
 from rota.kube.measures import Fact
-from rota.kube.objects import ConfigMap, Custom, Metadata, Owner, Pod, record_of
+from rota.kube.objects import SETTINGS, ConfigMap, Custom, Metadata, Owner, Pod, record_of
 from rota.kube.tally import Tally
 from rota.model import RETRY, Queue
 from rota.planner import View, plan, why

@@ -293,7 +293,7 @@ class Worked(Struct, frozen=True):
     locked: bool
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Struct, frozen=True, kw_only=True, weakref=True):
     """What a member says of itself: one consistent cut, so that what it does not name it does not work."""
 
     member: str

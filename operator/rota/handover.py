@@ -35,6 +35,7 @@ Immediate groups take the two steps in one. Broadcasting groups have no owners a
 the same table; the broker's queue lock fences them besides, at the member.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -136,7 +137,7 @@ class Seen:
     terminating: bool = False
     ready: bool = True
     report: Report | None = None
-    working: frozenset[Queue] = frozenset()  # what the report says it may still deliver from or commit for
+    working: AbstractSet[Queue] = frozenset()  # what the report says it may still deliver from or commit for
     unheard: float = 0.0  # seconds since its report was last read
     leaving: float = 0.0  # seconds since it was first seen terminating, and so asked to give up everything
 

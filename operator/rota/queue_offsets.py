@@ -23,10 +23,14 @@ class _Places(Struct):
     next: int | None = None
 
 
-class Offsets(NamedTuple):
-    """Where a member is with queues; `next` is where the next page begins, if there is one."""
+class QueueOffsets(dict[Queue, int | None]):
+    """Where a member is with queues; unlike a plain dict it can be referred to weakly."""
 
-    offsets: dict[Queue, int | None]
+
+class Offsets(NamedTuple):
+    """One page; `next` is where the next page begins, if there is one."""
+
+    offsets: QueueOffsets
     next: int | None = None
 
 
@@ -35,5 +39,6 @@ def read_offsets(text: bytes | str) -> Offsets:
     try:
         found = msgspec.json.decode(text, type=_Places)
     except (ValueError, RecursionError):
-        return Offsets({})
-    return Offsets({Queue(it.topic, it.broker, it.id): it.committed for it in found.queues}, found.next)
+        return Offsets(QueueOffsets())
+    offsets = QueueOffsets((Queue(it.topic, it.broker, it.id), it.committed) for it in found.queues)
+    return Offsets(offsets, found.next)

@@ -1,7 +1,9 @@
 """Queues as they are written: as ranges, by topic and broker: `{"orders": {"broker-a": "0-3,7"}}`."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import groupby, pairwise
 from typing import TypeVar
 
@@ -15,6 +17,42 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 MOST_PLACES = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues are there
 MOST_IDS = 2**17  # queues that one document, or report, can name: a short text can, and all are spelled out
+
+
+class RangedQueues(AbstractSet[Queue]):
+    """A set of queues that keeps ranges: a short text can name 131,072 queues, which would take 20 MiB each by each."""
+
+    def __init__(self, *several: Mapping[str, Mapping[str, str]]) -> None:
+        """Read the queues that the ranges name together."""
+        spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for ranged in several:
+            for topic, brokers in ranged.items():
+                for broker, ids in brokers.items():
+                    spans.setdefault((topic, broker), []).extend(_spans(ids))
+        self._spans = {place: _merged(found) for place, found in spans.items()}
+
+    @classmethod
+    def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # of differences
+        return frozenset(queues)
+
+    def __contains__(self, queue: object) -> bool:
+        if not isinstance(queue, Queue):
+            return False
+        spans = self._spans.get((queue.topic, queue.broker), ())
+        at = bisect_right(spans, queue.id, key=_first) - 1
+        return at >= 0 and queue.id <= spans[at][1]
+
+    def __iter__(self) -> Iterator[Queue]:
+        for (topic, broker), spans in self._spans.items():
+            for first, last in spans:
+                for number in range(first, last + 1):
+                    yield Queue(topic, broker, number)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for spans in self._spans.values() for first, last in spans)
+
+    def __hash__(self) -> int:
+        return self._hash()
 
 
 def to_ranges(queues: Iterable[Queue]) -> Ranged:
@@ -80,6 +118,21 @@ def _spans(ranges: str) -> list[tuple[int, int]]:
     if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
         raise ValueError(f"Queue ids {_shown(ranges)} name one id twice")
     return spans
+
+
+def _first(span: tuple[int, int]) -> int:
+    return span[0]
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same ids in ascending spans that do not touch."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged
 
 
 def _shown(ranges: str) -> str:

@@ -1,6 +1,7 @@
 """An operator without its process: its own parts, in the test's loop, so that it can be looked into."""
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -59,11 +60,12 @@ class Counting(Api):
         *,
         params: Params | None = None,
         content: str = "application/json",
+        limit_bytes: float = math.inf,
     ) -> bytes:
         self.fault(method, path)
         if method == "GET":
             self.reads.append(path)
-            return await super()._ask(method, path, body, params=params, content=content)
+            return await super()._ask(method, path, body, params=params, content=content, limit_bytes=limit_bytes)
         self._moment()
         write = f"{method} {path}"
         if late := self.late.get(write):
@@ -102,7 +104,8 @@ class Operator:
         self.api = Counting(an_access(self._kubeconfig), self._moment)
         self.reports = Reports(lambda _: (KEY,))
         self.places = Places(self.api, self._connect)
-        self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api), self._round)
+        self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api))
+        self.brain.done = self._round
         self.measures = Measures(lambda: self.brain.leads)
         clock = asyncio.get_running_loop().time
         self.sight = Sight(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())

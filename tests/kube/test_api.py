@@ -17,10 +17,11 @@ from ground.poll import soon
 from kube.brains import an_access
 from kube.members import a_pod
 from kube.world import a_group
+from rota.documents import PLAIN
 from rota.kube import api as ours
 from rota.kube import page, run
 from rota.kube.follow import Follower
-from rota.kube.objects import Custom, Pod
+from rota.kube.objects import ConfigMap, Custom, Pod
 from rota.kube.paths import GROUPS
 
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -140,6 +141,30 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
         status, text = await asked("healthz")
         assert (status, "/api/v1/pods" in text) == (503, True)
         await serving.aclose()
+
+
+async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
+    api: ground.Api, namespace: str, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty ConfigMaps of 1 MiB were one response."""
+    monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 250_000)
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    names = [f"large-{number:02}" for number in range(20)]
+    for name in names:
+        size = 100_000 if int(name[-2:]) < 10 else 10
+        await api.create(path, {"metadata": {"name": name, "labels": {"size": "large"}}, "data": {PLAIN: "a" * size}})
+    access = an_access(control_plane.kubeconfig)
+    labelled = {"labelSelector": "size=large"}
+    async with ours.Api(lambda: access) as client:
+        pages = [page.objects async for page in client.pages(path, ConfigMap, labelled)]
+        assert [it.metadata.name for page in pages for it in page] == names
+        assert max(sum(it.bytes_kept for it in page) for page in pages) <= 250_000
+        assert max(map(len, pages)) > 2  # small objects come together again
+        monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 50_000)
+        assert [it.metadata.name for it in (await client.list(path, ConfigMap, labelled))[0]] == names
+        monkeypatch.setattr(ours, "MAX_OBJECT_BYTES", 50_000)
+        with pytest.raises(ours.Unanswered, match="is too long"):
+            await client.list(path, ConfigMap, labelled)
 
 
 async def _is(value: bool) -> bool:  # noqa: FBT001 - it is what is asked

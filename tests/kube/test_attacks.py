@@ -6,7 +6,7 @@ The attacker may edit ConsumerGroups, Secrets and ConfigMaps in one namespace, a
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -31,11 +31,13 @@ from http_attacks import MEBIBYTE, attacked, probed, status_of
 from kube.members import a_pod, running_status
 from kube.shop import TemplateGroup, a_shop
 from rota.kube.group import MAX_MEMBERS
-from rota.kube.objects import CONTROL_PORT
+from rota.kube.objects import CONTROL_PORT, GROUP_LABEL
 from rota.kube.objects import REPORT_PORT as PORT
 from rota.kube.page import PORT as OPERATOR_PORT
 
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
+
+StartedLater = Callable[[], AbstractAsyncContextManager[asyncio.subprocess.Process]]
 
 VICTIMS_SECRET = "rmq-admin"
 ACCESS_KEY = "the-victims-access-key"
@@ -76,6 +78,29 @@ async def operator(
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
     async with started(release.template(**values), kubeconfig, fields) as process:
         yield process
+
+
+def second_address(instance: Instance) -> str:
+    """Return the address of the pod of the operator that is started later."""
+    return f"{instance.block}.90.10"
+
+
+@pytest.fixture
+def second_operator(control_plane: Cluster, instance: Instance, release: Release, tmp_path: Path) -> StartedLater:
+    """Return what starts another operator of the same release."""
+    fields = {
+        "metadata.namespace": release.namespace,
+        "metadata.name": "rota-1",
+        "status.podIP": second_address(instance),
+    }
+
+    @asynccontextmanager
+    async def start() -> AsyncIterator[asyncio.subprocess.Process]:
+        kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig-of-the-second")
+        async with started(release.template(brokerNetworks=[]), kubeconfig, fields) as process:
+            yield process
+
+    return start
 
 
 @pytest.fixture
@@ -392,6 +417,57 @@ async def test_watch_of_one_hostile_object_does_not_stop_the_operator(
     assert await status_of(operator_address(instance), OPERATOR_PORT, "/readyz") == 200
     operator.terminate()
     assert b"nested too deeply for kopf" in await logged
+
+
+LARGE_OBJECTS = 40  # of each kind
+LARGE_OBJECTS_LIMIT_BYTES = 64 * MEBIBYTE  # that they may add to the operator's memory; together they have 130 MiB
+
+
+async def create_large_objects(api: Api, namespace: str) -> None:
+    """Fill a namespace with what a tenant can make as large as the API server allows."""
+    core, apps = (f"{base}/namespaces/{namespace}" for base in ("/api/v1", "/apis/apps/v1"))
+    for number in range(LARGE_OBJECTS):
+        labels = {GROUP_LABEL: f"large-{number}"}
+        metadata = {"name": f"large-{number}-rota", "labels": labels}
+        configmap = {"metadata": metadata, "data": {"assignment.json": "a" * 1_000_000}}
+        await api.create_from_text(f"{core}/configmaps", json.dumps(configmap))
+        pod = a_pod(f"large-{number}", f"large-{number}")
+        pod["metadata"]["annotations"] = {"large": "a" * 240_000}
+        pod["spec"]["containers"][0]["env"] = [{"name": "LARGE", "value": "a" * 1_000_000}]
+        await api.create_from_text(f"{core}/pods", json.dumps(pod))
+        template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+        spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+        metadata = {"name": f"large-{number}", "labels": labels}
+        await api.create_from_text(f"{apps}/deployments", json.dumps({"metadata": metadata, "spec": spec}))
+
+
+async def test_memory_of_the_operator_is_not_exhausted_by_large_objects_of_a_tenant(
+    operator: asyncio.subprocess.Process, second_operator: StartedLater, api: Api, attackers: str, instance: Instance
+) -> None:
+    """ConfigMaps, pods and Deployments were kept whole, and listed in responses of 500 MiB."""
+
+    async def is_ready(address: str) -> bool:
+        with suppress(OSError):
+            return await status_of(address, OPERATOR_PORT, "/readyz") == 200
+        return False
+
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
+    broker = {"rocketmq": {"nameServers": ["127.0.0.1:1"]}}
+
+    async def has_conditions() -> bool:
+        return "Ready" in conditions(await api.get(f"{groups}/{GROUP}"))
+
+    await soon(partial(is_ready, operator_address(instance)))
+    before = peak_bytes(operator.pid)
+    await create_large_objects(api, attackers)
+    await api.create(groups, made("ConsumerGroup", GROUP, broker=broker, subscriptions=[{"topic": "orders"}]))
+    await soon(has_conditions)
+    async with second_operator() as second:
+        await soon(partial(is_ready, second_address(instance)))
+        added = [peak_bytes(it.pid) - before for it in (operator, second)]
+    print(f"{', '.join(f'{it / MEBIBYTE:.0f}' for it in added)} MiB added: in watches, and by lists at the start")
+    assert operator.returncode is None
+    assert max(added) < LARGE_OBJECTS_LIMIT_BYTES
 
 
 @pytest.mark.slow("more pods than a group may have as members")

@@ -15,7 +15,6 @@ import msgspec
 
 from rota.documents import Report
 from rota.kube.api import Api, ApiError, Params, Unanswered
-from rota.kube.assignment_record import SETTINGS
 from rota.kube.brain import Brain, Done
 from rota.kube.fleets import Fleets
 from rota.kube.group import AtBroker, Group
@@ -24,6 +23,7 @@ from rota.kube.objects import (
     DOCUMENTS,
     GROUP_LABEL,
     POKE,
+    SETTINGS,
     SIDECAR,
     ConfigMap,
     Custom,
@@ -155,7 +155,8 @@ class InTheRoom(Operator):
             self.told: dict[str, asyncio.Event] = {}
             api, reports = cast("Api", Requests(self)), cast("Reports", Polls(self))
             with self.loop.running():
-                self._brain = Brain(api, reports, cast("Places", Around(self)), Fleets(api), self._planned)
+                self._brain = Brain(api, reports, cast("Places", Around(self)), Fleets(api))
+                self._brain.done = self._planned
                 self._brain.time = lambda: self.time
                 self._brain.adopt(Watched(self))
                 self._brain.group_seen(self.body())

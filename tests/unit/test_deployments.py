@@ -5,13 +5,14 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 from rota.kube.api import Api, ApiError
 from rota.kube.apply import Stale
 from rota.kube.fleets import Fleets
 from rota.kube.group import Group
-from rota.kube.objects import Custom, Deployment, Metadata, Owner
+from rota.kube.objects import MAX_DEPLOYMENT_BYTES, MAX_SPEC_BYTES, Custom, Deployment, Metadata, Owner
 from rota.model import Reason
 
 SPEC: dict[str, Any] = {
@@ -23,7 +24,7 @@ SPEC: dict[str, Any] = {
 BODY = Custom(Metadata("orders", uid="1", namespace="shop"), SPEC)
 OWNED = Deployment(
     Metadata("orders", uid="2", namespace="shop", resource_version="7", owner_references=[Owner("1", controller=True)]),
-    {"replicas": 1},
+    Raw(b'{"replicas": 1}'),
 )
 
 
@@ -70,3 +71,25 @@ async def test_deployment_is_deleted_though_its_template_is_removed_after_a_writ
     group.wants(replace(BODY, spec=without_template), None)
     assert await fleets.keep(group) == 1
     assert server.deleted == ["/apis/apps/v1/namespaces/shop/deployments/orders"]
+
+
+@pytest.mark.parametrize("kind", ["group", "deployment"])
+async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> None:
+    fleets, group = Fleets(cast("Api", ConflictingServer())), Group("shop", "orders")
+    group.wants(BODY, None)
+    if kind == "group":
+        image = "a" * MAX_SPEC_BYTES
+        large = {**SPEC, "template": {"spec": {"containers": [{"name": "app", "image": image}]}}}
+        body = replace(BODY, spec=large)
+        group.wants(body, None)
+        (problem,) = group.wish.problems
+        assert (body.spec, problem.reason) == (None, Reason.INVALID_SPEC)
+        assert problem.message.endswith("and 131,072 are the most: shorten spec.template")
+    else:
+        large_deployment = replace(OWNED, spec=Raw(b'{"paused": "%s"}' % (b"a" * MAX_DEPLOYMENT_BYTES)))
+        assert bytes(large_deployment.spec) == b""
+        fleets.seen(large_deployment)
+        await fleets.keep(group)
+        ((reason, message),) = group.fleet
+        assert reason is Reason.TEMPLATE_REFUSED
+        assert message == "The Deployment orders has a spec of more than 262,144 bytes; shorten spec.template"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_spec
-from rota.kube.manifests import BEFORE, NOTE, WISH, SidecarSpec, deployment, injected, uninjected
-from rota.kube.objects import Custom, Metadata, Pod
+from rota.kube.manifests import BEFORE, NOTE, SidecarSpec, deployment, injected, uninjected
+from rota.kube.objects import WISH, Custom, Metadata, Pod
 from rota.kube.undo import noted, undone
 from rota.spec import Mistake
 

@@ -71,7 +71,8 @@ def test_journal_owners_record_lists_a_deleted_pod_of_the_stored_assignment() ->
 
 
 def done(generation: int, *, barrier: int = 0) -> Done:
-    group = Group(*SNAPSHOT.group.split("/"))
+    namespace, name = SNAPSHOT.group.split("/")
+    group = Group(namespace, name)
     group.wish = replace(group.wish, spec=SNAPSHOT.spec, policy=SNAPSHOT.policy)
     group.record = Kept(document=replace(DOCUMENT, generation=generation, barrier=barrier))
     return Done(group, Plan(standings=dict.fromkeys(("m1", "m2", "m3"), "Ready")), 0.0, {})

@@ -1,7 +1,7 @@
 """Members' reports, asked for over HTTP: which prove something, and which requests members take."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +13,10 @@ from aiohttp import web
 
 from rota.documents import FullReport, Worked, read_report
 from rota.kube.objects import Pod
-from rota.kube.reports import LARGEST_PAGE, Endpoint, Reports
+from rota.kube.reports import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, Reports
+from rota.kube.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
-from rota.ranges import MOST_IDS, to_ranges
+from rota.ranges import MOST_IDS, MOST_PLACES, to_ranges
 from rota.sidecar.control import Control, KeyFiles
 from rota.sidecar.self_report import QUEUES_IN_A_PAGE, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
@@ -64,9 +65,9 @@ async def serving(member: Member, folder: Path | None) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def asking(*keys: bytes) -> AsyncIterator[Reports]:
+async def asking(*keys: bytes, budget: RetentionBudget | None = None) -> AsyncIterator[Reports]:
     """Ask as an operator does that has these keys for the group."""
-    reports = Reports(lambda uid: keys if uid == GROUP_UID else ())
+    reports = Reports(lambda uid: keys if uid == GROUP_UID else (), budget)
     yield reports
     await reports.close()
 
@@ -261,23 +262,53 @@ async def test_report_pages_of_a_member_that_is_not_authenticated_are_not_reques
     assert (answer.doubt, offsets, member.pages) == (Reason.MEMBER_NOT_AUTHENTICATED, None, [])
 
 
-async def test_report_of_an_earlier_version_tells_offsets_itself() -> None:
-    queues: list[dict[str, object]] = []
+@asynccontextmanager
+async def unsigned(respond: Callable[[], object]) -> AsyncIterator[Endpoint]:
+    """Serve reports of a member of an earlier version."""
 
     async def report(_: web.Request) -> web.Response:
-        return web.json_response({"member": "a", "uid": UID, "generation": 1, "queues": queues})
+        return web.Response(body=msgspec.json.encode(respond()))
 
     app = web.Application()
     app.add_routes([web.get("/v1/report", report)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()
-    async with asking() as reports:
-        member = Endpoint(UID, HOST, int(runner.addresses[0][1]))
+    yield Endpoint(UID, HOST, int(runner.addresses[0][1]), namespace="shop")
+    await runner.cleanup()
+
+
+async def test_report_of_an_earlier_version_tells_offsets_itself() -> None:
+    queues: list[dict[str, object]] = []
+    report = {"member": "a", "uid": UID, "generation": 1, "queues": queues}
+    async with unsigned(lambda: report) as member, asking() as reports:
         assert (await reports.read_with_offsets(member))[1] == {}, "it has no queues yet"
         queues.append({"topic": "orders", "broker": "broker-a", "id": 1, "committed": 7})
         assert (await reports.read_with_offsets(member))[1] == {Queue("orders", "broker-a", 1): 7}
-    await runner.cleanup()
+
+
+async def test_report_is_not_kept_beyond_the_memory_for_reports_of_a_namespace() -> None:
+    """Forty pods whose reports name 20,000 topics took 280 MB."""
+    report = FullReport(member="a", uid=UID, generation=1, held={f"t{it}": {"a": "0"} for it in range(MOST_PLACES)})
+    size = len(msgspec.json.encode(report)) + BYTES_PER_ENTRY * MOST_PLACES
+    async with unsigned(lambda: report) as member, asking(budget=RetentionBudget(5 * size)) as reports:
+        kept = [(await reports.read(member)).report for _ in range(2)]
+        assert None not in kept
+        answer = await reports.read(member)
+        assert (answer.report, answer.doubt) == (None, Reason.REPORT_TOO_LARGE)
+        assert (await reports.read(member._replace(namespace="other"))).report, "another namespace has room of its own"
+        kept.pop()
+        assert (await reports.read(member)).report
+
+
+async def test_report_offsets_are_not_kept_beyond_the_memory_for_reports() -> None:
+    queues = [{"topic": "orders", "broker": "a", "id": number, "committed": 7} for number in range(1000)]
+    report = {"member": "a", "uid": UID, "generation": 1, "queues": queues}
+    async with unsigned(lambda: report) as member, asking(budget=RetentionBudget(5000 * BYTES_PER_OFFSET)) as reports:
+        kept = [(await reports.read_with_offsets(member))[1] for _ in range(2)]
+        assert [len(offsets or ()) for offsets in kept] == [1000, 1000]
+        answer, offsets = await reports.read_with_offsets(member)
+        assert (answer.report is None, offsets) == (False, None)
 
 
 def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:

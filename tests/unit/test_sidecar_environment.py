@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rota.sidecar.environment import Who, memory
+from rota.container import memory_limit
+from rota.sidecar.environment import Who
 
 NEEDED = {"POD_NAME": "orders-1", "POD_NAMESPACE": "shop", "POD_UID": "0a1b2c3d-4e5f"}
 
@@ -95,4 +96,4 @@ def test_memory_limit_is_read_from_the_containers_cgroup(tmp_path: Path, name: s
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    assert memory(tmp_path) == bytes_
+    assert memory_limit(tmp_path) == bytes_

@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
 import aiohttp
 import kopf
@@ -26,7 +26,8 @@ Params = Mapping[str, str]
 
 MANAGER: Final = "rota"  # whose fields they are in a server-side apply
 LOGIN_SECONDS = 60.0  # for which a token is used without looking whether there is a newer one
-PAGE = 500  # objects in one answer to a list
+MAX_OBJECTS = 500  # in one response to a list
+MAX_PAGE_BYTES = 4 * 2**20  # of one response; if a page is larger, a smaller one is requested
 WATCH_SECONDS = 300  # a watch ends after so long, and is begun anew
 QUIET_SECONDS = 90.0  # the server sends a bookmark every minute: who is silent for longer is gone
 
@@ -34,7 +35,7 @@ AT_ONCE = 50  # requests under way: more only wait at the server, and everybody 
 LONGEST_WAIT = 10.0  # seconds, whatever a busy server asks for
 _REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=QUIET_SECONDS)
-_LARGEST_LINE = 2**23  # bytes, half of what a watch may send: etcd stores 1.5 MiB, and `<` takes six bytes in JSON
+MAX_OBJECT_BYTES = 2**24  # etcd stores 1.5 MiB, and `<` takes six bytes in JSON
 DEEPEST = 100  # levels of an object; what lies deeper is read as null if the decoder cannot read the whole
 
 
@@ -71,6 +72,10 @@ class Unanswered(Exception):  # noqa: N818 - it is what happened
     """The server did not answer."""
 
 
+class _TooLong(Unanswered):
+    """The response is longer than its limit."""
+
+
 class _Status(msgspec.Struct):
     """How the server says no."""
 
@@ -98,6 +103,13 @@ class _News(msgspec.Struct):
     object: msgspec.Raw
 
 
+class Page(NamedTuple, Generic[T]):
+    """Some objects of a collection, and the version of the whole collection."""
+
+    objects: list[T]
+    version: str
+
+
 class Api:
     """Connections to one API server."""
 
@@ -109,7 +121,7 @@ class Api:
             access.server.rstrip("/"),
             connector=aiohttp.TCPConnector(ssl=access.as_ssl_context(), limit=0),
             timeout=_REQUEST,
-            read_bufsize=_LARGEST_LINE,
+            read_bufsize=MAX_OBJECT_BYTES // 2,  # a line of a watch may have twice that
             trust_env=access.trust_env,
         )
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -135,16 +147,37 @@ class Api:
         """
         return await self._answer("GET", path, None, params=params, limit_bytes=limit_bytes)
 
-    async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
-        """Read a collection page by page, as it is now; return its objects and the version it has."""
-        found: list[T] = []
-        asked = {**(params or {}), "limit": str(PAGE)}
+    async def pages(self, path: str, kind: type[T], params: Params | None = None) -> AsyncGenerator[Page[T]]:
+        """Read a collection page by page, as it is now.
+
+        Tenants can fill objects up to 1.5 MiB, so the bytes of a page are limited, too.
+        """
+        count, start = MAX_OBJECTS, ""
         while True:
-            page = _read(await self._ask("GET", path, params=asked), _Listed)
-            found += [_read(item, kind) for item in page.items]
+            asked = {**(params or {}), "limit": str(count), **({"continue": start} if start else {})}
+            try:
+                limit_bytes = MAX_PAGE_BYTES if count > 1 else MAX_OBJECT_BYTES
+                text = await self._ask("GET", path, params=asked, limit_bytes=limit_bytes)
+            except _TooLong:
+                if count == 1:
+                    raise
+                count = max(1, count // 4)
+                continue
+            page = _read(text, _Listed)
+            yield Page([_read(item, kind) for item in page.items], page.metadata.resource_version)
             if not page.metadata.next:
-                return found, page.metadata.resource_version
-            asked["continue"] = page.metadata.next
+                return
+            start = page.metadata.next
+            count = min(MAX_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
+
+    async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
+        """Read a collection as it is now; return its objects and the version it has."""
+        found: list[T] = []
+        version = ""
+        async for page in self.pages(path, kind, params):
+            found += page.objects
+            version = page.version
+        return found, version
 
     async def watch(
         self, path: str, kind: type[T], version: str, params: Params | None = None
@@ -211,7 +244,7 @@ class Api:
             try:
                 return response, await read_body(response, limit_bytes)
             except TooLongError as error:
-                raise Unanswered(f"What is answered to {method} {path} is too long: {error}") from error
+                raise _TooLong(f"What is answered to {method} {path} is too long: {error}") from error
 
     async def _ask(
         self,
@@ -221,8 +254,9 @@ class Api:
         *,
         params: Params | None = None,
         content: str = "application/json",
+        limit_bytes: float = math.inf,
     ) -> bytes:
-        status, told = await self._answer(method, path, body, params=params, content=content)
+        status, told = await self._answer(method, path, body, params=params, content=content, limit_bytes=limit_bytes)
         if status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(status, told)
         return told

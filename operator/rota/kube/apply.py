@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from rota.kube.api import MANAGER, Api, ApiError, Unanswered
-from rota.kube.assignment_record import SETTINGS
 from rota.kube.group import Group
 from rota.kube.manifests import OURS, owner
-from rota.kube.objects import DELETION_COST, GROUP_LABEL, POKE, ConfigMap, Custom, Object, Pod, record_of
+from rota.kube.objects import DELETION_COST, GROUP_LABEL, POKE, SETTINGS, ConfigMap, Custom, Object, Pod, record_of
 from rota.kube.paths import GROUPS, collection_path, object_path
 from rota.model import Holder
 from rota.planner import Event, Plan, Poke

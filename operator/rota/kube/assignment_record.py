@@ -1,14 +1,18 @@
 """A group's assignment as it stands in the ConfigMap `<group>-rota`, and what is wrong with it."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
 from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
-from rota.kube.objects import GROUP_LABEL, ConfigMap
+from rota.kube.objects import GROUP_LABEL, SETTINGS, ConfigMap
+from rota.kube.queue_quota import MAX_QUEUES, QueueQuota
+from rota.kube.retention_budget import RetentionBudget
 from rota.model import Reason, Verdict
 
-SETTINGS = "group.json"
+MAX_EARLY_BYTES = 32 * 2**20  # of assignments whose groups are not seen yet: at the start these come first
+MAX_SETTINGS_BYTES = 64 * 1024  # longer ones were not written by an operator, and are replaced
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,40 @@ class Record:
                 found.setdefault(queue.topic, set()).add(queue.broker)
         return found
 
+    @property
+    def queue_counts(self) -> list[Counter[str]]:
+        """How many queues it names, by broker, for each topic."""
+        counts: dict[str, Counter[str]] = {}
+        if self.document:
+            shares = [share.queues for share in self.document.members.values()]
+            for queue in chain(*shares, self.document.releasing, self.document.everyone or ()):
+                counts.setdefault(queue.topic, Counter())[queue.broker] += 1
+        return [*counts.values()]
+
+
+class RecordLimits:
+    """Limits the memory of assignments: who may edit a ConfigMap can write one that names 131,072 queues."""
+
+    def __init__(self, max_queues: int = MAX_QUEUES) -> None:
+        """`max_queues`: that the assignments of all groups may name together."""
+        self._quota = QueueQuota(total=max_queues, what="The assignment names")
+        self._early = RetentionBudget(MAX_EARLY_BYTES)
+
+    def may_keep(self, found: ConfigMap) -> bool:
+        """Whether there is room for an assignment whose group is not seen yet."""
+        return self._early.admit(found.metadata.namespace, found, found.bytes_kept)
+
+    def read(self, found: ConfigMap, group: str, uid: str) -> Record:
+        """Read the assignment of the group with that name and uid, unless it names too many queues."""
+        record, key = read_record(found, group, uid), (found.metadata.namespace, group)
+        self._quota.claim(key, record.queue_counts)
+        rejection = self._quota.rejection(key)
+        return Record(ours=False, problems=(rejection,)) if rejection else record
+
+    def forget(self, key: tuple[str, str]) -> None:
+        """Know that a group has no assignment any more."""
+        self._quota.release(key)
+
 
 def read_record(found: ConfigMap, group: str, uid: str) -> Record:
     """Read the record of the group with that name and uid."""
@@ -42,7 +80,8 @@ def read_record(found: ConfigMap, group: str, uid: str) -> Record:
         told = f"The ConfigMap {found.metadata.name} is somebody else's; delete it or rename the group"
         return Record(version, number, ours=False, problems=(Verdict(Reason.NAME_TAKEN, told),))
     text: str | bytes = found.data.get(PLAIN) or found.binary_data.get(PACKED) or ""
-    beside = found.data.get(SETTINGS, "")
+    settings = found.data.get(SETTINGS, "")
+    beside = settings if len(settings) <= MAX_SETTINGS_BYTES else ""
     if found.metadata.labels.get(GROUP_LABEL) != group:  # so it is not watched
         return Record(version, number, damage=f"The label {GROUP_LABEL} of the assignment is gone", settings=beside)
     try:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rota.kube import apply, weights
 from rota.kube.api import Api, ApiError, Unanswered
+from rota.kube.assignment_record import RecordLimits
 from rota.kube.fleets import Fleets
 from rota.kube.gather import Gatherer
 from rota.kube.group import Group
@@ -28,7 +29,7 @@ from rota.kube.writing import REFUSED, Sent, Writing
 from rota.model import Reason, Verdict, plain
 from rota.planner import Plan, Snapshot, plan
 
-LINGER_SECONDS, SETTLE_SECONDS = 1.0, 0.02  # to ask again who may have ended; to look once at what happens together
+SETTLE_SECONDS = 0.02  # to look once at what happens together
 
 Key = tuple[str, str]
 
@@ -61,11 +62,11 @@ class Done(NamedTuple):
 class Brain:
     """All groups."""
 
-    def __init__(
-        self, api: Api, reports: Reports, places: Places, fleets: Fleets, done: Callable[[Done], None] = lambda _: None
-    ) -> None:
+    def __init__(self, api: Api, reports: Reports, places: Places, fleets: Fleets) -> None:
         """Decide nothing before it `leads`."""
-        self._api, self._reports, self._places, self._fleets, self.done = api, reports, places, fleets, done
+        self._api, self._reports, self._places, self._fleets = api, reports, places, fleets
+        self.done: Callable[[Done], None] = lambda _: None
+        self.record_limits = RecordLimits()
         self._tasks: dict[Key, _Task] = {}
         self._policies: dict[Key, Custom] = {}
         self._labels: dict[str, str] = {}  # by pods' uids
@@ -144,8 +145,7 @@ class Brain:
             self._rest(task)
             self._places.forget(body.metadata.key)
             self._planning.forget(task.group.spelled)
-            task.group.body = None
-            task.group.forget_missed()
+            task.group.end()
             self._forget_nobodys(body.metadata.key)
 
     def policy_seen(self, body: Custom) -> None:
@@ -240,7 +240,7 @@ class Brain:
 
     def _task(self, key: Key) -> _Task:
         if key not in self._tasks:
-            self.adopt(Group(*key))
+            self.adopt(Group(*key, self.record_limits))
         return self._tasks[key]
 
     @property
@@ -322,8 +322,7 @@ class Brain:
             await self._write(task, sent)
         if group.uid == rests_on[1]:  # what a group was given that went meanwhile is nobody's to count
             await self._follow_up(task, sent, written=written)
-        lingers = LINGER_SECONDS if group.missed else inf
-        return min(found.again, lingers, group.pace.seconds(group.written, self._now))
+        return min(found.again, group.seconds_to_next_read, group.pace.seconds(group.written, self._now))
 
     async def _follow_up(self, task: _Task, sent: Sent, *, written: bool) -> None:
         """Do what follows from a plan whose document stands."""

@@ -9,7 +9,7 @@ from rota.kube.apply import Stale
 from rota.kube.group import Group
 from rota.kube.manifests import SidecarSpec, deployment, newest_image
 from rota.kube.member_keys import MemberKeys
-from rota.kube.objects import Deployment
+from rota.kube.objects import MAX_DEPLOYMENT_BYTES, Deployment
 from rota.kube.paths import object_path
 from rota.model import Reason, Verdict, plain
 from rota.spec import GroupSpec, Mistake
@@ -91,6 +91,9 @@ class Fleets:
     async def _state(self, group: Group, spec: GroupSpec, standing: Deployment | None) -> int:
         """State the Deployment, unless it is as we stated it last."""
         assert group.body is not None  # noqa: S101 - nobody keeps the fleet of a group that is not there
+        if standing and standing.is_too_large:
+            told = f"The Deployment {group.name} has a spec of more than {MAX_DEPLOYMENT_BYTES:,} bytes"
+            raise Mistake(f"{told}; shorten spec.template")
         policy, key = group.wish.policy, (group.namespace, group.name)
         patience = policy.handover.drain_timeout if policy else read_drain_timeout(group.record.settings)
         sidecar = SidecarSpec.of(spec, self._image, patience)
@@ -132,4 +135,4 @@ def _why(error: ApiError) -> str:
 
 
 def _as_it_is(standing: Deployment) -> dict[str, object]:
-    return {"metadata": {"annotations": standing.metadata.annotations}, "spec": standing.spec}
+    return {"metadata": {"annotations": standing.metadata.annotations}, "spec": msgspec.json.decode(standing.spec)}

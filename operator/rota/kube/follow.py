@@ -41,14 +41,18 @@ class Follower(Generic[T]):
         *,
         seen: Callable[[T], None],
         gone: Callable[[T], None],
+        kept: Callable[[T], T] = lambda it: it,
         params: Params | None = None,
     ) -> None:
-        """Do nothing before `run`; an empty namespace stands for all of them."""
+        """Do nothing before `run`; an empty namespace stands for all of them.
+
+        `kept` returns what `gone` is told of an object that is missing in a list: the follower keeps that of each.
+        """
         self.resource = resource
         self.namespace = namespace
         self.path = collection_path(resource, namespace)
         self._api, self._kind, self._params = api, kind, params
-        self._seen, self._gone = seen, gone
+        self._seen, self._gone, self._kept = seen, gone, kept
         self._known: dict[tuple[str, str], T] = {}
         self._version = ""  # from which a watch goes on; none: everything is listed first
         self.refused = False  # it is not ours to see
@@ -79,19 +83,23 @@ class Follower(Generic[T]):
 
     async def relist(self) -> str:
         """Read everything anew; return the version to go on from."""
+        here: set[tuple[str, str]] = set()
+        version = ""
         try:
-            found, version = await self._api.list(self.path, self._kind, self._params)
+            async with aclosing(self._api.pages(self.path, self._kind, self._params)) as pages:
+                async for page in pages:
+                    self._word()
+                    version = page.version
+                    for it in page.objects:
+                        here.add(it.metadata.key)
+                        self._learn(it)
         except ApiError as error:
             self.refused = self.refused or error.forbidden  # other errors say nothing of rights
             raise
         self.refused = False
-        self._word()
-        here = {it.metadata.key: it for it in found}
         for key, known in list(self._known.items()):
-            if key not in here or here[key].metadata.uid != known.metadata.uid:
+            if key not in here:
                 self._lose(known)
-        for it in found:
-            self._learn(it)
         self.listed.set()
         return version
 
@@ -111,7 +119,7 @@ class Follower(Generic[T]):
         known = self._known.get(it.metadata.key)
         if known and known.metadata.uid != it.metadata.uid:
             self._lose(known)
-        self._known[it.metadata.key] = it
+        self._known[it.metadata.key] = self._kept(it)
         self._tell(self._seen, it)
 
     def _lose(self, it: T) -> None:

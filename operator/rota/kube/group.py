@@ -4,12 +4,13 @@ Nothing here asks anybody; others tell. All times are measured on the loop's clo
 anew: whoever begins to lead looks at everything once before it writes anything.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from rota.kube.assignment_record import Record, read_record
+from rota.kube.assignment_record import Record, RecordLimits
 from rota.kube.known import Known, client_id, name_of
 from rota.kube.member_problems import member_problems, too_many_members
 from rota.kube.objects import ConfigMap, Custom, Metadata, Pod
@@ -20,6 +21,8 @@ from rota.model import Holder, Queue, Verdict
 from rota.planner import Snapshot, View
 from rota.spec import GroupSpec, resolved
 
+LINGER_SECONDS = 1.0  # before a pod that may have ended is read again
+REREAD_SECONDS = 60.0  # before an assignment that could not be used is read again
 NO_WEIGHTS: Mapping[Queue, float] = {}
 MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
 FORGOTTEN_SECONDS = 240.0  # then no broker tells of a pod that ended any more; it notices after 120
@@ -37,9 +40,10 @@ class AtBroker:
 class Group:
     """What is known of one group."""
 
-    def __init__(self, namespace: str, name: str) -> None:
+    def __init__(self, namespace: str, name: str, record_limits: RecordLimits | None = None) -> None:
         """Know nothing yet."""
         self.namespace, self.name = namespace, name
+        self._record_limits = record_limits or RecordLimits()
         self.body: Custom | None = None
         self.wish = Wish()
         self._read_of: tuple[Any, Custom | None] | None = None  # the texts that it was read from
@@ -99,7 +103,7 @@ class Group:
     def wants(self, body: Custom, policy: Custom | None) -> None:
         """Take the group's and its policy's newest texts."""
         if self.body is None or self.body.metadata.uid != body.metadata.uid:
-            self.record = Record()  # it was another one's
+            self._forget_record()  # it was another one's
             self.forget_missed()
             self.unsure, self.gone, self.fleet, self.good = (), set(), (), None
             self.begin()
@@ -185,6 +189,13 @@ class Group:
         if known and known.pod.metadata.uid == holder.uid:
             self.lose(known.pod)
 
+    @property
+    def seconds_to_next_read(self) -> float:
+        """How soon it is worth reading again what no watch tells."""
+        if self.missed:
+            return LINGER_SECONDS
+        return math.inf if self.record.ours else REREAD_SECONDS
+
     def in_doubt(self, holder: Holder) -> Known | None:
         """Return what is known of somebody whose pod is no more, if that does not show that its process is not."""
         known = self.replaced.get(holder) or self.pods.get(holder.name)
@@ -214,12 +225,23 @@ class Group:
         """Take the record as it is; what is older than what is known is no news."""
         self.outdated = False
         if self.body is None:
-            self._early = found
+            self._early = found if found and self._record_limits.may_keep(found) else None  # else it is read later
         elif found is None:
-            self.record, self.fresh = Record(), False
+            self._forget_record()
+            self.fresh = False
         elif found.metadata.version > self.record.number:
-            self.record, self.fresh = read_record(found, self.name, self.uid), False
+            self.record, self.fresh = self._record_limits.read(found, self.name, self.uid), False
         self.forget_ended()
+
+    def end(self) -> None:
+        """Know that the group's object is no more."""
+        self.body = None
+        self._forget_record()
+        self.forget_missed()
+
+    def _forget_record(self) -> None:
+        self.record = Record()
+        self._record_limits.forget((self.namespace, self.name))
 
     @property
     def at_rest(self) -> bool:

@@ -20,6 +20,7 @@ from rota.kube.objects import (
     KEY,
     REPORT_PORT,
     SIDECAR,
+    WISH,
     Custom,
     key_secret_of,
     record_of,
@@ -32,7 +33,6 @@ IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
 OURS: Final = {"app.kubernetes.io/managed-by": "rota"}
 NOTE: Final = "rota.dev/sidecar"  # the image that was put in
 BEFORE: Final = "rota.dev/before"  # what only a note can bring back
-WISH: Final = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
 STATE: Final = "/var/lib/rota"
 RUN: Final = "/run/rota"  # where the socket is for the sidecar's hook
 STATE_LIMIT: Final = (

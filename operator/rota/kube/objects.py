@@ -1,16 +1,20 @@
 """Kubernetes' objects, as much of them as is used: what is not named here is never kept."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
+from rota.documents import PACKED, PLAIN
 from rota.planner import Poke
 
 GROUP_LABEL = "rota.dev/group"
 POKE = "rota.dev/generation"
 KEY_MARK = "rota.dev/key"  # which key a pod should have: a change of it lets the kubelet look at what is mounted
+WISH = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 SIDECAR = "rota-sidecar"  # its container's name
 DOCUMENTS = "/etc/rota"  # where it has the group's record
@@ -18,6 +22,10 @@ KEY = "/etc/rota-key"  # where it has the group's key
 REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, if it has no control port
 CONTROL_PORT = 9913
 CONTROL = "rota-control"  # the name of the control port in a pod's spec
+SETTINGS = "group.json"  # the key of the group's settings in its ConfigMap
+MAX_SPEC_BYTES = 128 * 1024  # of a group or policy; as Python objects it can take 20 times as much
+MAX_DEPLOYMENT_BYTES = 2 * MAX_SPEC_BYTES  # of a Deployment's spec: a group's template, the sidecar and defaults
+MAX_LABELS = 100  # of an object that are kept
 _RECORD = "-rota"  # ends the record's name
 
 
@@ -70,6 +78,24 @@ class Metadata(Struct, frozen=True, rename="camel"):
     def owned_by(self, uid: str) -> bool:
         """Whether an object of that uid made it."""
         return any(owner.controller and owner.uid == uid for owner in self.owner_references)
+
+
+def _without_unused(metadata: Metadata, annotations: Container[str]) -> Metadata:
+    """Return metadata with these annotations only, and a bounded number of labels and owners.
+
+    A tenant can fill an object up to 1.5 MiB, and objects are kept for as long as they exist.
+    """
+    labels = metadata.labels
+    if len(labels) > MAX_LABELS:
+        own = {key: value for key, value in labels.items() if key == GROUP_LABEL}
+        labels = own | dict([*labels.items()][:MAX_LABELS])
+    owners = metadata.owner_references
+    return replace(
+        metadata,
+        labels=labels,
+        annotations={key: value for key, value in metadata.annotations.items() if key in annotations},
+        owner_references=[owner for owner in owners if owner.controller] or owners[:1],
+    )
 
 
 class Object(Struct, frozen=True):
@@ -145,6 +171,32 @@ class _PodSpec(Struct, frozen=True, rename="camel"):
     volumes: list[_Volume] = []
 
 
+_ANNOTATIONS_OF_PODS = frozenset({POKE, KEY_MARK, DELETION_COST})
+
+
+def _sidecar_only(spec: _PodSpec) -> _PodSpec:
+    """Return the part of a pod's spec that concerns the sidecar and its ConfigMap."""
+    init_containers = [_used_of(it) for it in spec.init_containers if it.name == SIDECAR]
+    containers = [_used_of(it) for it in spec.containers if it.name == SIDECAR]
+    mounted = {mount.name for it in [*init_containers, *containers] for mount in it.volume_mounts}
+    volumes = [it for it in spec.volumes if it.name in mounted]
+    return replace(spec, init_containers=init_containers, containers=containers, volumes=volumes)
+
+
+def _used_of(sidecar: _Container) -> _Container:
+    mounts = [it for it in sidecar.volume_mounts if it.mount_path in {DOCUMENTS, KEY}]
+    return replace(sidecar, volume_mounts=mounts, ports=[it for it in sidecar.ports if it.name == CONTROL])
+
+
+def _status_of_sidecar(status: _PodStatus) -> _PodStatus:
+    return replace(
+        status,
+        conditions=[it for it in status.conditions if it.type == "Ready"],
+        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR],
+        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR],
+    )
+
+
 class Pod(Struct, frozen=True):
     """A pod of a group."""
 
@@ -152,9 +204,15 @@ class Pod(Struct, frozen=True):
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
 
+    def __post_init__(self) -> None:
+        """Drop what is not used."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, _ANNOTATIONS_OF_PODS))
+        force_setattr(self, "spec", _sidecar_only(self.spec))
+        force_setattr(self, "status", _status_of_sidecar(self.status))
+
     @property
     def _sidecars(self) -> list[_Container]:
-        return [it for it in [*self.spec.init_containers, *self.spec.containers] if it.name == SIDECAR]
+        return [*self.spec.init_containers, *self.spec.containers]
 
     @property
     def control_port(self) -> int:
@@ -236,19 +294,43 @@ def poke_of(annotations: Mapping[str, str]) -> Poke:
     return Poke(int(found[1]), int(found[2])) if found else Poke()
 
 
-class ConfigMap(Struct, frozen=True, rename="camel"):
+class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
     """The record of who owns what, or an object of its name that is not ours."""
 
     metadata: Metadata
     data: dict[str, str] = {}
     binary_data: dict[str, bytes] = {}
 
+    def __post_init__(self) -> None:
+        """Drop what is not used."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, ()))
+        force_setattr(self, "data", {key: self.data[key] for key in (PLAIN, SETTINGS) if key in self.data})
+        packed = self.binary_data.get(PACKED)
+        force_setattr(self, "binary_data", {} if packed is None else {PACKED: packed})
+
+    @property
+    def bytes_kept(self) -> int:
+        """How much memory its contents take."""
+        return sum(map(len, self.data.values())) + sum(map(len, self.binary_data.values()))
+
 
 class Deployment(Struct, frozen=True):
-    """A fleet that Rota runs."""
+    """A fleet that Rota runs; `spec` is its JSON, which takes a tenth of the memory of the objects it stands for."""
 
     metadata: Metadata
-    spec: Any = None
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+
+    def __post_init__(self) -> None:
+        """Drop what is not used; without the copy, `spec` would keep the whole response it was read from."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, {WISH}))
+        force_setattr(
+            self, "spec", self.spec.copy() if len(bytes(self.spec)) <= MAX_DEPLOYMENT_BYTES else msgspec.Raw(b"")
+        )
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether its spec was not kept."""
+        return not bytes(self.spec)
 
 
 class Custom(Struct, frozen=True):
@@ -257,6 +339,14 @@ class Custom(Struct, frozen=True):
     metadata: Metadata
     spec: Any = None
     status: dict[str, Any] = {}
+    too_large_bytes: int = 0  # of a spec that was not kept
+
+    def __post_init__(self) -> None:
+        """Drop what is not used."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, ()))
+        if (size := len(msgspec.json.encode(self.spec))) > MAX_SPEC_BYTES:
+            force_setattr(self, "spec", None)
+            force_setattr(self, "too_large_bytes", size)
 
     @property
     def policy(self) -> str:

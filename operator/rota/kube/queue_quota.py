@@ -15,7 +15,10 @@ Key = tuple[str, str]
 class QueueQuota:
     """Counts the queues claimed by each group; rejects a claim that would exceed a limit, and keeps earlier ones."""
 
-    def __init__(self, per_group: int = MAX_QUEUES_OF_GROUP, total: int = MAX_QUEUES) -> None:
+    def __init__(
+        self, per_group: int = MAX_QUEUES_OF_GROUP, total: int = MAX_QUEUES, what: str = "The topics have"
+    ) -> None:
+        self._what = what
         self._per_group = per_group
         self._total = total
         self._claims: dict[Key, int] = {}
@@ -34,11 +37,11 @@ class QueueQuota:
 
     def _verdict(self, queues: int) -> Verdict | None:
         if queues > self._per_group:
-            message = f"The topics have {queues:,} queues; a group may have {self._per_group:,}: name fewer topics"
+            message = f"{self._what} {queues:,} queues; a group may have {self._per_group:,}: name fewer topics"
             return Verdict(Reason.TOO_MANY_QUEUES, message)
         if self._claimed + queues > self._total:
             message = (
-                f"The topics have {queues:,} queues, and all groups of this operator may have {self._total:,} together,"
+                f"{self._what} {queues:,} queues, and all groups of this operator may have {self._total:,} together,"
                 f" of which {self._claimed:,} are taken: delete groups, or raise --max-queues and the operator's memory"
             )
             return Verdict(Reason.TOO_MANY_QUEUES, message)

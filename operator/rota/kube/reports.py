@@ -13,9 +13,10 @@ import aiohttp
 from rota.documents import Report, ReportTooLargeError, read_report
 from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
 from rota.kube.objects import REPORT_PORT, Pod
+from rota.kube.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
-from rota.queue_offsets import read_offsets
-from rota.ranges import MOST_IDS
+from rota.queue_offsets import QueueOffsets, read_offsets
+from rota.ranges import MOST_IDS, places_in
 from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
 
 REPORT_PATH, QUEUES_PATH, DRAIN_PATH = "/v1/report", "/v1/report/queues", "/v1/drain"
@@ -28,6 +29,9 @@ LARGEST_OF_EARLIER_VERSIONS = 16 * 2**20  # bytes; their reports have the measur
 LARGEST_PAGE = 2**18  # bytes of a page about queues
 LARGE_REPORT_BYTES = 256 * 1024  # bytes; only few reports that are larger are read at the same time
 MAX_LARGE_REPORTS = 2
+BYTES_PER_ENTRY = 600  # memory that a report takes for each pair of topic and broker, beside its text
+BYTES_PER_OFFSET = 200
+FREE_BYTES = 64 * 1024  # what takes less is not counted: it is bounded by the number of pods
 AT_ONCE = 200  # reads that are under way; long polls do not count
 
 _UNHEARD = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
@@ -43,11 +47,13 @@ class Endpoint(NamedTuple):
     port: int
     signs: bool = False  # whether its pod mounts the group's key
     group_uid: str = ""
+    namespace: str = ""
 
     @classmethod
     def of(cls, pod: Pod, group_uid: str) -> Self:
         """Return it as the pod's spec has it: whether a member signs is not for its answers to decide."""
-        return cls(pod.metadata.uid, pod.status.pod_ip, pod.control_port, pod.has_key, group_uid)
+        metadata = pod.metadata
+        return cls(metadata.uid, pod.status.pod_ip, pod.control_port, pod.has_key, group_uid, metadata.namespace)
 
     def largest(self, path: str) -> int:
         """Return how many bytes of an answer are read."""
@@ -75,8 +81,9 @@ class _Body(NamedTuple):
     text: bytes | None = None
     doubt: Reason | None = None
 
-    def as_answer(self, uid: str, asked: float) -> Answer:
-        """Return the answer of the pod with that uid; there is no report if the body is invalid or has another uid."""
+    def as_answer(self, member: Endpoint, asked: float, budget: RetentionBudget) -> Answer:
+        """Return the member's answer; there is no report if the body is invalid, or if another pod sent it."""
+        uid = member.uid
         try:
             report = read_report(self.text) if self.text is not None else None
         except ReportTooLargeError as error:
@@ -85,13 +92,21 @@ class _Body(NamedTuple):
         except ValueError as error:
             _log.debug("The pod %s says no report: %s", uid, error)
             return Answer(None, asked)
-        return Answer(report if report and report.uid == uid else None, asked, self.doubt)
+        if report is None or report.uid != uid:
+            return Answer(None, asked, self.doubt)
+        entries = places_in(report.held, report.releasing) + len(report.brokers) + len(report.troubles)
+        if not budget.admit(member.namespace, report, len(self.text or b"") + BYTES_PER_ENTRY * entries):
+            _log.info("The pod %s: there is no memory for its report beside others of %s", uid, member.namespace)
+            return Answer(None, asked, Reason.REPORT_TOO_LARGE)
+        return Answer(report, asked, self.doubt)
 
 
 class Reports:
     """Where members can be heard."""
 
-    def __init__(self, keys: Callable[[str], Sequence[bytes]] = lambda _: ()) -> None:
+    def __init__(
+        self, keys: Callable[[str], Sequence[bytes]] = lambda _: (), budget: RetentionBudget | None = None
+    ) -> None:
         """`keys` returns a group's keys by the group's uid, the current one first.
 
         Any pod with the group's label is asked, so its answer is limited: it is read up to a limit, it is not
@@ -107,6 +122,7 @@ class Reports:
         )
         self._room = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Semaphore(MAX_LARGE_REPORTS)
+        self._budget = budget or RetentionBudget(free=FREE_BYTES)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -116,24 +132,27 @@ class Reports:
         """Return what the member says now."""
         async with self._room:
             asked = self._now
-            return (await self._get(member, {}, READ_SECONDS)).as_answer(member.uid, asked)
+            return (await self._get(member, {}, READ_SECONDS)).as_answer(member, asked, self._budget)
 
     async def read_with_offsets(self, member: Endpoint) -> tuple[Answer, Mapping[Queue, int | None] | None]:
         """Return the same, and where it is with each queue; None: it cannot be heard."""
         async with self._room:
             asked = self._now
             body = await self._get(member, {}, READ_SECONDS)
-        answer = body.as_answer(member.uid, asked)
+        answer = body.as_answer(member, asked, self._budget)
         if answer.report is None:
             return answer, None
-        if member.signs:
-            return answer, await self._read_pages(member)
-        offsets = read_offsets(body.text or b"").offsets  # members of earlier versions have them in the report
-        return answer, offsets or await self._read_pages(member) or {}
+        # Members of earlier versions have them in the report.
+        offsets = None if member.signs else read_offsets(body.text or b"").offsets or None
+        if offsets is None:
+            offsets = await self._read_pages(member)
+        if offsets is not None and not self._budget.admit(member.namespace, offsets, BYTES_PER_OFFSET * len(offsets)):
+            return answer, None
+        return answer, offsets if member.signs else offsets or {}
 
-    async def _read_pages(self, member: Endpoint) -> Mapping[Queue, int | None] | None:
+    async def _read_pages(self, member: Endpoint) -> QueueOffsets | None:
         """Return where a member is with each queue; None if a page is missing, or all of them take too long."""
-        found: dict[Queue, int | None] = {}
+        found = QueueOffsets()
         until = self._now + PAGES_SECONDS
         while self._now < until:
             async with self._room:
@@ -153,7 +172,7 @@ class Reports:
         query = {"after": str(after), "wait": f"{WAIT_SECONDS}s"}
         until = self._now + WAIT_SECONDS
         body = await self._get(member, query, WAIT_SECONDS + READ_SECONDS)
-        return body.as_answer(member.uid, min(until, self._now))
+        return body.as_answer(member, min(until, self._now), self._budget)
 
     async def last_words(self, member: Endpoint) -> Answer | None:
         """Return what a pod says that may have ended: a report, or silence. None: it is not at its address any more.
@@ -168,7 +187,7 @@ class Reports:
             return None if isinstance(error.os_error, ConnectionRefusedError) else Answer(None, asked)
         except _UNHEARD:
             return Answer(None, asked)
-        answer = body.as_answer(member.uid, asked)
+        answer = body.as_answer(member, asked, self._budget)
         return answer if answer.report or answer.doubt else None
 
     @property

@@ -18,6 +18,7 @@ import kopf
 from rota.brokers.rocketmq.address_policy import AddressPolicy, read_networks
 from rota.kube import handlers
 from rota.kube.api import Api, ApiError, Unanswered
+from rota.kube.assignment_record import RecordLimits
 from rota.kube.brain import Brain
 from rota.kube.fleets import Fleets
 from rota.kube.follow import Follower, counted
@@ -179,7 +180,9 @@ def _brain(
 ) -> tuple[Brain, Reports]:
     reports = Reports(keys.of)
     open_.push_async_callback(reports.close)
-    brain = Brain(api, reports, places, Fleets(api, options.image, enabled=options.fleets, keys=keys))
+    fleets = Fleets(api, options.image, enabled=options.fleets, keys=keys)
+    brain = Brain(api, reports, places, fleets)
+    brain.record_limits = RecordLimits(options.max_queues)
     open_.push_async_callback(brain.close)
     return brain, reports
 
@@ -246,7 +249,7 @@ def followers(
         ("pods", Pod, brain.pod_seen, brain.pod_gone),
     ]
     return [
-        Follower(api, kind, namespace, read_as, seen=seen, gone=gone, params=_LABELLED)
+        Follower(api, kind, namespace, read_as, seen=seen, gone=gone, kept=_identity_of, params=_LABELLED)
         for namespace in namespaces or [""]
         for kind, read_as, seen, gone in kinds
         if fleets or read_as is not Deployment
@@ -260,10 +263,15 @@ def our_kinds(api: Api, brain: Brain, namespaces: Sequence[str], news: News = la
         (GROUPS, *_groups(brain, news)),
     ]
     return [
-        Follower(api, kind, namespace, Custom, seen=seen, gone=gone)
+        Follower(api, kind, namespace, Custom, seen=seen, gone=gone, kept=_identity_of)
         for namespace in namespaces or [""]
         for kind, seen, gone in kinds
     ]
+
+
+def _identity_of(it: Any) -> Any:
+    """Return what has to be known of an object to tell that it is gone; of a pod that is how it was at last."""
+    return it if isinstance(it, Pod) else type(it)(it.metadata)
 
 
 def _groups(brain: Brain, news: News) -> tuple[Told, Told]:

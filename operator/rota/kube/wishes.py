@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rota.kube.objects import Custom
+from rota.kube.objects import MAX_SPEC_BYTES, Custom
 from rota.model import Reason, Verdict
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
@@ -23,7 +23,7 @@ def wish_of(body: Custom, policy: Custom | None) -> Wish:
     spec: GroupSpec | None = None
     rules: PolicySpec | None = PolicySpec()
     try:
-        spec = group_spec(_plain(body))
+        spec = group_spec(_plain(body, "shorten spec.template"))
     except Mistake as mistake:
         problems.append(Verdict(Reason.INVALID_SPEC, str(mistake)))
     wanted = spec.policy_ref.name if spec and spec.policy_ref else None
@@ -33,12 +33,14 @@ def wish_of(body: Custom, policy: Custom | None) -> Wish:
         problems.append(Verdict(Reason.MISSING_POLICY, told))
     elif wanted and policy:
         try:
-            rules = policy_spec(_plain(policy))
+            rules = policy_spec(_plain(policy, "shorten it"))
         except Mistake as mistake:
             rules = None
             problems.append(Verdict(Reason.INVALID_POLICY, f"RebalancePolicy {wanted}: {mistake}"))
     return Wish(spec, rules, tuple(problems))
 
 
-def _plain(body: Custom) -> dict[str, Any]:
+def _plain(body: Custom, advice: str) -> dict[str, Any]:
+    if body.too_large_bytes:
+        raise Mistake(f"spec takes {body.too_large_bytes:,} bytes, and {MAX_SPEC_BYTES:,} are the most: {advice}")
     return {"metadata": {"name": body.metadata.name}, "spec": body.spec}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from rota.documents import Assignment
 from rota.model import Holder, Queue
@@ -49,7 +50,7 @@ def _pause(poke: Poke) -> float:
     return min(2.0 ** min(poke.times - 1, 10), SLOWEST)
 
 
-def _shows(pod: Pod) -> frozenset[Queue]:
+def _shows(pod: Pod) -> AbstractSet[Queue]:
     return pod.heard.held if pod.heard else frozenset()
 
 

@@ -1,6 +1,7 @@
 """What the planner is given and what it gives: the world as it was seen, and everything to do about it."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -8,25 +9,25 @@ from typing import Any, NamedTuple
 from rota.documents import Assignment, Report
 from rota.handover import Seen
 from rota.model import Holder, Queue, Reason, Verdict
-from rota.ranges import from_ranges
+from rota.ranges import RangedQueues
 from rota.spec import GroupSpec, PolicySpec
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A member's report as it was read; its queues are spelled out once, however often they are asked for."""
+    """A member's report as it was read; its ranges are parsed once, however often they are asked for."""
 
     report: Report
 
     @cached_property
-    def held(self) -> frozenset[Queue]:
+    def held(self) -> AbstractSet[Queue]:
         """Every queue that it works."""
-        return frozenset(from_ranges(self.report.held))
+        return RangedQueues(self.report.held)
 
     @cached_property
-    def working(self) -> frozenset[Queue]:
+    def working(self) -> AbstractSet[Queue]:
         """Every queue that it may still deliver from or commit for."""
-        return self.held | frozenset(from_ranges(self.report.releasing))
+        return RangedQueues(self.report.held, self.report.releasing) if self.report.releasing else self.held
 
 
 class Poke(NamedTuple):

@@ -1,9 +1,6 @@
-"""What a sidecar is told by its pod's variables, and by its container."""
+"""What a sidecar is told by its pod's variables."""
 
 from collections.abc import Mapping
-from contextlib import suppress
-from math import inf
-from pathlib import Path
 from typing import NamedTuple, Self
 
 _NEEDED = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
@@ -56,11 +53,3 @@ class Who(NamedTuple):
     def client_id(self) -> str:
         """By which brokers know the member."""
         return f"{self.address}@{self.pod}#{self.uid[:8]}"
-
-
-def memory(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how many bytes the container may use; where nothing limits it, no end of them."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # "max" is no number
-            return float(int((root / name).read_text()))
-    return inf

@@ -12,9 +12,10 @@ from typing import Protocol
 
 import msgspec
 
+from rota.container import memory_limit
 from rota.documents import FullReport
 from rota.model import Queue
-from rota.sidecar.environment import Who, memory
+from rota.sidecar.environment import Who
 from rota.sidecar.health import Health
 from rota.sidecar.machine import Command, Event
 from rota.sidecar.measures import Measures
@@ -80,7 +81,7 @@ class Sidecar:
         self._clock: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
-        self.memory_budget = MemoryBudget(memory() * FOR_MESSAGES, self.readings.values)
+        self.memory_budget = MemoryBudget(memory_limit() * FOR_MESSAGES, self.readings.values)
         self._drains: set[str] = {END} if remembered.final else set()
         self.ends = asyncio.Event()  # set once a drain has begun that lasts until the pod ends
         self._why: str | None = None

@@ -1,0 +1,13 @@
+"""The limits of the container that this process runs in."""
+
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return how many bytes the container may use; infinity if nothing limits it."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max" is no number
+            return float(int((root / name).read_text()))
+    return inf
