@@ -12,6 +12,7 @@ import msgspec
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.frame_budget import FrameBudget
 from rota.brokers.rocketmq.trust import trusting
 from rota.kube.api import Api, ApiError
 from rota.kube.paths import object_path
@@ -41,6 +42,7 @@ class BrokerAccess:
     def __init__(self, api: Api, address_policy: AddressPolicy | None) -> None:
         self._api = api
         self._address_policy = address_policy
+        self._frames = FrameBudget()  # one for all brokers: each tenant names some of them
 
     async def read(self, namespace: str, reached: RocketMQ, known: Container[tuple[object, ...]]) -> Access:
         """Return the access to brokers; one whose mark is known already gets no TLS context of its own."""
@@ -56,7 +58,7 @@ class BrokerAccess:
         if reached.tls.enabled and mark not in known:
             tls = partial(_return, _context(reached, authority))  # a replaced authority has another mark
         signing = credentials and partial(Credentials, *credentials)
-        return Access(mark, Site(reached.name_servers, tls, signing, self._address_policy))
+        return Access(mark, Site(reached.name_servers, tls, signing, self._address_policy, self._frames))
 
     async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:

@@ -16,6 +16,7 @@ from rota.brokers.rocketmq.answers import good, side_by_side
 from rota.brokers.rocketmq.codes import MASTER, ONCE, READABLE, Request
 from rota.brokers.rocketmq.connection import Serve, Unasked
 from rota.brokers.rocketmq.connections import CALL_SECONDS, Connections, Opened
+from rota.brokers.rocketmq.frame_budget import FrameBudget
 from rota.brokers.rocketmq.frames import Frame
 from rota.brokers.rocketmq.names import Addresses, NameServers
 from rota.model import Queue
@@ -35,6 +36,7 @@ class Site:
     tls: Callable[[], ssl.SSLContext] | None = None  # called for each connection: authorities may be replaced
     credentials: Callable[[], Credentials] | None = None  # called for each request: they may be renewed
     policy: AddressPolicy | None = None  # which addresses may be connected to; None: all
+    frames: FrameBudget | None = None  # for large frames of all connections of the process; None: no limit
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,12 @@ class Client:
     def __init__(self, site: Site, serve: Serve, opened: Opened = lambda _, __: None) -> None:
         """Answer what brokers ask by `serve`; `opened` is told of every connection."""
         self.connections = Connections(
-            serve, tls=site.tls, credentials=site.credentials, policy=site.policy, opened=opened
+            serve,
+            tls=site.tls,
+            credentials=site.credentials,
+            policy=site.policy,
+            frames=site.frames,
+            opened=opened,
         )
         self._names = NameServers(self.connections, site.name_servers)
         self._routes: dict[str, Route] = {}

@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from rota.brokers import Unreachable
 from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.codes import Answer
+from rota.brokers.rocketmq.frame_budget import FREE_BYTES, FrameAccount, Reservation
 from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed, encode
 from rota.waiting import call_after_all
 
@@ -62,36 +64,49 @@ def _is_ip_address(host: str) -> bool:
 class Connection(asyncio.Protocol):
     """An open connection; `closed` says why it is not any more."""
 
-    def __init__(self, address: str, serve: Serve) -> None:
+    def __init__(self, address: str, serve: Serve, frames: FrameAccount | None = None) -> None:
         """Take `open` instead."""
         self.address = address
         self.closed, self.closed_at = "", 0.0
         self.heard = False  # whether one frame came at least
         self._serve = serve
         self._decoder = Decoder()
+        self._frames = frames
+        self._room: Reservation | None = None  # of the frame that has begun, if it is a large one
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._number = 0
         self._silent_since = inf  # since when nothing came, though what was asked then was to be answered by now
         self._ending = ""
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
+        self._is_writing_paused = False
 
     @classmethod
     async def open(
-        cls, address: str, serve: Serve, tls: ssl.SSLContext | None = None, policy: AddressPolicy | None = None
+        cls,
+        address: str,
+        serve: Serve,
+        tls: ssl.SSLContext | None = None,
+        policy: AddressPolicy | None = None,
+        *,
+        frames: FrameAccount | None = None,
     ) -> "Connection":
-        """Connect; what cannot be reached, or may not be by the policy, is `Unreachable`."""
+        """Connect; what cannot be reached, or may not be by the policy, is `Unreachable`.
+
+        With `frames`, a large frame is read when there is room for it.
+        """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         loop = asyncio.get_running_loop()
         if not (port.isdecimal() and int(port) <= LAST_PORT):
             raise Unasked(f"{address!r} is no address; write host:port")
+        create = partial(cls, address, serve, frames)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if policy:
-                    return await cls._open_allowed(host, int(port), lambda: cls(address, serve), tls, policy)
+                    return await cls._open_allowed(host, int(port), create, tls, policy)
                 _, connection = await loop.create_connection(
-                    lambda: cls(address, serve),
+                    create,
                     host,
                     int(port),
                     ssl=tls,
@@ -215,9 +230,27 @@ class Connection(asyncio.Protocol):
                 self._take(frame)
         except Malformed as error:
             self.close(str(error))
+            return
+        if self._frames and self._room is None and self._decoder.announced_bytes > FREE_BYTES:
+            self._reserve_room(self._frames)
+
+    def _reserve_room(self, frames: FrameAccount) -> None:
+        """Read no more before there is room for the large frame that has begun."""
+        if self.closed:
+            return
+        self._room = frames.reserve(self._decoder.announced_bytes, self._read_on, self.close)
+        if not self._room.granted and self._transport:
+            self._transport.pause_reading()
+
+    def _release_room(self) -> None:
+        room, self._room = self._room, None
+        if room:
+            room.release()
 
     def _take(self, frame: Frame) -> None:
         self.heard, self._silent_since = True, inf
+        if self._room:
+            self._release_room()
         if not frame.answers:
             self._answer(frame)
             return
@@ -238,12 +271,19 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Read no more from who does not read what it is sent: its questions would pile up as answers."""
+        self._is_writing_paused = True
         if self._transport:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Read on."""
-        if self._transport:
+        self._is_writing_paused = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Resume reading unless it is paused for another reason, too."""
+        has_room = self._room is None or self._room.granted
+        if self._transport and has_room and not self._is_writing_paused:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -253,6 +293,8 @@ class Connection(asyncio.Protocol):
     def _end(self, why: str) -> None:
         if not self.closed:
             self.closed, self.closed_at = why, asyncio.get_running_loop().time()
+            self._decoder = Decoder()  # what has come of a frame is not kept
+            self._release_room()
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             _fail(answer, Unreachable(f"{self.address} closed the connection: {self.closed}"))

@@ -14,6 +14,7 @@ from rota.brokers.rocketmq.acl import Credentials, signed
 from rota.brokers.rocketmq.address_policy import AddressPolicy
 from rota.brokers.rocketmq.codes import Answer
 from rota.brokers.rocketmq.connection import Connection, Serve, Unasked
+from rota.brokers.rocketmq.frame_budget import FrameAccount, FrameBudget
 from rota.brokers.rocketmq.frames import Frame
 
 CALL_SECONDS = 3.0
@@ -74,6 +75,7 @@ class Connections:
         tls: Callable[[], ssl.SSLContext] | None = None,
         credentials: Callable[[], Credentials] | None = None,
         policy: AddressPolicy | None = None,
+        frames: FrameBudget | None = None,
         opened: Opened = lambda _, __: None,
     ) -> None:
         """Answer what the other sides ask by `serve`; `opened` is told of every connection.
@@ -83,6 +85,7 @@ class Connections:
         self._serve, self._opened = serve, opened
         self._tls = tls
         self._policy = policy
+        self._frames = FrameAccount(frames) if frames else None
         self._credentials = credentials
         self._places: dict[str, _Place] = {}
         self._closed = False
@@ -137,7 +140,7 @@ class Connections:
                 raise Unasked(f"{place.why}; it is tried again soon")
             try:
                 connection = await Connection.open(
-                    address, self._serve, self._tls() if self._tls else None, self._policy
+                    address, self._serve, self._tls() if self._tls else None, self._policy, frames=self._frames
                 )
             except Unasked as error:
                 place.fail(str(error))

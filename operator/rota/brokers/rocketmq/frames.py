@@ -15,6 +15,8 @@ import msgspec
 LARGEST: Final = 16 * 2**20  # bytes; servers refuse larger ones, too
 VERSION: Final = 479  # of 5.3.3: from 401 on a name server writes proper JSON, from 62 on a broker may ask us things
 
+SMALL_PIECE_BYTES = 1024  # smaller pieces are joined at once: a bytes object of one byte takes 34
+
 _ANSWER, _ONE_WAY = 1, 2  # bits of the flag
 _JSON, _BINARY = 0, 1
 _LANGUAGES = (
@@ -106,8 +108,11 @@ class Decoder:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Take in some bytes, and yield the frames that are complete now: also those before one that is `Malformed`."""
-        self._pieces.append(data)
         self._waiting += len(data)
+        if self._pieces and len(self._pieces[-1]) < SMALL_PIECE_BYTES:
+            self._pieces[-1] += data
+        else:
+            self._pieces.append(data)
         if self._waiting < self._needed:
             return
         data = b"".join(self._pieces)
@@ -124,6 +129,16 @@ class Decoder:
     def inside(self) -> bool:
         """Whether a frame has begun, and not ended."""
         return self._waiting > 0
+
+    @property
+    def announced_bytes(self) -> int:
+        """The length of the frame that has begun; 0 if there is none, or if its length is not known yet."""
+        return self._needed
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of it has come."""
+        return self._waiting
 
 
 def _size(data: bytes, at: int) -> int:
