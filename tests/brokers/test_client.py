@@ -12,7 +12,7 @@ from fuzz.corpus import a_message
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers import BrokerError, Garbled, Membership, Refused, Unknown, Unreachable
 from rota.brokers.rocketmq import client as clients
-from rota.brokers.rocketmq import presence
+from rota.brokers.rocketmq import presence, remembered
 from rota.brokers.rocketmq.client import Client, Site
 from rota.brokers.rocketmq.cluster import Cluster
 from rota.brokers.rocketmq.codes import Answer, Request
@@ -233,7 +233,7 @@ async def test_broker_master_that_is_down_is_looked_up_until_it_is_back(
 
 
 async def test_broker_removed_for_good_is_forgotten(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "FORGET_SECONDS", 0.05)
+    monkeypatch.setattr(remembered, "FORGET_SECONDS", 0.05)
     await world.broker("a")
     b = await world.broker("b")
     client = world.client(await world.start(world.names))

@@ -3,12 +3,12 @@
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from rota.brokers import BrokerError, Garbled, Refused, Unknown, Unreachable, queues_of
+from rota.brokers import BrokerError, Garbled, Refused, Unknown, Unreachable
 from rota.brokers.rocketmq import bodies
 from rota.brokers.rocketmq.acl import Credentials
 from rota.brokers.rocketmq.address_policy import AddressPolicy
@@ -18,13 +18,19 @@ from rota.brokers.rocketmq.connection import Serve, Unasked
 from rota.brokers.rocketmq.connections import CALL_SECONDS, Connections, Opened
 from rota.brokers.rocketmq.frame_budget import FrameBudget
 from rota.brokers.rocketmq.frames import Frame
-from rota.brokers.rocketmq.names import Addresses, NameServers
+from rota.brokers.rocketmq.names import NameServers
+from rota.brokers.rocketmq.remembered import (
+    Addresses,
+    RememberedBrokers,
+    RememberedRoutes,
+    Route,
+    check_name,
+    checked,
+)
 from rota.model import Queue
 
 LOOK_SECONDS = 1.0  # so often brokers are looked up, however many calls fail
 DOUBT_SECONDS = 3.0  # how old a route may be that is held against a broker
-FORGET_SECONDS = 300.0  # after that a broker that no name server lists is gone for good
-MOST_QUEUES = 2**18  # of a topic; a route is short, however many it names
 MOST_BROKERS = 1024  # of a topic
 
 
@@ -37,25 +43,6 @@ class Site:
     credentials: Callable[[], Credentials] | None = None  # called for each request: they may be renewed
     policy: AddressPolicy | None = None  # which addresses may be connected to; None: all
     frames: FrameBudget | None = None  # for large frames of all connections of the process; None: no limit
-
-
-@dataclass(frozen=True)
-class Route:
-    """Where a topic is: how many queues can be read at each broker, and the addresses of its brokers by name and id."""
-
-    topic: str
-    queue_counts: Mapping[str, int]
-    addresses: Addresses
-
-    def __contains__(self, queue: Queue) -> bool:
-        """Whether there is this queue of the topic."""
-        return 0 <= queue.id < self.queue_counts.get(queue.broker, 0)
-
-    def queues(self) -> tuple[Queue, ...]:
-        """Return all queues; raise Garbled if there are more than any topic has."""
-        if (most := sum(self.queue_counts.values())) > MOST_QUEUES:
-            raise Garbled(f"The route of {self.topic} names {most:,} queues; {MOST_QUEUES:,} are the most")
-        return queues_of(self.topic, self.queue_counts)
 
 
 class Client:
@@ -75,10 +62,8 @@ class Client:
             opened=opened,
         )
         self._names = NameServers(self.connections, site.name_servers)
-        self._routes: dict[str, Route] = {}
-        self._asked: dict[str, float] = {}  # when for a topic's route
-        self._addresses: Addresses = {}  # the last that was heard of each replica
-        self._missed: dict[tuple[str, int], float] = {}  # replicas that name servers list no more, and since when
+        self._routes = RememberedRoutes()
+        self._brokers = RememberedBrokers()
         self._hosts: set[str] = set()  # the brokers of our topics
         self._looking, self._doubting = asyncio.Lock(), asyncio.Lock()
         self._looked = -inf
@@ -88,16 +73,21 @@ class Client:
     async def route(self, topic: str) -> Route:
         """Ask where a topic is."""
         before = self._routes.get(topic)
-        self._asked[topic] = _now()
+        self._routes.note_asked(topic, _now())
         try:
-            told = await self._names.route(topic, before.addresses if before else self._addresses)
+            told = await self._names.route(topic, before.brokers if before else self._addresses)
         except Unknown:
-            self._routes.pop(topic, None)
+            self._routes.forget(topic)
             raise
-        self._routes[topic] = route = _route(topic, told)
-        self._hosts |= route.addresses.keys()
-        self._learn(route.addresses)
+        route = _route(topic, told)
+        self._routes.learn(route)
+        self._hosts |= route.brokers
+        self._learn({broker.broker_name: broker.broker_addrs for broker in told.broker_datas})
         return route
+
+    @property
+    def _addresses(self) -> Addresses:
+        return self._brokers.addresses
 
     @property
     def hosts(self) -> Addresses:
@@ -113,10 +103,10 @@ class Client:
         try:
             found = await self._names.brokers()
         except BrokerError:
-            self._missed.clear()  # nobody looked
+            self._brokers.believe_all()
             raise
         if found:  # or the name server has just started
-            self._forget(found)
+            self._brokers.forget_missing(found, _now())
         self._learn(found)
         return found
 
@@ -125,20 +115,11 @@ class Client:
 
         Connections to other addresses are closed: a broker that moved left its old one for ever.
         """
-        for name, ids in found.items():
-            self._addresses[name] = self._addresses.get(name, {}) | ids
+        self._brokers.learn(found)
+        if self._brokers.is_full:
+            self._brokers.trim(self._routes.brokers)
+        self._hosts &= self._addresses.keys()
         self.connections.keep({*self.addresses(self._addresses), *self._names.addresses})
-
-    def _forget(self, found: Addresses) -> None:
-        now = _now()
-        for name, number in [(name, number) for name, ids in self._addresses.items() for number in ids]:
-            if number in found.get(name, {}):
-                self._missed.pop((name, number), None)
-            elif now - self._missed.setdefault((name, number), now) >= FORGET_SECONDS:
-                del self._missed[name, number], self._addresses[name][number]
-                if not self._addresses[name]:
-                    del self._addresses[name]
-                    self._hosts.discard(name)
 
     async def _look(self) -> None:
         """Ask for all brokers, once a second at most; who comes meanwhile waits for the same answer."""
@@ -189,7 +170,7 @@ class Client:
         route = self._routes.get(queue.topic)
         if route is None or queue not in route:
             route = await self.route(queue.topic)
-        if queue.broker not in route.addresses:  # it is away, and its queues with it
+        if queue.broker not in route.brokers:  # it is away, and its queues with it
             raise Unreachable(f"The name server knows of no broker {queue.broker} at present")
         if queue not in route:
             raise Unknown(f"There is no queue {queue}")
@@ -200,11 +181,11 @@ class Client:
         Only a name server that knows its broker is believed; one that cannot be asked says nothing against it.
         """
         async with self._doubting:
-            if _now() - self._asked.get(queue.topic, -inf) >= DOUBT_SECONDS:
+            if _now() - self._routes.asked_at(queue.topic) >= DOUBT_SECONDS:
                 with suppress(Unreachable):
                     await self.route(queue.topic)
         route = self._routes.get(queue.topic) or await self.route(queue.topic)
-        if queue.broker in route.addresses and queue not in route:
+        if queue.broker in route.brokers and queue not in route:
             raise Unknown(f"There is no queue {queue}")
 
     async def refresh(self, topics: Iterable[str]) -> None:
@@ -233,7 +214,10 @@ def _route(topic: str, found: bodies.TopicRoute) -> Route:
     if twice := [name for name, times in names.items() if times > 1]:
         raise Garbled(f"The route of {topic} names the broker {twice[0]} twice")
     counts = {data.broker_name: data.read_queue_nums for data in readable}
-    return Route(topic, counts, {broker.broker_name: broker.broker_addrs for broker in found.broker_datas})
+    addresses = checked({broker.broker_name: broker.broker_addrs for broker in found.broker_datas})
+    for name in counts:
+        check_name(name)
+    return Route(topic, counts, frozenset(addresses))
 
 
 def _now() -> float:

@@ -9,13 +9,12 @@ from rota.brokers.rocketmq.answers import body, good, refusal, side_by_side
 from rota.brokers.rocketmq.codes import Answer
 from rota.brokers.rocketmq.connections import Connections
 from rota.brokers.rocketmq.frames import Frame
+from rota.brokers.rocketmq.remembered import Addresses, checked
 
 NEXT_SECONDS = 1.0  # a name server that says nothing for so long is not waited for alone
 
 _TOLD = frozenset({Answer.SUCCESS, Answer.TOPIC_NOT_EXIST})
 _NO_NAME_SERVER = frozenset({Answer.SYSTEM_ERROR, Answer.REQUEST_CODE_NOT_SUPPORTED})  # or one that is not ready
-
-Addresses = dict[str, dict[int, str]]  # of brokers, by name and id
 
 
 class NameServers:
@@ -98,7 +97,7 @@ class NameServers:
 
 def _brokers(answer: Frame) -> Addresses:
     found = body(good("The list of brokers", answer), bodies.ClusterInfo).broker_addr_table
-    return {name: broker.broker_addrs for name, broker in found.items()}
+    return checked({name: broker.broker_addrs for name, broker in found.items()})
 
 
 def _failure(failed: Sequence[BrokerError]) -> BrokerError:

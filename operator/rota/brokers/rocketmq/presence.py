@@ -122,6 +122,7 @@ class Presence:
         """Give signs of life to one address after a pause, until one is taken."""
         if before := self._greetings.get(address):
             before.cancel()
+        self._greetings = {known: task for known, task in self._greetings.items() if not task.done()}
         self._greetings[address] = asyncio.create_task(self._until_taken(address, pause))
 
     async def _until_taken(self, address: str, pause: float) -> None:
