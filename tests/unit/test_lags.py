@@ -41,6 +41,7 @@ class Slow(Memory):
         self.takes = 0.0  # seconds, each answer about a group
         self.ends_of: dict[Queue, tuple[int, int]] = {}  # which it tells otherwise than they are
         self.breaks: set[str] = set()  # brokers whose answers nobody can bear
+        self.invented = 0  # queues that are on no route, of which brokers tell all the same
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         return tuple(it for it in await super().queues(topic) if it.broker not in self.forgotten)
@@ -54,6 +55,8 @@ class Slow(Memory):
         if group in self.refused:
             raise Refused("No permission")
         told = await super().progress(group, broker, topics)
+        told |= dict.fromkeys(self.invent("orders", broker), Progress(9, 5, 5, 0.0))
+        told |= dict.fromkeys(self.invent("other", broker), Progress(9, 5, 5, 0.0))
         for queue in self.between:
             await self.send(queue.topic, b"new", queue=queue)
             self.offsets[group][queue] = len(await self.log(queue))
@@ -69,7 +72,11 @@ class Slow(Memory):
         if broker in self.breaks:
             raise OverflowError
         found = await super().ends(topic, broker)
-        return found | {queue: Ends(*it) for queue, it in self.ends_of.items() if queue in found}
+        found |= {queue: Ends(*it) for queue, it in self.ends_of.items() if queue in found}
+        return found | dict.fromkeys(self.invent(topic, broker), Ends(0, 9))
+
+    def invent(self, topic: str, broker: str) -> list[Queue]:
+        return [Queue(topic, broker, 1 + number) for number in range(self.invented)]
 
     async def maybe(self, what: str, who: str) -> None:
         if (what, who) in self.hangs:
@@ -120,6 +127,15 @@ class Cluster:
         found = await soon(untold)
         assert found
         return found
+
+    async def is_asked(self, broker: str) -> None:
+        """Wait until a broker is one of those to ask, by what is known of routes now."""
+        now = asyncio.get_running_loop().time()
+
+        async def asked() -> bool:
+            return broker in self.lags._known and self.lags._known[broker].wanted > now
+
+        await soon(asked)
 
     async def looks(self, broker: str = A, times: int = 1) -> None:
         """Wait until one broker was looked at again."""
@@ -463,6 +479,33 @@ async def test_lag_samples_are_kept_while_no_route_is_known() -> None:
         it.memory.up(NAME_SERVER)
         await it.views.look(KEY)
         assert (await it.tells(AT_A, 4)).verdict is Judgement.STOPPED
+
+
+async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
+    async with a_cluster() as it:
+        it.memory.invented = 1000
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.looks(times=3)
+        await it.tells(AT_A, 4)
+        known = it.lags._known[A]
+        assert {queue for told in known.told.values() for queue in told.judged} == {AT_A}
+        assert [history._ids for history in known.histories.values() if history._ids] == [(0,)]
+        assert known.resolved.keys() <= {("orders", AT_A)}
+        (offsets,) = (await it.lags._offsets(known, {KEY: it.views.interests[KEY]}, {KEY: {"orders": 1}})).values()
+        assert offsets == {"orders": {0: 1}}
+
+
+async def test_lag_samples_of_brokers_that_left_the_route_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server may tell of other brokers each time."""
+    monkeypatch.setattr(lags, "MOST_KEPT", 3)
+    brokers = [f"broker-{number}" for number in range(10)]
+    async with a_cluster(*brokers) as it:
+        for broker in brokers:
+            it.memory.forgotten = {*brokers} - {broker}
+            await it.views.look(KEY)
+            await it.is_asked(broker)
+        assert {*it.lags._known} == {*brokers[6:]}, "the last one is on the route, and three were before"
 
 
 async def test_lag_at_offset_0_of_many_queues_is_known_after_several_polls(monkeypatch: pytest.MonkeyPatch) -> None:

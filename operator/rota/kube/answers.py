@@ -46,7 +46,7 @@ class Known:
 def put_together(
     broker: str,
     keys: Sequence[Key],
-    topics: Mapping[Key, Sequence[str]],
+    topics: Mapping[Key, Collection[str]],
     offsets: Mapping[Key, Offsets],
     ends: Mapping[str, Ends],
     *,

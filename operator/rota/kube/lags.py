@@ -27,6 +27,7 @@ DEAD_EVERY = 4  # looks: dead letters come seldom
 BELIEVED = 4  # looks for which an answer about one queue stands: that the group is at 0, or never was there
 TOGETHER = 32  # groups that are asked about before their queues' ends are: what comes in between is not behind
 KEPT_SECONDS = 600.0  # for which looks are kept at a broker that no route tells of
+MOST_KEPT = 1000  # of such brokers: as many as one group may have, for a name server may tell of others each time
 GONE_SECONDS = 60.0  # for which it is doubted that a broker is gone for good which has left a topic's route
 ANSWER_SECONDS = 15.0  # for which one question waits, whatever its own time-out: 10 s, and looking the broker up anew
 LOOK_SECONDS = 60.0  # after which nothing more is asked in a look; those that it did not come to are first in the next
@@ -102,7 +103,7 @@ class Lags:
             while True:
                 asked, now = self._wanted(), asyncio.get_running_loop().time()
                 self._note_routes(now)
-                self._known = {it.name: it for it in self._known.values() if now < it.wanted + KEPT_SECONDS}
+                self._known = _kept(self._known, asked, now)
                 for name in self._known.keys() - asked.keys():
                     self._known[name].told = {}
                 for name, groups in asked.items():
@@ -194,7 +195,7 @@ class Lags:
         """
         topics = {key: self._topics_at(broker.name, interest) async for key, interest in gently(groups.items())}
         last = {key: it.asked if it.at and it.asked else 0.0 for key, it in broker.told.items()}
-        keys = sorted(groups, key=lambda key: (last.get(key, 0.0), topics[key]))
+        keys = sorted(groups, key=lambda key: (last.get(key, 0.0), list(topics[key])))
         found: Found = dict.fromkeys(groups)
         doubts: list[tuple[Key, Queue]] = []
         for some in (keys[start : start + TOGETHER] for start in range(0, len(keys), TOGETHER)):
@@ -202,8 +203,9 @@ class Lags:
             offsets = await self._offsets(broker, {key: groups[key] for key in some}, topics)
             if broker.away:  # the others need not wait for the same
                 break
-            wanted = sorted({topic for key in some for topic in topics[key]})
-            ends = await _all(broker, {topic: partial(self._ends, broker.name, topic) for topic in wanted})
+            wanted = {topic: count for key in some for topic, count in sorted(topics[key].items())}
+            asking = {topic: partial(self._ends, broker.name, topic, count) for topic, count in wanted.items()}
+            ends = await _all(broker, asking)
             put = partial(put_together, everyones={key for key in some if groups[key].broadcasting})
             seen, open_ = await asyncio.to_thread(put, broker.name, some, topics, offsets, ends)
             found |= seen
@@ -211,14 +213,17 @@ class Lags:
         await self._resolve(broker, groups, found, doubts)
         return found
 
-    def _topics_at(self, name: str, interest: Interest) -> list[str]:
-        return [topic for topic in topics_of(interest) if name in self._views.where_is(topic)]
+    def _topics_at(self, name: str, interest: Interest) -> dict[str, int]:
+        """Return a group's topics on one broker, and how many queues each has there."""
+        topics = [topic for topic in topics_of(interest) if name in self._views.where_is(topic)]
+        return {topic: self._views.queue_count(topic, name) for topic in topics}
 
     # Of what brokers answer only numbers are kept: whole answers of all groups would be much for Python's garbage
-    # collection to look through, and meanwhile nothing else is done.
+    # collection to look through, and meanwhile nothing else is done. Of queues that no route tells of nothing is kept:
+    # a broker may answer with any number of them.
 
     async def _offsets(
-        self, broker: _Broker, groups: Mapping[Key, Interest], topics: Mapping[Key, Collection[str]]
+        self, broker: _Broker, groups: Mapping[Key, Interest], topics: Mapping[Key, Mapping[str, int]]
     ) -> dict[Key, Offsets]:
         """Return where groups are; of Broadcasting ones no broker is asked: it may be away all the same."""
         asking = {
@@ -236,19 +241,20 @@ class Lags:
                 found.setdefault(queue.topic, {})[queue.id] = committed
         return found
 
-    async def _progress(self, broker: str, group: str, topics: Collection[str]) -> Offsets:
+    async def _progress(self, broker: str, group: str, topics: Mapping[str, int]) -> Offsets:
         found: Offsets = {}
-        for queue, it in (await self._brokers.progress(group, broker, topics)).items():
-            if 0 <= it.committed <= MOST:
+        for queue, it in (await self._brokers.progress(group, broker, topics.keys())).items():
+            if 0 <= it.committed <= MOST and 0 <= queue.id < topics.get(queue.topic, 0):
                 found.setdefault(queue.topic, {})[queue.id] = it.committed
         return found
 
-    async def _ends(self, broker: str, topic: str) -> Ends:
+    async def _ends(self, broker: str, topic: str, count: int) -> Ends:
         try:
             found = await self._brokers.ends(topic, broker)
         except Unknown:
             return {}
-        return {queue.id: it[:2] for queue, it in found.items() if min(it[:2]) >= 0 and max(it[:2]) <= MOST}
+        possible = {queue.id: it[:2] for queue, it in found.items() if 0 <= queue.id < count}
+        return {number: it for number, it in possible.items() if min(it) >= 0 and max(it) <= MOST}
 
     async def _resolve(
         self,
@@ -299,6 +305,13 @@ class Lags:
         return (
             sum(it.last - it.first for it in found) if all(0 <= it.first <= it.last <= MOST for it in found) else None
         )
+
+
+def _kept(known: Mapping[str, _Broker], asked: Collection[str], now: float) -> dict[str, _Broker]:
+    """Return the brokers that are not forgotten: those that are asked, and those that were not long ago."""
+    gone = sorted((it for it in known.values() if it.name not in asked), key=lambda it: it.wanted)
+    forgotten = {it.name for it in gone[:-MOST_KEPT]} | {it.name for it in gone if now >= it.wanted + KEPT_SECONDS}
+    return {name: it for name, it in known.items() if name not in forgotten}
 
 
 async def gently(many: Iterable[T]) -> AsyncIterator[T]:

@@ -101,6 +101,11 @@ class Views:
         """Return the brokers that a topic was last seen on."""
         return self._topics[topic].brokers if topic in self._topics else frozenset()
 
+    def queue_count(self, topic: str, broker: str) -> int:
+        """Return how many queues of a topic a broker was last seen to have."""
+        counts = self._topics[topic].counts if topic in self._topics else None
+        return counts.get(broker, 0) if counts else 0
+
     def where(self, interest: Interest) -> frozenset[str]:
         """Return the brokers of a group's topics."""
         return frozenset().union(*map(self.where_is, topics_of(interest)))
