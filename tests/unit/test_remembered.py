@@ -5,10 +5,12 @@ from itertools import count
 
 import pytest
 
-from brokers.scripted import Names, Replicas, Server, a_broker, a_server, until
-from rota.brokers import Garbled, Membership
+from brokers.scripted import Names, Replicas, Server, a_broker, a_server, an_answer, until
+from rota.brokers import BrokerError, Garbled, Membership
+from rota.brokers.rocketmq.answers import LONGEST_REASON
 from rota.brokers.rocketmq.client import Client, Site
-from rota.brokers.rocketmq.codes import Request
+from rota.brokers.rocketmq.cluster import MOST_ONLINE, Cluster
+from rota.brokers.rocketmq.codes import Answer, Request
 from rota.brokers.rocketmq.frames import Frame
 from rota.brokers.rocketmq.presence import Presence
 from rota.brokers.rocketmq.remembered import (
@@ -21,6 +23,7 @@ from rota.brokers.rocketmq.remembered import (
     RememberedRoutes,
     Route,
 )
+from rota.model import Queue
 
 BROKERS = 1000  # in each answer
 ANSWERS = 3 * MOST_REPLICAS // BROKERS
@@ -156,6 +159,37 @@ async def test_route_and_broker_list_with_more_of_a_broker_than_possible_are_mal
             with pytest.raises(Garbled, match=f"^{told}$"):
                 await asked
         client.close()
+
+
+@pytest.mark.parametrize("say", ["remark", "fields"])
+async def test_response_that_is_an_error_keeps_little_of_what_it_says(say: str) -> None:
+    """Errors go into conditions, and stay there; the text of a frame may be as long as the frame."""
+    long = "very long " * 2**17
+
+    def answer(frame: Frame) -> bytes:
+        if say == "fields":
+            return an_answer(frame, other=long)
+        return an_answer(frame, code=Answer.NO_PERMISSION, remark=long)
+
+    async with a_server(answer) as broker, a_server(Names({"a": {0: broker.address}})) as names:
+        cluster = Cluster(Site([names.address]))
+        with pytest.raises(BrokerError, match="very long very long") as said:
+            await cluster.committed("shop", Queue("orders", "a", 0))
+        assert len(str(said.value)) < LONGEST_REASON + 100
+        await cluster.close()
+
+
+async def test_response_with_very_many_consumers_is_malformed() -> None:
+    peers = {"connectionSet": [{"clientId": str(number)} for number in range(MOST_ONLINE + 1)]}
+
+    async with (
+        a_server(lambda frame: an_answer(frame, peers)) as broker,
+        a_server(Names({"a": {0: broker.address}})) as names,
+    ):
+        cluster = Cluster(Site([names.address]))
+        with pytest.raises(Garbled, match=r"^a names 20,001 consumers of shop; 20,000 are the most$"):
+            await cluster.clients("shop", "a")
+        await cluster.close()
 
 
 async def test_heartbeat_to_addresses_that_change_keeps_no_finished_tasks(broker: Server) -> None:

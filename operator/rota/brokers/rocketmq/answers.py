@@ -10,6 +10,8 @@ from rota.brokers.rocketmq.codes import Answer
 from rota.brokers.rocketmq.frames import Frame, Malformed
 from rota.model import Queue
 
+LONGEST_REASON = 1000  # characters; the remark of a frame may be as long as the frame
+
 T = TypeVar("T")
 
 _NOTHING_KNOWN = frozenset({Answer.SYSTEM_BUSY, Answer.SERVICE_NOT_AVAILABLE, Answer.FLOW_CONTROL, Answer.GO_AWAY})
@@ -17,8 +19,8 @@ _NOT_THERE = frozenset({Answer.TOPIC_NOT_EXIST, Answer.SUBSCRIPTION_GROUP_NOT_EX
 
 
 def reason(answer: Frame) -> str:
-    """Return what an answer says of itself, in one line: it goes into sentences, and these into logs."""
-    return " ".join(answer.remark.split()) or "no reason given"
+    """Return what an answer says of itself, in one line: it goes into sentences, and these into logs and conditions."""
+    return " ".join(answer.remark[:LONGEST_REASON].split()) or "no reason given"
 
 
 def refusal(asked: str, answer: Frame) -> BrokerError:
@@ -59,7 +61,7 @@ def number(answer: Frame, field: str) -> int:
     try:
         return int(answer.fields[field])
     except (KeyError, ValueError):
-        raise Garbled(f"An answer has no number in {field!r}: {dict(answer.fields)}") from None
+        raise Garbled(f"An answer has no number in {field!r}: {dict(answer.fields)!s:.{LONGEST_REASON}}") from None
 
 
 async def side_by_side(asked: Iterable[Awaitable[T]]) -> tuple[list[T], list[BrokerError]]:

@@ -210,13 +210,13 @@ def _route(topic: str, found: bodies.TopicRoute) -> Route:
     readable = [data for data in found.queue_datas if data.perm & READABLE and data.read_queue_nums > 0]
     if (brokers := max(len(readable), len(found.broker_datas))) > MOST_BROKERS:
         raise Garbled(f"The route of {topic} names {brokers:,} brokers; {MOST_BROKERS:,} are the most")
+    addresses = checked({broker.broker_name: broker.broker_addrs for broker in found.broker_datas})
     names = Counter(data.broker_name for data in readable)
+    for name in names:
+        check_name(name)
     if twice := [name for name, times in names.items() if times > 1]:
         raise Garbled(f"The route of {topic} names the broker {twice[0]} twice")
     counts = {data.broker_name: data.read_queue_nums for data in readable}
-    addresses = checked({broker.broker_name: broker.broker_addrs for broker in found.broker_datas})
-    for name in counts:
-        check_name(name)
     return Route(topic, counts, frozenset(addresses))
 
 

@@ -8,7 +8,7 @@ from secrets import choice
 from typing import Any
 
 from rota.brokers import Client as Online
-from rota.brokers import Ends, Progress, Refused, Settings, Unknown
+from rota.brokers import Ends, Garbled, Progress, Refused, Settings, Unknown
 from rota.brokers.rocketmq import bodies, requests
 from rota.brokers.rocketmq.answers import body, by_queue, good, number, reason, refusal, side_by_side
 from rota.brokers.rocketmq.client import Client, Site
@@ -18,6 +18,7 @@ from rota.model import Queue
 PRODUCER = "rota"
 NOBODY = "no consumer for this group"  # how a broker says so; its code is that of all failures
 FIRST_IN_ORDER, LAST_IN_ORDER, AHEAD = 194, 611, 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
+MOST_ONLINE = 20_000  # consumers of a group at a broker: all that Rota manages in one, and as many others
 STATS_SECONDS = 10.0  # a broker works for this; who asks another one meanwhile does not wait
 
 
@@ -59,6 +60,8 @@ class Cluster:
                 return ()
             raise
         found = body(answer, bodies.ConsumerConnection).connection_set
+        if len(found) > MOST_ONLINE:
+            raise Garbled(f"{broker} names {len(found):,} consumers of {group}; {MOST_ONLINE:,} are the most")
         return tuple(Online(peer.client_id, peer.client_addr, peer.language, spelled(peer.version)) for peer in found)
 
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:

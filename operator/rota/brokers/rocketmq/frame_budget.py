@@ -21,7 +21,7 @@ BUDGET_BYTES = 4 * LARGEST
 HOLD_SECONDS = 5.0  # from when a frame has room until it is complete
 WAIT_SECONDS = 10.0  # for room; nobody waits longer for an answer
 DISTRUST_SECONDS = 300.0
-MOST_WAITING = 64  # connections; each has read up to 256 KiB, as much as asyncio reads at once
+MOST_WAITING = 64  # connections; each holds what was read before it was paused: 256 KiB, with TLS twice as much
 
 
 class FrameBudget:
