@@ -1,5 +1,7 @@
 """How many queues groups may have, each and together."""
 
+import pytest
+
 from rota.kube.queue_quota import QueueQuota
 from rota.model import Reason
 
@@ -62,3 +64,22 @@ def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
     quota.release(B)
     quota.claim(A, [{"x": 9}])
     assert quota.rejection(A) is None
+
+
+@pytest.mark.parametrize("too_much", [[{"x": 11}], [{"x": 10}, {"y": 1}], [{f"broker-{n}": 0 for n in range(1001)}]])
+def test_queue_quota_keeps_the_place_of_a_group_whose_next_claim_is_rejected(too_much: list[dict[str, int]]) -> None:
+    """A group whose topics grew lost its place to another tenant, although its members went on consuming its queues."""
+    quota = QueueQuota(per_group=10, total=15)
+    quota.claim(A, [{"x": 9}])
+    quota.claim(A, too_much)
+    assert quota.rejection(A)
+    quota.claim(B, [{"x": 7}])
+    rejection = quota.rejection(B)
+    assert rejection, "9 of 15 are still taken"
+    assert "of which 9 are taken" in rejection.message
+    quota.claim(A, [{"x": 9}])
+    assert quota.rejection(A) is None
+    quota.claim(A, too_much)
+    quota.release(A)
+    quota.claim(B, [{"x": 10}])
+    assert quota.rejection(B) is None, "the place of a deleted group is free"

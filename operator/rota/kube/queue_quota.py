@@ -13,7 +13,11 @@ Key = tuple[str, str]
 
 
 class QueueQuota:
-    """Counts the queues claimed by each group; rejects a claim that would exceed a limit, and keeps earlier ones."""
+    """Counts the queues claimed by each group and rejects a claim that would exceed a limit.
+
+    A rejected claim leaves the group's last accepted one counted: its members still own those queues, and the group
+    is accepted again when its topics have shrunk.
+    """
 
     def __init__(
         self, per_group: int = MAX_QUEUES_OF_GROUP, total: int = MAX_QUEUES, what: str = "The topics have"
@@ -26,23 +30,24 @@ class QueueQuota:
         self._rejected: dict[Key, Verdict] = {}
 
     def claim(self, key: Key, counts: Sequence[Mapping[str, int]]) -> None:
-        """Claim the queues of a group's topics, counted by broker, in place of what it has claimed before."""
+        """Claim the queues of a group's topics, counted by broker, in place of its last accepted claim."""
         queues = sum(sum(count.values()) for count in counts)
-        self.release(key)
-        if verdict := _verdict_on_brokers(counts) or self._verdict(queues):
+        if verdict := _verdict_on_brokers(counts) or self._verdict(key, queues):
             self._rejected[key] = verdict
         else:
+            self.release(key)
             self._claims[key] = queues
             self._claimed += queues
 
-    def _verdict(self, queues: int) -> Verdict | None:
+    def _verdict(self, key: Key, queues: int) -> Verdict | None:
         if queues > self._per_group:
             message = f"{self._what} {queues:,} queues; a group may have {self._per_group:,}: name fewer topics"
             return Verdict(Reason.TOO_MANY_QUEUES, message)
-        if self._claimed + queues > self._total:
+        others = self._claimed - self._claims.get(key, 0)
+        if others + queues > self._total:
             message = (
                 f"{self._what} {queues:,} queues, and all groups of this operator may have {self._total:,} together,"
-                f" of which {self._claimed:,} are taken: delete groups, or raise --max-queues and the operator's memory"
+                f" of which {others:,} are taken: delete groups, or raise --max-queues and the operator's memory"
             )
             return Verdict(Reason.TOO_MANY_QUEUES, message)
         return None
