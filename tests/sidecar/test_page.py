@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from rota.model import Queue
 from rota.sidecar import health, page
 from rota.sidecar.control import Control
 from rota.sidecar.page import Page
-from sidecar.in_memory import TOPIC, UID, Event, a_member
+from sidecar.in_memory import TOPIC, UID, Event, Gate, a_member
 
 FIRST = Queue(TOPIC, BROKER, 0)
 
@@ -106,6 +108,56 @@ async def test_drain_status_responds_once_all_queues_are_released(tmp_path: Path
         assert (report.state, report.working, report.inflight) == ("drained", frozenset(), 0)
         assert member.offset(0) == len(member.app.done)
         assert await member.ask("/v1/drained") == (200, "drained\n")
+
+
+HOOK = b"GET /v1/drained HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+# A client with the hook's own address is not tested before the hook: then it takes the hook's place (docs/security.md).
+@pytest.mark.parametrize(
+    ("attackers", "hook_is_first"),
+    [
+        (["127.0.0.2"], True),
+        (["127.0.0.2"], False),
+        ([f"127.0.0.{number}" for number in range(2, 42)], False),
+        (["127.0.0.1"], True),
+    ],
+)
+async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attackers: list[str], *, hook_is_first: bool
+) -> None:
+    """More clients than can wait, and then 128 silent connections, had the server close the hook's connection."""
+    monkeypatch.setattr(page, "DRAIN_BEGINS_SECONDS", PATIENCE_SECONDS)
+    gate = Gate()
+    async with a_member(tmp_path) as member, AsyncExitStack() as connections:
+
+        async def connect(address: str, sends: bytes) -> asyncio.StreamReader:
+            host, _, port = member.url.removeprefix("http://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
+            connections.callback(writer.close)
+            writer.write(sends)
+            return reader
+
+        async def flood(sends: bytes, number: int) -> None:
+            for address in islice(cycle(attackers), number):
+                await connect(address, sends)
+            assert await member.ask("/healthz") == (200, "lives\n"), "the server has seen all connections before"
+
+        member.app.answer = gate
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+        await member.until(lambda it: it.inflight == 1)
+        if not hook_is_first:
+            await flood(HOOK, 100)
+        hook = await connect("127.0.0.1", HOOK)
+        await flood(HOOK, 100)
+        await flood(b"", 128)
+        member.begin_drain()
+        gate.opens.set()
+        response = await hook.read()
+        assert response.startswith(b"HTTP/1.1 200 ")
+        assert response.endswith(b"drained\n")
+        assert member.app.done == ["1"]
 
 
 async def test_drain_status_responds_when_no_drain_begins_and_begins_none(

@@ -5,10 +5,11 @@ from typing import Protocol
 
 from aiohttp import web
 
-from rota.http_server import AdmissionLimit, SharedResponse, listen, release_connection
+from rota.http_server import SharedResponse, listen
 from rota.metrics import CONTENT_TYPE
-from rota.sidecar.control import LIMITS, MAX_WAITING_DRAINS, Control, encode_report
+from rota.sidecar.control import LIMITS, Control, encode_report
 from rota.sidecar.control import Shell as Controlled
+from rota.sidecar.waiting_hooks import WaitingHooks
 
 PORT = 9911
 # How long the hooks of app containers wait for the sidecar's hook, which runs at the same time. If no drain begins,
@@ -40,7 +41,7 @@ class Page:
         """Answer nothing yet."""
         self._shell = shell
         self._control = control
-        self._waiting = AdmissionLimit(MAX_WAITING_DRAINS)
+        self._waiting_hooks = WaitingHooks()
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
         """Answer from now on, until the runner is cleaned up."""
@@ -63,9 +64,7 @@ class Page:
 
     async def _drained(self, request: web.Request) -> web.Response:
         """Let the hook of an app's container wait for the drain, if one begins."""
-        with self._waiting.admit() as may_wait:
-            if not may_wait:
-                release_connection(request)
+        with self._waiting_hooks.protect(request):
             try:
                 async with asyncio.timeout(DRAIN_BEGINS_SECONDS):
                     await self._shell.ends.wait()
