@@ -5,6 +5,8 @@ The attacker may edit ConsumerGroups, Secrets and ConfigMaps in one namespace, a
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -468,6 +470,35 @@ async def test_memory_of_the_operator_is_not_exhausted_by_large_objects_of_a_ten
     print(f"{', '.join(f'{it / MEBIBYTE:.0f}' for it in added)} MiB added: in watches, and by lists at the start")
     assert operator.returncode is None
     assert max(added) < LARGE_OBJECTS_LIMIT_BYTES
+
+
+@pytest.mark.slow("the command line beside a group of thousands of levels")
+async def test_cli_answers_while_a_group_is_nested_in_thousands_of_levels(
+    api: Api, attackers: str, instance: Instance
+) -> None:
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
+    broker = {"rocketmq": {"nameServers": ["127.0.0.1:1"]}}
+    template = {"spec": {"containers": [{"name": "app", "image": "x"}], "x": "nested"}}
+    subscriptions = [{"topic": "orders"}]
+    nested = made("ConsumerGroup", GROUP, broker=broker, subscriptions=subscriptions, replicas=0, template=template)
+    await create_nested(api, groups, nested, 9900)
+    address = f"http://{operator_address(instance)}:{OPERATOR_PORT}"
+
+    async def rota(*arguments: str) -> tuple[int, str, str]:
+        argv = [sys.executable, "-m", "rota.cli", *arguments, "--operator", address]
+        process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE, stderr=PIPE)
+        answer, error = await process.communicate()
+        return process.returncode or 0, answer.decode(), error.decode()
+
+    async def is_listed() -> bool:
+        return f"{attackers}/{GROUP}" in (await rota("status", "-A"))[1]
+
+    await soon(is_listed)
+    for command in ("status", "members", "lag", "explain"):
+        code, answer, error = await rota(command, f"{attackers}/{GROUP}")
+        assert code == 0, error
+        assert answer
+    await api.delete(f"{groups}/{GROUP}")
 
 
 @pytest.mark.slow("more pods than a group may have as members")

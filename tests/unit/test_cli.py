@@ -509,10 +509,22 @@ def test_custom_strategy_without_reasons_is_explained_by_its_name(
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: 2026-99-99", "[" * 5_000, "? [a]\n: b", "!!python/x y"]
+    "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: 2026-99-99", "? [a]\n: b", "!!python/x y"]
 )
 def test_plan_rejects_invalid_yaml_with_one_sentence(text: str) -> None:
     refused("Standard input is no YAML", "plan", "-f", "-", *EIGHT, feed=text)
+
+
+@pytest.mark.parametrize("levels", [450, 2000])
+@pytest.mark.parametrize("command", [["plan", *EIGHT], ["explain", *EIGHT], ["inject", "--group", "orders"]])
+def test_cli_rejects_a_deeply_nested_manifest_with_one_sentence(command: list[str], levels: int) -> None:
+    """As `kubectl get -o json` prints it: the sentence said that it was no YAML."""
+    template = {"metadata": {}, "spec": {"containers": [{"name": "app", "image": "x"}], "x": "nested"}}
+    manifest = {"kind": "ConsumerGroup", "metadata": {"name": "orders"}, "spec": {"template": template}}
+    if command[0] == "inject":
+        manifest["kind"] = "Deployment"
+    text = json.dumps(manifest).replace('"nested"', '[{"a":' * levels + "1" + "}]" * levels)
+    refused("nested too deep", *command, "-f", "-", feed=text)
 
 
 def test_plan_yaml_error_names_its_line() -> None:

@@ -111,6 +111,8 @@ def documents(filename: str, wanted: str) -> list[Document]:
             body = loader.construct_document(node) if node else None
             if node and isinstance(body, dict):
                 found.append(Document(filename, body, node))
+    except RecursionError:  # kubectl prints such objects: Kubernetes stores thousands of levels
+        raise ValueError(f"{spelled(filename)} is nested too deeply to be read; remove levels from it") from None
     except UNREADABLE as error:  # its constructors throw whatever Python does at a date or a tag that cannot be
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""

@@ -122,6 +122,8 @@ def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
     try:
         begun = [it.start_mark for it in yaml.parse(text, _Loader) if isinstance(it, yaml.DocumentStartEvent)]
         values = list(yaml.load_all(text, _Loader))
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply to be read; remove levels from it") from None
     except UNREADABLE as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
