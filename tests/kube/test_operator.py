@@ -88,8 +88,8 @@ async def test_signature_key_that_an_administrator_removes_is_replaced_while_mem
         before, of_group = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
         assert before.keys() == {"current", "last", "changed"}
         assert of_group.keys() == {"current"}
-        (command,) = re.findall(r"^\$ kubectl (patch secret .*)$", SECURITY.read_text(), re.MULTILINE)
-        control_plane.kubectl(*shlex.split(command.replace("rota-system", namespace)))
+        change, revoke = re.findall(r"^\$ kubectl (patch secret .*)$", SECURITY.read_text(), re.MULTILINE)
+        control_plane.kubectl(*shlex.split(change.replace("rota-system", namespace)))
 
         async def both_hold() -> bool:
             operators, members = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
@@ -98,7 +98,17 @@ async def test_signature_key_that_an_administrator_removes_is_replaced_while_mem
         await soon(both_hold)
         await fleet.add("billing-c")
         await soon(lambda: shared(2, 2, 2))
-        assert (await keys("rota-operator-key"))["current"] != before["current"]
+        changed = await keys("rota-operator-key")
+        assert changed["current"] != before["current"]
+        control_plane.kubectl(*shlex.split(revoke.replace("rota-system", namespace)))
+
+        async def current_alone_holds() -> bool:
+            operators, members = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
+            return (operators.get("current"), set(members)) == (changed["current"], {"current"})
+
+        await soon(current_alone_holds)
+        await fleet.add("billing-d")
+        await soon(lambda: shared(1, 1, 2, 2))
 
 
 async def test_leader_election_lets_the_second_replica_take_over(
