@@ -205,9 +205,9 @@ async def test_signature_is_not_required_of_members_whose_pods_mount_no_key() ->
         assert member.final
 
 
-def a_pod(**container: object) -> Pod:
-    sidecar = {"name": "rota-sidecar", **container}
-    body = {"metadata": {"name": "a", "uid": UID}, "spec": {"initContainers": [sidecar]}, "status": {"podIP": HOST}}
+def a_pod(*, host_network: bool = False, **container: object) -> Pod:
+    spec = {"hostNetwork": host_network, "initContainers": [{"name": "rota-sidecar", **container}]}
+    body = {"metadata": {"name": "a", "uid": UID}, "spec": spec, "status": {"podIP": HOST}}
     return msgspec.convert(body, Pod)
 
 
@@ -219,6 +219,15 @@ def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None
     assert Endpoint.of(a_pod(volumeMounts=mounts), "1") == signed, "a manifest made by hand"
     assert Endpoint.of(a_pod(ports=ports[:1]), "1") == unsigned, "of an earlier version"
     assert Endpoint.of(a_pod(), "1") == unsigned
+
+
+@pytest.mark.parametrize("number", [22, 2379, 9911, 10250])
+def test_report_of_a_pod_in_the_nodes_network_is_not_requested_at_a_port_of_the_tenants_choice(number: int) -> None:
+    ports = [{"name": "rota-control", "containerPort": number}]
+    mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
+    assert Endpoint.of(a_pod(host_network=True, ports=ports, volumeMounts=mounts), "1").port == 9913
+    assert Endpoint.of(a_pod(host_network=True, ports=ports), "1").port == 9911
+    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1").port == number, "in a network of its own"
 
 
 # Pages about queues.

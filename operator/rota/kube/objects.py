@@ -166,6 +166,7 @@ class _Volume(Struct, frozen=True, rename="camel"):
 
 class _PodSpec(Struct, frozen=True, rename="camel"):
     node_name: str = ""
+    host_network: bool = False
     containers: list[_Container] = []
     init_containers: list[_Container] = []
     volumes: list[_Volume] = []
@@ -216,9 +217,14 @@ class Pod(Struct, frozen=True):
 
     @property
     def control_port(self) -> int:
-        """Where its sidecar takes requests for reports and drains."""
+        """Where its sidecar takes requests for reports and drains.
+
+        With hostNetwork, a port in the spec does not count: a tenant could name any port of the node.
+        """
         named = [port.container_port for it in self._sidecars for port in it.ports if port.name == CONTROL]
-        return named[0] if named else CONTROL_PORT if self.has_key else REPORT_PORT
+        if named and not self.spec.host_network:
+            return named[0]
+        return CONTROL_PORT if self.has_key else REPORT_PORT
 
     @property
     def has_key(self) -> bool:
