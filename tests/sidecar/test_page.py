@@ -1,20 +1,27 @@
 """What a sidecar answers on the pod's address."""
 
 import asyncio
+import hashlib
 import json
+import socket
+import tracemalloc
 from contextlib import AsyncExitStack
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import pytest
+from aiohttp import ClientSession
 
 from ground.poll import PATIENCE_SECONDS
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
-from rota.documents import read_report
+from rota.documents import FullReport, read_report
 from rota.model import Queue
 from rota.sidecar import health, page
-from rota.sidecar.control import Control
+from rota.sidecar.control import Control, KeyFiles
 from rota.sidecar.page import Page
+from rota.sidecar.self_report import QueuesPage
 from sidecar.in_memory import TOPIC, UID, Event, Gate, a_member
 
 FIRST = Queue(TOPIC, BROKER, 0)
@@ -296,6 +303,83 @@ async def test_metrics_report_the_finished_deliveries(tmp_path: Path) -> None:
         assert told["rota_sidecar_inflight"] == "0"
         assert told["rota_sidecar_delivery_duration_seconds_count"] == "2"
         assert told["rota_sidecar_redelivered_total"] == "0"
+
+
+class LargeMember:
+    """A member whose report names queues of many topics."""
+
+    uid = UID
+    ends = asyncio.Event()
+
+    def __init__(self, *, changes: bool) -> None:
+        self.changes = changes
+        names = [
+            hashlib.sha256(b"%d" % number).hexdigest() for number in range(20_000)
+        ]  # that gzip cannot shorten much
+        held = {name: {BROKER: "0-7"} for name in names}
+        self.large = FullReport(member="a", uid=UID, generation=1, revision=1, held=held)
+
+    def report(self) -> FullReport:
+        if self.changes:
+            self.large = msgspec.structs.replace(self.large, revision=self.large.revision + 1)
+        return self.large
+
+    def queues(self, _: int) -> QueuesPage:
+        return QueuesPage([], None)
+
+    def unready(self) -> str:
+        return ""
+
+    def metrics(self) -> str:
+        return ""
+
+    async def drained(self) -> None:
+        return
+
+    async def news(self, _: int) -> None:
+        return
+
+    async def drain(self, *, final: bool = False) -> None:
+        assert not final
+
+
+CLIENTS = 127
+BYTES_OF_A_CLIENT = 224 * 1024  # three parts of the response, a request and its task
+
+
+@pytest.mark.parametrize("accepts", ["", "gzip"])
+@pytest.mark.parametrize("changes", [False, True])
+async def test_report_that_many_clients_do_not_read_takes_a_bounded_number_of_bytes(
+    tmp_path: Path, accepts: str, *, changes: bool
+) -> None:
+    """Each client kept a version of its own, if the report had changed since the one before: 300 MB."""
+    member = LargeMember(changes=changes)
+    server = await Page(member, Control(member, KeyFiles(str(tmp_path)))).serve("127.0.0.1", 0)
+    (listening,) = cast("Any", next(iter(server.sites)))._sockets
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # or the kernel keeps 4 MB for each client
+    host, port = server.addresses[0][:2]
+    request = f"GET /v1/report HTTP/1.1\r\nhost: localhost\r\naccept-encoding: {accepts}\r\n\r\n".encode()
+    size = len(msgspec.json.encode(member.large))
+    assert size > 1_000_000
+    async with AsyncExitStack() as opened:
+        session = await opened.enter_async_context(ClientSession(headers={"accept-encoding": accepts}))
+        tracemalloc.start()
+        opened.callback(tracemalloc.stop)
+        for _ in range(CLIENTS):
+            client = opened.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(0)
+            await asyncio.get_running_loop().sock_connect(client, (host, port))
+            await asyncio.get_running_loop().sock_sendall(client, request)
+            assert await asyncio.get_running_loop().sock_recv(client, 12) == b"HTTP/1.1 200"
+        async with session.get(f"http://{host}:{port}/v1/report") as response:
+            assert len(await response.read()) >= size, "a client that reads gets all of it"
+        _, peak = tracemalloc.get_traced_memory()
+        assert server.server
+        if not changes:
+            assert len(server.server.connections) == CLIENTS + 1, "no client is closed while the report stays the same"
+    await server.cleanup()
+    assert peak < 12 * size + CLIENTS * BYTES_OF_A_CLIENT, "as text, compressed, and being read by the test"
 
 
 async def test_http_server_reports_a_port_in_use_with_a_sentence(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aiohttp import ClientSession, web
 
 from ground.poll import soon
 from rota import http_server
-from rota.http_server import BodyReader, Limits, SharedResponse
+from rota.http_server import BodyReader, Limits, SharedResponse, responses
 
 ASKS = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -251,7 +251,7 @@ async def test_http_server_closes_a_client_that_does_not_read_a_large_response()
 async def test_http_server_closes_a_client_that_takes_too_long_for_a_large_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_server, "SEND_SECONDS", 0.1)
+    monkeypatch.setattr(responses, "SEND_SECONDS", 0.1)
     async with serving() as it:
         reader, writer = await it.connected(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -269,6 +269,50 @@ async def test_http_server_sends_a_large_response_whole(accepts: str) -> None:
         body = await response.read()
         assert response.headers.get("content-encoding", "") == accepts
         assert (gzip.decompress(body) if accepts else body) == await large_body()
+
+
+async def test_http_server_compresses_a_shared_response_once_and_only_for_clients_that_accept_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compress = gzip.compress
+    compressed: list[int] = []
+
+    def counted(body: bytes, level: int) -> bytes:
+        compressed.append(len(body))
+        return compress(body, level)
+
+    monkeypatch.setattr(gzip, "compress", counted)
+    may_render = asyncio.Event()
+    may_render.set()
+
+    async def render() -> bytes:
+        await may_render.wait()
+        return b"large"
+
+    app = web.Application()
+    app.add_routes([web.get("/", SharedResponse(render, {}).respond)])
+    port = a_port()
+    runner = await http_server.listen(app, "127.0.0.1", port)
+    async with ClientSession() as session:
+
+        async def ask(accepts: str) -> bytes:
+            headers = {"accept-encoding": accepts}
+            async with session.get(f"http://127.0.0.1:{port}/", headers=headers) as response:
+                assert response.headers.get("content-encoding", "") == accepts
+                return await response.read()
+
+        async def all_wait() -> bool:
+            return len(app[responses.BUSY]) == 6
+
+        assert [await ask("") for _ in range(3)] == [b"large"] * 3
+        assert compressed == []
+        may_render.clear()
+        asking = [asyncio.create_task(ask(accepts)) for accepts in ("", "gzip") * 3]
+        await soon(all_wait)
+        may_render.set()
+        assert await asyncio.gather(*asking) == [b"large"] * 6
+        assert len(compressed) in {1, 2}, "once for each version that is rendered"
+    await runner.cleanup()
 
 
 async def test_http_server_limits_connections_by_the_file_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:

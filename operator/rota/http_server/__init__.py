@@ -1,21 +1,23 @@
 """The HTTP server of operator and sidecar. Connections, request heads, bodies and waiting requests are all limited."""
 
 import asyncio
-import gzip
 import ipaddress
 import logging
-import math
 import os
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
+
+from rota.http_server.responses import BUSY, SharedResponse, release_connection, send
+
+__all__ = ["AdmissionLimit", "BodyReader", "Limits", "SharedResponse", "listen", "release_connection", "send"]
 
 SHUTDOWN_SECONDS = 1.0  # for responses in progress when the server stops
 DISCARD_SECONDS = 0.2  # an unread body is discarded for this long, so that the client can read the response
@@ -25,18 +27,12 @@ MAX_CONNECTIONS = 128
 MAX_HEADERS = 64  # a browser sends 20, and an ingress adds as many
 MAX_HEADER_BYTES = 8190  # of the request line, and of each header: a browser sends all cookies of localhost in one
 READ_BUFFER_BYTES = 16 * 1024
-SEND_SECONDS = 30.0  # for a client to take a large response
-COMPRESS_MIN_BYTES = 4096  # a larger response is compressed
-PART_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
 ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
 LOG_INTERVAL_SECONDS = 60.0  # between two warnings: clients decide how often there is a reason for one
 BACKLOG = 128
 LOOPBACK = "127.0.0.1"
 
 _log = logging.getLogger(__name__)
-
-# The connections on which a request is being handled.
-_BUSY: Final = web.AppKey("busy", set[object])
 
 
 class Limits(NamedTuple):
@@ -64,7 +60,7 @@ async def listen(
     """
     limits = limits or Limits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
-    app[_BUSY] = set()
+    app[BUSY] = set()
     app.middlewares.extend([_track_busy, _reject_web_pages, _reject_unreadable_body])
     runner = web.AppRunner(
         app,
@@ -85,7 +81,7 @@ async def listen(
         if also_on_loopback and not any(_includes_loopback(bound) for bound in sockets):
             with suppress(OSError):  # another process listens there
                 sockets += await _bind(LOOPBACK, port)
-        await _LimitedSite(runner, sockets, app[_BUSY], limits.connections).start()
+        await _LimitedSite(runner, sockets, app[BUSY], limits.connections).start()
     except OSError as error:
         await runner.cleanup()
         raise ValueError(f"Nothing can be answered at {address}, port {port}: {_reason(error)}{hint}") from None
@@ -150,78 +146,6 @@ class AdmissionLimit:
             self._admitted -= admitted
 
 
-class SharedResponse:
-    """Answers with a large body, which is rendered once for all requests that arrived meanwhile.
-
-    Each response copies one part of it at a time. A client that reads slowly loses its connection when the server needs
-    another, or after SEND_SECONDS.
-    """
-
-    def __init__(self, render: Callable[[], Awaitable[bytes]], headers: Mapping[str, str]) -> None:
-        self._render = render
-        self._headers = headers
-        self._lock = asyncio.Lock()
-        self._body = b""
-        self._packed = b""
-        self._started = -math.inf
-
-    async def respond(self, request: web.Request) -> web.StreamResponse:
-        """Handle a request."""
-        # To the end, also if this client disconnects: else the next one would render beside it.
-        await asyncio.shield(asyncio.ensure_future(self._refresh()))
-        if _accepts_gzip(request):
-            return await _send(request, {**self._headers, hdrs.CONTENT_ENCODING: "gzip"}, self._packed)
-        return await _send(request, self._headers, self._body)
-
-    async def _refresh(self) -> None:
-        """Render the body, unless that was begun after the request arrived."""
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
-        async with self._lock:
-            if self._started <= arrived:
-                started = loop.time()
-                body = await self._render()
-                self._packed = await asyncio.to_thread(gzip.compress, body, 1)
-                self._body = body
-                self._started = started
-
-
-def release_connection(request: web.Request) -> None:
-    """Let the server close this connection if it needs another, although its request is still being handled."""
-    if busy := request.app.get(_BUSY):
-        busy.discard(request.protocol)
-
-
-async def send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
-    """Answer with a body of its own, compressed if it is large and the client accepts that."""
-    if len(body) > COMPRESS_MIN_BYTES and _accepts_gzip(request):
-        body = await asyncio.to_thread(gzip.compress, body, 1)
-        headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}
-    return await _send(request, headers, body)
-
-
-async def _send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
-    response = web.StreamResponse(headers={**headers, hdrs.VARY: hdrs.ACCEPT_ENCODING})
-    response.content_length = len(body)
-    release_connection(request)
-    parts = memoryview(body if request.method != hdrs.METH_HEAD else b"")
-    try:
-        async with asyncio.timeout(SEND_SECONDS):
-            await response.prepare(request)
-            for start in range(0, len(parts), PART_BYTES):
-                await response.write(parts[start : start + PART_BYTES])
-            await response.write_eof()
-    except TimeoutError:
-        if request.transport:
-            request.transport.abort()
-        raise ConnectionResetError from None
-    return response
-
-
-def _accepts_gzip(request: web.Request) -> bool:
-    return "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
-
-
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror):  # its numbers are not those of errno
         return "that address cannot be resolved"
@@ -252,7 +176,7 @@ def _includes_loopback(bound: socket.socket) -> bool:
 
 @web.middleware
 async def _track_busy(request: web.Request, handler: Handler) -> web.StreamResponse:
-    busy = request.app[_BUSY]
+    busy = request.app[BUSY]
     busy.add(request.protocol)
     try:
         return await handler(request)

@@ -1,0 +1,117 @@
+"""Large responses of the HTTP server: rendered once for many clients, compressed if they accept it, sent in parts."""
+
+import asyncio
+import gzip
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import hdrs, web
+
+SEND_SECONDS = 30.0  # for a client to take a large response
+COMPRESS_MIN_BYTES = 4096  # a larger response is compressed
+PART_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
+MAX_VERSIONS = 4  # of one response that are being sent at the same time
+
+# The connections on which a request is being handled.
+BUSY: Final = web.AppKey("busy", set[object])
+
+
+@dataclass(eq=False)
+class _Version:
+    """A response as it was rendered once."""
+
+    body: bytes
+    packed: bytes = b""  # the same, compressed; empty until a client accepts that
+
+
+class SharedResponse:
+    """Answers with a large body, which is rendered once for all requests that arrived meanwhile.
+
+    Each response copies one part of it at a time. A client that reads slowly loses its connection when the server needs
+    another, when MAX_VERSIONS newer versions are being sent, or after SEND_SECONDS.
+    """
+
+    def __init__(self, render: Callable[[], Awaitable[bytes]], headers: Mapping[str, str]) -> None:
+        self._render = render
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self._version = _Version(b"")
+        self._started = -math.inf
+        self._sending: dict[_Version, list[web.Request]] = {}  # the oldest first
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        """Handle a request."""
+        is_packed = _accepts_gzip(request)
+        # To the end, also if this client disconnects: else the next one would render beside it.
+        version = await asyncio.shield(asyncio.ensure_future(self._refresh(is_packed=is_packed)))
+        requests = self._sending.setdefault(version, [])
+        requests.append(request)
+        try:
+            if is_packed:
+                return await _send(request, {**self._headers, hdrs.CONTENT_ENCODING: "gzip"}, version.packed)
+            return await _send(request, self._headers, version.body)
+        finally:
+            requests.remove(request)
+            if not requests:
+                self._sending.pop(version, None)
+
+    async def _refresh(self, *, is_packed: bool) -> _Version:
+        """Render the body, unless that began after the request arrived; compress it once a client accepts that."""
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        async with self._lock:
+            if self._started <= arrived:
+                started = loop.time()
+                body = await self._render()
+                if body != self._version.body:
+                    self._close_slowest()
+                    self._version = _Version(body)
+                self._started = started
+            if is_packed and not self._version.packed:
+                self._version.packed = await asyncio.to_thread(gzip.compress, self._version.body, 1)
+            return self._version
+
+    def _close_slowest(self) -> None:
+        """Close the connections of clients that still read the oldest version, if one more would be too many."""
+        if len(self._sending) >= MAX_VERSIONS:
+            for request in tuple(next(iter(self._sending.values()))):
+                if request.transport:
+                    request.transport.abort()
+
+
+def release_connection(request: web.Request) -> None:
+    """Let the server close this connection if it needs another, although its request is still being handled."""
+    if busy := request.app.get(BUSY):
+        busy.discard(request.protocol)
+
+
+async def send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+    """Answer with a body of its own, compressed if it is large and the client accepts that."""
+    if len(body) > COMPRESS_MIN_BYTES and _accepts_gzip(request):
+        body = await asyncio.to_thread(gzip.compress, body, 1)
+        headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}
+    return await _send(request, headers, body)
+
+
+async def _send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**headers, hdrs.VARY: hdrs.ACCEPT_ENCODING})
+    response.content_length = len(body)
+    release_connection(request)
+    parts = memoryview(body if request.method != hdrs.METH_HEAD else b"")
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await response.prepare(request)
+            for start in range(0, len(parts), PART_BYTES):
+                await response.write(parts[start : start + PART_BYTES])
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport:
+            request.transport.abort()
+        raise ConnectionResetError from None
+    return response
+
+
+def _accepts_gzip(request: web.Request) -> bool:
+    return "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
