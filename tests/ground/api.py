@@ -36,7 +36,7 @@ _PATCHES = {
     "strategic": "application/strategic-merge-patch+json",
     "apply": "application/apply-patch+yaml",
 }
-_REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_REQUEST = aiohttp.ClientTimeout(total=120, sock_connect=60)  # on a busy machine, to a server that is there
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=330)
 
 
