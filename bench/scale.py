@@ -193,8 +193,8 @@ class Scale:
         return self.instance.address(90 + OPERATORS.index(name))
 
     async def until_all_known(self, name: str) -> None:
-        """Wait until an operator knows all groups."""
-        await self._until(partial(self._knows_all, name), 300)
+        """Wait until an operator knows all groups; the first one writes everything that is new."""
+        await self._until(partial(self._knows_all, name), 900)
 
     def _knows_all(self, name: str) -> bool:
         return "groups are known" in self._path(name).read_text()
