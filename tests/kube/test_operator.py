@@ -111,6 +111,30 @@ async def test_signature_key_that_an_administrator_removes_is_replaced_while_mem
         await soon(lambda: shared(1, 1, 2, 2))
 
 
+async def test_signature_key_of_a_new_group_is_written_before_its_assignment(
+    fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    """Where pokes came first, most of a thousand new groups waited for their keys for a quarter of an hour."""
+    api, namespace = fleet.api, fleet.namespace
+    await a_group(api, f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", rocketmq)
+    await fleet.add("billing-a", "billing-b")
+    core = f"/api/v1/namespaces/{namespace}"
+    before = (await api.get(f"{core}/configmaps"))["metadata"]["resourceVersion"]
+
+    async def created_at(kind: str, name: str) -> int:
+        async for event in api.watch(f"{core}/{kind}", resourceVersion=before):
+            metadata = event["object"]["metadata"]
+            if metadata.get("name") == name:
+                return int(metadata["resourceVersion"])
+        raise AssertionError(f"{name} was not created")
+
+    async with an_operator(control_plane.kubeconfig, namespace, fleet.addresses(), tmp_path / "operator.log"):
+        key, assignment = await asyncio.gather(
+            created_at("secrets", f"{GROUP}-rota-key"), created_at("configmaps", f"{GROUP}-rota")
+        )
+    assert key < assignment
+
+
 async def test_leader_election_lets_the_second_replica_take_over(
     fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from rota.kube.api import Api, ApiError
+from rota.kube.fleets import Fleets
 from rota.kube.group import Group
 from rota.kube.known import Known
 from rota.kube.member_keys import PREVIOUS_HOLDS_SECONDS, MemberKeys, OperatorKeys, renewed_keys
@@ -163,6 +164,21 @@ async def test_signature_key_is_written_again_if_members_do_not_sign(monkeypatch
     assert await keys.keep(group) == 1, "it is marked once for each key"
     known.hear(None, 2.0, 2.0, Reason.REPORT_TOO_LARGE)
     assert await keys.keep(group) == 0
+
+
+async def test_signature_key_is_given_at_once_only_to_members_that_are_not_authenticated() -> None:
+    server, group = Server(), a_group()
+    server.secrets[OPERATORS] = {"data": encoded(current=KEY)}
+    keys = the_keys(server)
+    await keys.load()
+    fleets = Fleets(cast("Api", server), keys=keys)
+    known = group.pods["orders-a"] = Known(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
+    await fleets.give_key(group)
+    assert server.writes == [], "a new leader writes no Secret before the assignment that members wait for"
+    known.hear(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)
+    await fleets.give_key(group)
+    await fleets.give_key(group)
+    assert server.writes == [f"create {GROUPS}"]
 
 
 @pytest.mark.parametrize("group", ["rota", "prod", "operator", "rota-operator"])

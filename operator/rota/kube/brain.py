@@ -301,6 +301,7 @@ class Brain:
         """Look at a group once, and do what is to be done; return the seconds until it is worth looking again."""
         group = task.group
         await self._gatherer.catch_up(group)
+        await self._fleets.give_key(group)
         self._looked()
         for client, queues in group.locks_left():
             self._background(self._places.unlock(group, client, queues))

@@ -9,6 +9,7 @@ from rota.kube.apply import Stale
 from rota.kube.group import Group
 from rota.kube.manifests import SidecarSpec, deployment, newest_image
 from rota.kube.member_keys import MemberKeys
+from rota.kube.member_problems import unauthenticated
 from rota.kube.objects import MAX_DEPLOYMENT_BYTES, Deployment
 from rota.kube.paths import object_path
 from rota.model import Reason, Verdict, plain
@@ -48,6 +49,15 @@ class Fleets:
         """Know that a Deployment is no more."""
         self._standing.pop(it.metadata.key, None)
         self._stated.pop(it.metadata.key, None)
+
+    async def give_key(self, group: Group) -> None:
+        """Write the Secret with the key of a group, if a member is not authenticated.
+
+        This comes before all that is written for the group: what such members obey cannot be known, so they are poked
+        again and again. At a thousand new groups the pokes left no room at the API server for most of the Secrets.
+        """
+        if self._keys and unauthenticated(group.pods):
+            await self._keys.keep_secret(group)
 
     async def keep(self, group: Group) -> int:
         """See to it that a group's Secret and Deployment are as they shall be; return how many writes that took."""

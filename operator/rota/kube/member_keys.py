@@ -152,12 +152,10 @@ class MemberKeys:
 
     async def keep(self, group: Group) -> int:
         """Have a group's members get the keys that hold now; return how many writes that took."""
-        keys = self.of(group.uid)
+        writes, keys = await self.keep_secret(group), self.of(group.uid)
         if group.body is None or not keys:
-            return 0
-        pods = unauthenticated(group.pods)
-        writes = await self._keep_secret(group, keys, is_in_doubt=bool(pods or group.key_problems))
-        return writes + sum(await asyncio.gather(*(self._mark(pod, keys[0]) for pod in pods)))
+            return writes
+        return writes + sum(await asyncio.gather(*(self._mark(pod, keys[0]) for pod in unauthenticated(group.pods))))
 
     async def _mark(self, pod: Pod, key: bytes) -> int:
         """Change a pod's annotation, so that its kubelet looks at the Secret at once; once for each key."""
@@ -171,9 +169,13 @@ class MemberKeys:
             _log.info("Could not annotate pod %s with its key's fingerprint: %s", pod.metadata.name, error)
         return 1
 
-    async def _keep_secret(self, group: Group, keys: tuple[bytes, ...], *, is_in_doubt: bool) -> int:
+    async def keep_secret(self, group: Group) -> int:
         """Write a group's Secret if other keys hold than were written there, or now and then if that is in doubt."""
+        keys = self.of(group.uid)
+        if group.body is None or not keys:
+            return 0
         written, now = self._written.get(group), asyncio.get_running_loop().time()
+        is_in_doubt = bool(group.key_problems or unauthenticated(group.pods))
         is_due = written is None or written.keys != keys or (is_in_doubt and now - written.at >= REWRITE_SECONDS)
         if not is_due:
             return 0
