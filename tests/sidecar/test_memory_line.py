@@ -20,7 +20,7 @@ SMALL = "s" * 1000
 
 @pytest.fixture(autouse=True)
 def _small_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "memory", lambda: BUDGET_BYTES / shell.FOR_MESSAGES)
+    monkeypatch.setattr(shell, "memory_limit", lambda: BUDGET_BYTES / shell.FOR_MESSAGES)
     monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
 
 
