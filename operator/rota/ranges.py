@@ -20,7 +20,7 @@ MOST_IDS = 2**17  # queues that one document, or report, can name: a short text 
 
 
 class RangedQueues(AbstractSet[Queue]):
-    """A set of queues that keeps ranges: a short text can name 131,072 queues, which would take 20 MiB each by each."""
+    """A set of queues that keeps ranges: a short text can name 131,072 queues, which take 20 MiB one by one."""
 
     def __init__(self, *several: Mapping[str, Mapping[str, str]]) -> None:
         """Read the queues that the ranges name together."""

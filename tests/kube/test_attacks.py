@@ -123,6 +123,13 @@ async def name_server() -> AsyncIterator[Server]:
         yield server
 
 
+async def is_ready(address: str) -> bool:
+    """Whether the operator at an address is ready; false before it listens."""
+    with suppress(OSError):
+        return await status_of(address, OPERATOR_PORT, "/readyz") == 200
+    return False
+
+
 @asynccontextmanager
 async def definitions_of_an_earlier_version(api: Api) -> AsyncIterator[None]:
     """Let the API server accept any name for a Secret meanwhile: what an earlier CRD has accepted stays stored."""
@@ -322,13 +329,7 @@ async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes
     operator: asyncio.subprocess.Process, instance: Instance, attack: str
 ) -> None:
     address = operator_address(instance)
-
-    async def is_ready() -> bool:
-        with suppress(OSError):
-            return await status_of(address, OPERATOR_PORT, "/readyz") == 200
-        return False
-
-    await soon(is_ready)
+    await soon(partial(is_ready, address))
     before = peak_bytes(operator.pid)
     async with attacked(address, OPERATOR_PORT, attack):
         for number in range(PROBES):
@@ -448,12 +449,6 @@ async def test_memory_of_the_operator_is_not_exhausted_by_large_objects_of_a_ten
     operator: asyncio.subprocess.Process, second_operator: StartedLater, api: Api, attackers: str, instance: Instance
 ) -> None:
     """ConfigMaps, pods and Deployments were kept whole, and listed in responses of 500 MiB."""
-
-    async def is_ready(address: str) -> bool:
-        with suppress(OSError):
-            return await status_of(address, OPERATOR_PORT, "/readyz") == 200
-        return False
-
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
     broker = {"rocketmq": {"nameServers": ["127.0.0.1:1"]}}
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from operator import itemgetter
 
 from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
 from rota.kube.objects import GROUP_LABEL, SETTINGS, ConfigMap
@@ -39,13 +40,15 @@ class Record:
         return found
 
     @property
-    def queue_counts(self) -> list[Counter[str]]:
+    def queue_counts(self) -> list[dict[str, int]]:
         """How many queues it names, by broker, for each topic."""
-        counts: dict[str, Counter[str]] = {}
-        if self.document:
-            shares = [share.queues for share in self.document.members.values()]
-            for queue in chain(*shares, self.document.releasing, self.document.everyone or ()):
-                counts.setdefault(queue.topic, Counter())[queue.broker] += 1
+        if self.document is None:
+            return []
+        shares = [share.queues for share in self.document.members.values()]
+        queues = chain(*shares, self.document.releasing, self.document.everyone or ())
+        counts: dict[str, dict[str, int]] = {}
+        for (topic, broker), count in Counter(map(itemgetter(0, 1), queues)).items():
+            counts.setdefault(topic, {})[broker] = count
         return [*counts.values()]
 
 

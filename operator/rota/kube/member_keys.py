@@ -175,8 +175,11 @@ class MemberKeys:
         if group.body is None or not keys:
             return 0
         written, now = self._written.get(group), asyncio.get_running_loop().time()
-        is_in_doubt = bool(group.key_problems or unauthenticated(group.pods))
-        is_due = written is None or written.keys != keys or (is_in_doubt and now - written.at >= REWRITE_SECONDS)
+        is_due = (
+            written is None
+            or written.keys != keys
+            or (now - written.at >= REWRITE_SECONDS and (group.key_problems or unauthenticated(group.pods)))
+        )
         if not is_due:
             return 0
         self._written[group] = _Written(keys, now)
