@@ -423,8 +423,8 @@ async def test_watch_of_one_hostile_object_does_not_stop_the_operator(
     assert b"nested too deeply for kopf" in await logged
 
 
-LARGE_OBJECTS = 40  # of each kind
-LARGE_OBJECTS_LIMIT_BYTES = 64 * MEBIBYTE  # that they may add to the operator's memory; together they have 130 MiB
+LARGE_OBJECTS = 20  # of each kind
+LARGE_OBJECTS_LIMIT_BYTES = 48 * MEBIBYTE  # that they may add to the operator's memory; together they have 65 MiB
 
 
 async def create_large_objects(api: Api, namespace: str) -> None:

@@ -41,7 +41,7 @@ async def test_signature_that_is_missing_releases_no_queue_and_makes_nobody_lost
     reads = world.fleet.reads
 
     async def was_asked_often() -> bool:
-        return world.fleet.reads > reads + 20
+        return world.fleet.reads > reads + 8
 
     await world.soon(was_asked_often)
     assert len(world.fleet.worked_by("orders-a")) == 4
