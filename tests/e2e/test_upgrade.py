@@ -56,6 +56,7 @@ def test_upgrade_from_members_without_a_key_and_back_loses_and_duplicates_no_mes
     installed: Installed, shipping: Consumers
 ) -> None:
     consumers = shipping
+    consumers.gone()  # its pods have the present sidecar if other tests ran before
     consumers.up()
     before, pods = deployment(installed), consumers.pods()
     assert before[1] == ["rota.local/sidecar:earlier"]
