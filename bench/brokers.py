@@ -21,12 +21,12 @@ from ground.instance import temporary
 from ground.poll import eventually
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
-from rota.brokers import Membership, Progress
-from rota.brokers.rocketmq import requests
-from rota.brokers.rocketmq.client import Client, Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.port import Membership, Progress
+from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.messages import decode
+from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.rocketmq.wire import requests
+from rota.brokers.rocketmq.wire.messages import decode
 from rota.model import Queue
 from rota.spec import Subscription
 

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from ground.api import Api, Object
 from kube.members import CONTROL_PORT, GroupKey, reported
-from rota.sidecar.machine import Act, Event
-from rota.sidecar.member import Member, Step
+from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.queue_lifecycle import Act, Event
 
 LABEL = "rota.dev/group"
 _ON_LOOPBACK = b"lo\0"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from bench.measure import Row, Sample
-from rota.kube.journal import MOST_WAITING, Fact, Journal
+from rota.kube.telemetry.journal.journal_writer import MOST_WAITING, Fact, Journal
 from rota.records import journal_record, read
 
 PER, MEMBERS, HANDOVERS, RUNS = 100_000, 10, 8, 7

@@ -19,10 +19,10 @@ from ground.instance import temporary
 from ground.memory_limit import MemoryLimit
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
-from rota.brokers import BrokerError
-from rota.brokers.rocketmq import requests
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
+from rota.brokers.errors import BrokerError
+from rota.brokers.rocketmq.admin import PRODUCER, Cluster
+from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 
 MEBIBYTE = 2**20

@@ -27,8 +27,8 @@ from ground.poll import answers, eventually, soon
 from ground.report import say
 from ground.rocketmq import RocketMQ
 from kube.members import a_pod
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
 
 GROUPS, MEMBERS, QUEUES = int(os.environ.get("SCALE", "1000")), 10, 100
 NODES = 10

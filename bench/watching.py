@@ -27,19 +27,19 @@ from ground.report import say
 from ground.rocketmq import RocketMQ
 from kube.live_page import LIVE, MANY, Served, a_detail, a_member
 from kube.members import a_pod
-from rota.brokers import Ends, Progress
-from rota.brokers.rocketmq import requests
-from rota.brokers.rocketmq.client import Client, Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.port import Ends, Progress
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.rocketmq.wire import requests
 from rota.documents import Report
 from rota.http_server import listen
-from rota.kube.brain import Done
-from rota.kube.group import Group
-from rota.kube.lags import DEAD_EVERY, Lags
-from rota.kube.measures import Fact, Measures
-from rota.kube.objects import ConfigMap, Custom, Metadata, Pod, record_of
-from rota.kube.page import metrics
-from rota.kube.views import Interest, Views
+from rota.kube.brokers.lag.lag_poller import DEAD_EVERY, Lags
+from rota.kube.brokers.route_watcher import Interest, Views
+from rota.kube.client.objects import ConfigMap, Custom, Metadata, Pod, record_of
+from rota.kube.http.operator_probes import metrics
+from rota.kube.reconcile.reconciler import Done
+from rota.kube.state.group import Group
+from rota.kube.telemetry.operator_metrics import Fact, Measures
 from rota.model import RETRY, Queue
 from rota.planner import plan
 from rota.ranges import to_ranges

@@ -9,9 +9,9 @@ from hypothesis.strategies import DrawFn
 from rota.documents import Assignment, Release, Report, Share
 from rota.model import Holder, Queue, Roster
 from rota.planner import Heard, Pod, Snapshot, View
-from rota.planner.record import written
 from rota.ranges import to_ranges
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
+from rota.timestamps import format_time
 
 TOPICS = ("orders", "payments", "%RETRY%shop")
 BROKERS = ("room1@a", "room1@b", "room2@a", "plain")
@@ -39,7 +39,7 @@ def rosters(draw: DrawFn, *, topics: tuple[str, ...] = TOPICS, largest: int = 6)
 NOW = 1_763_712_000.0  # the time of day in cases where it does not matter
 GROUP = "shop/orders"
 LONG = 1000.0  # seconds after which nothing is new any more
-BEGUN = {"orders": written(NOW - 100 * LONG)}  # since when what is on record is worked
+BEGUN = {"orders": format_time(NOW - 100 * LONG)}  # since when what is on record is worked
 
 
 def a_spec(**changed: Any) -> GroupSpec:
@@ -87,7 +87,7 @@ def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod
 def a_document(generation: int = 5, age: float = LONG, **changed: Any) -> Assignment:
     """Return the record; `members` maps names to queues, `taken` queues to (holder's name, taker's name)."""
     members = {name: Share(f"uid-{name}", tuple(sorted(queues))) for name, queues in changed.pop("members", {}).items()}
-    at = written(NOW - age)
+    at = format_time(NOW - age)
     releasing = {
         queue: Release(Holder(holder, f"uid-{holder}"), to, generation, at)
         for queue, (holder, to) in changed.pop("taken", {}).items()

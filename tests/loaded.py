@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", help="below tests/ (default: all)")
     parser.add_argument("--not-slow", action="store_true", help="leave out the slow tests")
     arguments = parser.parse_args()
-    folders = arguments.folders or sorted({path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")})
+    folders = arguments.folders or sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")})
     options = ["-m", "not slow"] if arguments.not_slow else []
     failed = []
     with _busy_loops():

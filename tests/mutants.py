@@ -31,20 +31,23 @@ from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
 ROTA, PAGE = Path("operator/rota"), Path("docs/mutants.md")
-PLANNER = ["tests/unit/test_planner.py", "tests/unit/test_planner_details.py", "tests/unit/test_gates.py"]
-PLANNER += ["tests/unit/test_reasons.py", "tests/unit/test_telling.py"]
+PLANNER = ["tests/unit/planner/test_planner.py", "tests/unit/planner/test_details.py", "tests/unit/test_gates.py"]
+PLANNER += ["tests/unit/planner/test_explain.py", "tests/unit/planner/test_status.py"]
 TESTS = {  # what speaks about each
     "handover.py": ["tests/unit/test_handover.py", *PLANNER],
     "gates.py": PLANNER,
     "planner": PLANNER,
     "lag.py": ["tests/unit/test_lag.py"],
-    "kube/sums.py": ["tests/unit/test_sums.py"],
-    "kube/tally.py": ["tests/unit/test_tally.py", "tests/unit/test_traces.py"],
+    "kube/brokers/lag/lag_totals.py": ["tests/unit/kube/brokers/lag/test_lag_totals.py"],
+    "kube/telemetry/rebalances.py": [
+        "tests/unit/kube/telemetry/test_rebalances.py",
+        "tests/unit/kube/telemetry/test_traces.py",
+    ],
     "strategies": [
-        "tests/unit/test_strategies.py",
-        "tests/unit/test_strategies_details.py",
-        "tests/unit/test_golden_strategies.py",
-        "tests/unit/test_policies_page.py",
+        "tests/unit/strategies/test_strategies.py",
+        "tests/unit/strategies/test_details.py",
+        "tests/unit/strategies/test_golden.py",
+        "tests/unit/project/test_policies_page.py",
         "tests/properties",
     ],
 }

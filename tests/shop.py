@@ -9,24 +9,25 @@ from typing import Any
 
 import msgspec
 
-from rota.brokers import Client
+from rota.brokers.port import Client
 from rota.documents import Report
-from rota.kube import showing, shown
-from rota.kube.answers import FROM_THE_OLDEST
-from rota.kube.group import AtBroker, Group
-from rota.kube.history import History, Judged, Seen
-from rota.kube.known import client_id
-from rota.kube.lags import Lag
-from rota.kube.measures import Fact
-from rota.kube.objects import SETTINGS, ConfigMap, Custom, Metadata, Owner, Pod, record_of
-from rota.kube.tally import Tally
+from rota.kube.brokers.lag.lag_history import History, Judged, Seen
+from rota.kube.brokers.lag.lag_merge import FROM_THE_OLDEST
+from rota.kube.brokers.lag.lag_poller import Lag
+from rota.kube.client.objects import SETTINGS, ConfigMap, Custom, Metadata, Owner, Pod, record_of
+from rota.kube.http import presenters, schema
+from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.group import Group
+from rota.kube.state.pod_state import client_id
+from rota.kube.telemetry.operator_metrics import Fact
+from rota.kube.telemetry.rebalances import Tally
 from rota.model import RETRY, Queue
 from rota.planner import View, plan, why
 from rota.ranges import to_ranges
 
 STEP = 0.6  # seconds from one round to the next
 LOOKS, EVERY = 6, 15.0
-LEADS = shown.Operator("rota-0", "0.1.0", leads=True)
+LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
 BODY: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "policyRef": {"name": "steady"}}
 
 
@@ -135,13 +136,13 @@ class ConsumerFleet:
         """What the operator knows of it."""
         return Fact(self.group, self.tally, self.broker, self.lag)
 
-    def detail(self) -> shown.Detail:
+    def detail(self) -> schema.Detail:
         """Return all about it, as the operator answers."""
-        return showing.detail(LEADS, self.fact, self.clients)
+        return presenters.detail(LEADS, self.fact, self.clients)
 
-    def why(self, *queues: Queue) -> shown.Reasons:
+    def why(self, *queues: Queue) -> schema.Reasons:
         """Say why queues have their owners, as the operator answers."""
         found = why(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
-        said = showing.summary(self.fact)
-        reasons = [shown.Reason(*it.queue, it.owner, it.told) for it in found]
-        return shown.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)
+        said = presenters.summary(self.fact)
+        reasons = [schema.Reason(*it.queue, it.owner, it.told) for it in found]
+        return schema.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)

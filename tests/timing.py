@@ -18,7 +18,7 @@ def pytest_report_header() -> str:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add the time of a test's set-up, call or tear-down to that of its folder."""
-    folder = str(PurePath(report.location[0]).parent)
+    folder = "/".join(PurePath(report.location[0]).parts[:2])
     _seconds[folder] += report.duration
     _tests[folder] += report.when == "call"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rota.model import Reason
+from rota.sentences import listed
 
 
 class Held(NamedTuple):
@@ -61,7 +62,7 @@ def paused(facts: Facts) -> Held | None:
 def no_view(facts: Facts) -> Held | None:
     """Something could not be seen, and what is not seen changes nothing."""
     if facts.unseen:
-        return Held(Reason.NO_VIEW, f"There is no view of {_listed(facts.unseen)}; nothing moves until there is")
+        return Held(Reason.NO_VIEW, f"There is no view of {listed(facts.unseen)}; nothing moves until there is")
     return None
 
 
@@ -76,7 +77,7 @@ def debounce(facts: Facts) -> Held | None:
 def members_still_joining(facts: Facts) -> Held | None:
     """Members come or go, so this would be undone at once: of a rollout's two steps only one needs to move anything."""
     if facts.moving and facts.patience > 0:
-        told = f"Waiting for {_listed(facts.moving)} to come or go; {_moves(facts.wanted)} then"
+        told = f"Waiting for {listed(facts.moving)} to come or go; {_moves(facts.wanted)} then"
         return Held(Reason.MEMBERS_STILL_JOINING, told, facts.patience)
     return None
 
@@ -126,8 +127,3 @@ def _moves(count: int) -> str:
 
 def _queues(count: int) -> str:
     return "1 queue is" if count == 1 else f"{count} queues are"
-
-
-def _listed(names: tuple[str, ...], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+TopicKind = Literal["Subscribed", "Retry"]
 
 RETRY = "%RETRY%"
 NOBODY = -1

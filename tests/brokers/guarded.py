@@ -1,6 +1,6 @@
 """The settings of a broker that wants its clients to log in."""
 
-from rota.brokers.rocketmq.acl import Credentials
+from rota.brokers.rocketmq.wire.signing import Credentials
 
 RIGHT = Credentials("rota", "12345678")
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ground.poll import PATIENCE_SECONDS
-from rota.brokers.rocketmq.codes import Answer, Request
-from rota.brokers.rocketmq.frames import Decoder, Frame, encode
+from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
 
 Say = Callable[[Frame], bytes | None]
 Replicas = dict[str, dict[int, str]]  # addresses of brokers, by name and id

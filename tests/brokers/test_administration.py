@@ -7,10 +7,11 @@ import pytest
 
 from ground.poll import PATIENCE_SECONDS
 from ground.rocketmq import RocketMQ
-from rota.brokers import Membership, Refused, Unknown, Working
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.errors import Refused, Unknown
+from rota.brokers.port import Membership, Working
+from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.brokers.rocketmq.routing import Site
 from rota.model import Queue
 from rota.spec import Subscription
 

@@ -10,15 +10,16 @@ import pytest
 from brokers.scripted import Names, Say, Server, a_broker, a_server, an_answer, silent, until
 from fuzz.corpus import a_message
 from ground.poll import PATIENCE_SECONDS, soon
-from rota.brokers import BrokerError, Garbled, Membership, Refused, Unknown, Unreachable
-from rota.brokers.rocketmq import client as clients
-from rota.brokers.rocketmq import presence, remembered
-from rota.brokers.rocketmq.client import Client, Site
-from rota.brokers.rocketmq.cluster import Cluster
-from rota.brokers.rocketmq.codes import Answer, Request
-from rota.brokers.rocketmq.connections import Connections
+from rota.brokers.errors import BrokerError, Garbled, Refused, Unknown, Unreachable
+from rota.brokers.port import Membership
+from rota.brokers.rocketmq import heartbeat, remembered
+from rota.brokers.rocketmq import routing as clients
+from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.frames import Frame, encode
+from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.rocketmq.transport.connection_pool import Connections
+from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.frames import Frame, encode
 from rota.model import Queue
 from rota.spec import Subscription
 
@@ -442,7 +443,7 @@ async def flapping(server: Server) -> None:
 async def test_heartbeat_to_other_brokers_continues_while_one_flaps(
     world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.1)
     a, b = await world.broker("a"), await world.broker("b")
     names = await world.start(world.names)
     member = world.member(names)
@@ -469,7 +470,7 @@ async def test_heartbeat_is_sent_on_each_new_connection_though_another_broker_is
 
 
 async def test_heartbeat_that_is_rejected_is_sent_again(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "AGAIN_SECONDS", 0.01)
     a = await world.broker(
         "a", lambda it: a_broker(it) if it.code != Request.HEART_BEAT or beats(a) > 2 else an_answer(it, code=2)
     )
@@ -481,7 +482,7 @@ async def test_heartbeat_that_is_rejected_is_sent_again(world: BrokerNetwork, mo
 async def test_heartbeat_loop_logs_an_unexpected_error_and_continues(
     world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(presence, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     a = await world.broker("a")
     member = world.member(await world.start(world.names))
     await member.join()
@@ -497,7 +498,7 @@ async def test_heartbeat_loop_logs_an_unexpected_error_and_continues(
 
 
 async def test_heartbeat_is_sent_to_a_newly_found_broker(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.1)
     await world.broker("a")
     member = world.member(await world.start(world.names))
     await member.join()

@@ -12,12 +12,12 @@ import pytest
 
 from brokers.scripted import Say, a_server, silent, until
 from ground.poll import soon
-from rota.brokers import Unreachable
-from rota.brokers.rocketmq import connection as one
-from rota.brokers.rocketmq import connections as many
-from rota.brokers.rocketmq.codes import Answer, Request
-from rota.brokers.rocketmq.connections import Connections
-from rota.brokers.rocketmq.frames import Decoder, Frame, encode
+from rota.brokers.errors import Unreachable
+from rota.brokers.rocketmq.transport import connection as one
+from rota.brokers.rocketmq.transport import connection_pool as many
+from rota.brokers.rocketmq.transport.connection_pool import Connections
+from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
 
 
 @pytest.fixture

@@ -13,28 +13,14 @@ import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import (
-    LATER,
-    MESSAGE_OVERHEAD_BYTES,
-    NEVER,
-    BrokerError,
-    Consumer,
-    Membership,
-    Message,
-    Moved,
-    Progress,
-    Pulled,
-    Refused,
-    Settings,
-    SwitchedOff,
-    Unknown,
-    Unreachable,
-)
+from rota.brokers.errors import BrokerError, Refused, SwitchedOff, Unknown, Unreachable
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory, MemoryConsumer
-from rota.brokers.rocketmq import requests
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
+from rota.brokers.message import MESSAGE_OVERHEAD_BYTES, Message
+from rota.brokers.port import LATER, NEVER, Consumer, Membership, Moved, Progress, Pulled, Settings
+from rota.brokers.rocketmq.admin import PRODUCER, Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 from rota.spec import Subscription
 

@@ -11,10 +11,10 @@ from ground.fixtures import skip_what_is_missing
 from ground.peers import Peer, producer, push_consumer
 from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import Membership, Working
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.port import Membership, Working
+from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.brokers.rocketmq.routing import Site
 from rota.model import Queue
 from rota.spec import Subscription
 from rota.strategies import allocate

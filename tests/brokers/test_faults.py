@@ -11,10 +11,11 @@ import pytest
 from ground.instance import temporary
 from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import Membership, Unknown, Unreachable
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.errors import Unknown, Unreachable
+from rota.brokers.port import Membership
+from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.brokers.rocketmq.routing import Site
 from rota.model import Queue
 from rota.spec import Subscription
 

@@ -9,10 +9,10 @@ from brokers.guarded import RIGHT, SETTINGS
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import Refused, SwitchedOff, Unreachable
-from rota.brokers.rocketmq.acl import Credentials
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.errors import Refused, SwitchedOff, Unreachable
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.wire.signing import Credentials
 
 BROKER, TOPIC = "broker-0", "orders"
 

@@ -15,9 +15,9 @@ from ground.api import Object
 from ground.fixtures import skip_what_is_missing
 from ground.prometheus import promtool
 from kube.panels import expressions
-from rota.kube import measures
+from rota.kube.telemetry import operator_metrics
 from rota.metrics import Metric
-from rota.sidecar.measures import Measures
+from rota.sidecar.status.sidecar_metrics import Measures
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 FILE = CHART / "rules" / "rota.yaml"
@@ -38,7 +38,7 @@ def known_metrics() -> dict[str, frozenset[str]]:
 
 
 def of_the_operator() -> dict[str, frozenset[str]]:
-    return {metric.name: frozenset(metric.labels) for metric in measures.Measures().metrics}
+    return {metric.name: frozenset(metric.labels) for metric in operator_metrics.Measures().metrics}
 
 
 def of_the_sidecar() -> dict[str, frozenset[str]]:

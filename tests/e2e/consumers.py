@@ -257,7 +257,7 @@ class Consumers:
             yield limits
             self.goes_on()
         with suppress(TimeoutError):  # what is not done by then is lost, and the checker says so
-            eventually(lambda: not self._undone(begun), PATIENCE)
+            eventually(lambda: not self._undone(begun), SECONDS)
         self._judge(what, begun, limits)
         is_forbidden = "is forbidden: User" in self.installed.log()
         assert loses_rights or not is_forbidden, "an operator has tried what it has no right to"
@@ -273,9 +273,9 @@ class Consumers:
         def taken() -> list[int]:
             return [it.number for it in self._traffic.sent[begun:] if it.acked]
 
-        eventually(lambda: len(taken()) >= 2 * QUEUES, PATIENCE)
+        eventually(lambda: len(taken()) >= 2 * QUEUES, SECONDS)
         wanted = {*taken()}
-        eventually(lambda: wanted <= self._notes.done(), PATIENCE)
+        eventually(lambda: wanted <= self._notes.done(), SECONDS)
 
     def _undone(self, begun: float) -> set[int]:
         return {it.number for it in self._traffic.sent if it.acked and it.at >= begun} - self._notes.done()

@@ -12,9 +12,9 @@ from statistics import median
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
-from rota.brokers import BrokerError
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.errors import BrokerError
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
 from rota.model import RETRY, Queue
 from sidecar.checker import Commit, Delivery, Fact, Sent
 

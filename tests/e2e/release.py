@@ -12,7 +12,7 @@ from ground.node import RealNode
 from ground.ours import conditions
 from ground.poll import eventually
 
-SECONDS = 120
+SECONDS = 600  # that a node may take on a slow machine
 WAIT = ("--wait", f"--timeout={SECONDS}s")
 HOME, SHOP = "rota-system", "shop"  # where the operator is, and where groups are
 VERSIONS = {"Secret": "v1", "Pod": "v1", "ConsumerGroup": "rota.dev/v1alpha1", "RebalancePolicy": "rota.dev/v1alpha1"}

@@ -6,7 +6,7 @@ import zlib
 import lz4.frame
 import zstandard
 
-from rota.brokers.rocketmq.frames import Frame, encode
+from rota.brokers.rocketmq.wire.frames import Frame, encode
 
 TEXT = b'{"order":1,"lines":[{"sku":"a"},{"sku":"b"}]}' * 4
 

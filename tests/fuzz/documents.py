@@ -22,7 +22,7 @@ from rota.documents import (
     read_report,
     write_assignment,
 )
-from rota.kube.undo import noted, undone
+from rota.kube.workload.reverse_patch import noted, undone
 from rota.model import Holder, Queue
 from rota.queue_offsets import read_offsets
 from rota.ranges import MOST_IDS

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from fuzz.target import Target, mutated
-from rota.sidecar.post import Broken, Post
+from rota.sidecar.delivery.http_post import Broken, Post
 
 ANSWERS = [
     b"HTTP/1.1 204 No Content\r\nDate: Fri, 27 Nov 2026 08:00:00 GMT\r\n\r\n",

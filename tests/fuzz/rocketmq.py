@@ -8,16 +8,24 @@ from typing import Any
 from fuzz.corpus import BINARY_HEADER, BODIES, FRAMES, JSON_HEADER, MESSAGES, PACKED, a_frame, a_message
 from fuzz.mutations import mutate
 from fuzz.target import Target, mutated
-from rota.brokers import ADMIT_ALL, MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
-from rota.brokers.rocketmq import bodies, fastjson
-from rota.brokers.rocketmq.frames import Decoder, Frame, Malformed
-from rota.brokers.rocketmq.messages import prefix
+from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
+from rota.brokers.port import ADMIT_ALL
+from rota.brokers.rocketmq.wire import fastjson, payloads
+from rota.brokers.rocketmq.wire.frames import Decoder, Frame, Malformed
+from rota.brokers.rocketmq.wire.messages import prefix
 
 ADMITTED_BYTES = 16 * MEBIBYTE  # of one input's messages
 MOST_PROPERTIES_BYTES = 7 * 2**20  # memory of 65,535 bytes of properties of a batch, and as many of a message in it
 BODY_TYPES: tuple[type[Any], ...] = (
-    *(bodies.TopicRoute, bodies.ClusterInfo, bodies.ConsumeStats, bodies.TopicStats, bodies.Reset, bodies.Locked),
-    *(bodies.ConsumerConnection, bodies.TopicConfig, bodies.GroupConfig, bodies.Assignments, dict, object),
+    *(
+        payloads.TopicRoute,
+        payloads.ClusterInfo,
+        payloads.ConsumeStats,
+        payloads.TopicStats,
+        payloads.Reset,
+        payloads.Locked,
+    ),
+    *(payloads.ConsumerConnection, payloads.TopicConfig, payloads.GroupConfig, payloads.Assignments, dict, object),
 )
 
 

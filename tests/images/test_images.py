@@ -129,8 +129,8 @@ def test_image_of_the_operator_alone_has_kopf_and_numpy(images: dict[str, Image]
 def test_image_runs_on_a_read_only_root_without_a_shell(real_node: RealNode, images: dict[str, Image]) -> None:
     made = {
         "help": {"image": images["operator"].name, "args": ["--help"]},
-        "operator": alone(images["operator"], "numpy", "kopf", "rota.kube.run"),
-        "sidecar": alone(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", "rota.sidecar.run"),
+        "operator": alone(images["operator"], "numpy", "kopf", "rota.kube.operator"),
+        "sidecar": alone(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", "rota.sidecar.main"),
     }
     hidden = [{"name": "nothing", "mountPath": path} for path in SHELLS]
     rest = {"securityContext": SAFE, "volumeMounts": hidden}

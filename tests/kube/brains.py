@@ -11,18 +11,20 @@ import pytest
 
 from ground.poll import soon
 from kube.members import KEY
-from rota.brokers import Brokers
 from rota.brokers.memory import Memory
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
-from rota.kube import handlers, run
-from rota.kube.api import Api, ApiError, Params, Unanswered
-from rota.kube.brain import Brain, Done
-from rota.kube.fleets import Fleets
-from rota.kube.measures import Measures
-from rota.kube.places import Places
-from rota.kube.reports import Reports
-from rota.kube.sight import Sight
+from rota.brokers.port import Brokers
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
+from rota.kube import informers
+from rota.kube.brokers.registry import Places
+from rota.kube.client import kopf_watch
+from rota.kube.client.api import Api, ApiError, Params, Unanswered
+from rota.kube.http.read_model import Sight
+from rota.kube.members.report_client import Reports
+from rota.kube.reconcile.controller import Brain
+from rota.kube.reconcile.reconciler import Done
+from rota.kube.telemetry.operator_metrics import Measures
+from rota.kube.workload.deployments import Fleets
 
 T = TypeVar("T")
 
@@ -111,7 +113,7 @@ class Operator:
         self.sight = Sight(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())
         self.places.worked = self.sight.worked
         served = (self.api, self.brain, self._namespaces)
-        following = [*run.our_kinds(*served), *run.followers(*served)]
+        following = [*informers.our_kinds(*served), *informers.followers(*served)]
         self._running = [asyncio.create_task(work) for work in (self.places.run(), *(it.run() for it in following))]
         for it in following:
             await it.listed.wait()
@@ -156,4 +158,4 @@ def an_access(kubeconfig: Path) -> kopf.ConnectionInfo:
     """Return the way to a cluster that a kubeconfig tells."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KUBECONFIG", str(kubeconfig))
-        return handlers.access()
+        return kopf_watch.access()

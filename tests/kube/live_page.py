@@ -12,20 +12,21 @@ from msgspec.structs import replace
 
 from ground.browser import Browser
 from rota.http_server import listen
-from rota.kube import shown, site
+from rota.kube.http import events, schema, site
+from rota.kube.state import rebalance
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 
 
-LEADS = shown.Operator(identity="rota-0", version="0.1.0", leads=True)
+LEADS = schema.Operator(identity="rota-0", version="0.1.0", leads=True)
 
 
-JOINED = shown.Rebalance(
+JOINED = rebalance.Rebalance(
     reason="MemberJoined", message="m1 has joined", at="2026-11-21T08:00:00Z", generation=42, moved=4, seconds=1.25
 )
 
 
-FIRST = shown.Rebalance(
+FIRST = rebalance.Rebalance(
     reason="FirstAssignment",
     message="The group is new",
     at="2026-11-21T07:00:00Z",
@@ -36,13 +37,13 @@ FIRST = shown.Rebalance(
 )
 
 
-def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> shown.Queue:
+def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> schema.Queue:
     state = "Owned" if owner else "Free"
     told: dict[str, Any] = {"kind": "Subscribed", "state": state, "lag": 0, "delay": 0.0, "verdict": "KeepingUp"}
-    return shown.Queue(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
+    return schema.Queue(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
 
 
-def a_member(name: str, **given: Any) -> shown.Member:
+def a_member(name: str, **given: Any) -> schema.Member:
     told: dict[str, Any] = {
         "origin": "Rota",
         "state": "Ready",
@@ -51,10 +52,10 @@ def a_member(name: str, **given: Any) -> shown.Member:
         "rate": 12.5,
         "address": "10.0.0.7",
     }
-    return shown.Member(name=name, client_id=f"10.0.0.7@{name}", **{**told, **given})
+    return schema.Member(name=name, client_id=f"10.0.0.7@{name}", **{**told, **given})
 
 
-def a_summary(name: str = "orders", **given: Any) -> shown.Summary:
+def a_summary(name: str = "orders", **given: Any) -> schema.Summary:
     told: dict[str, Any] = {
         "ready": True,
         "reason": "Settled",
@@ -73,55 +74,55 @@ def a_summary(name: str = "orders", **given: Any) -> shown.Summary:
         "verdicts": {"KeepingUp": 7, "Slow": 1},
         "last_rebalance": JOINED,
     }
-    return shown.Summary(namespace="shop", name=name, **{**told, **given})
+    return schema.Summary(namespace="shop", name=name, **{**told, **given})
 
 
-def owned(number: int) -> list[shown.Queue]:
+def owned(number: int) -> list[schema.Queue]:
     return [a_queue(it, f"m{it % 2}") for it in range(number)]
 
 
-def a_detail(name: str = "orders", queues: Sequence[shown.Queue] = (), **given: Any) -> shown.Detail:
+def a_detail(name: str = "orders", queues: Sequence[schema.Queue] = (), **given: Any) -> schema.Detail:
     queues = list(queues) or owned(8)
     summary = a_summary(name, queues=len(queues))
     told: dict[str, Any] = {
         "operator": LEADS,
-        "conditions": [shown.Condition("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
+        "conditions": [schema.Condition("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
         "members": [a_member("m0"), a_member("m1")],
-        "topics": [shown.Topic("orders", "Subscribed", len(queues), lag=12, delay=1.5, estimate=True)],
+        "topics": [schema.Topic("orders", "Subscribed", len(queues), lag=12, delay=1.5, estimate=True)],
         "rebalances": [JOINED, FIRST],
         "looked_at": "2026-11-21T08:00:03Z",
     }
-    return shown.Detail(at_broker=name, queues=queues, **{"summary": summary, **told, **given})
+    return schema.Detail(at_broker=name, queues=queues, **{"summary": summary, **told, **given})
 
 
 @dataclass
 class Fleets:
     """Groups that are what a test says they are."""
 
-    details: dict[str, shown.Detail] = field(default_factory=dict)
-    operator: shown.Operator = LEADS
+    details: dict[str, schema.Detail] = field(default_factory=dict)
+    operator: schema.Operator = LEADS
 
-    def put(self, detail: shown.Detail) -> None:
+    def put(self, detail: schema.Detail) -> None:
         self.details[detail.summary.name] = detail
 
-    async def groups(self) -> shown.Groups:
-        return shown.Groups(self.operator, [it.summary for it in self.details.values()])
+    async def groups(self) -> schema.Groups:
+        return schema.Groups(self.operator, [it.summary for it in self.details.values()])
 
     def knows(self, namespace: str, name: str) -> bool:
         return namespace == "shop" and name in self.details
 
-    def group(self, namespace: str, name: str) -> shown.Detail | None:
+    def group(self, namespace: str, name: str) -> schema.Detail | None:
         found = self.details.get(name) if namespace == "shop" else None
         return replace(found, operator=self.operator) if found else None
 
-    async def why(self, namespace: str, name: str, queue: str | None) -> shown.Reasons | None:
+    async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
         if not (detail := self.group(namespace, name)):
             return None
         found = [it for it in detail.queues if f"{it.topic}/{it.broker}/{it.id}" == queue or queue is None]
         if not found:
             raise ValueError(f"{queue} is no queue of shop/{name}; give TOPIC/BROKER/ID")
-        why = [shown.Reason(it.topic, it.broker, it.id, it.owner, f"{it.owner} had it before.") for it in found]
-        return shown.Reasons("Sticky", detail.summary.generation, why, JOINED)
+        why = [schema.Reason(it.topic, it.broker, it.id, it.owner, f"{it.owner} had it before.") for it in found]
+        return schema.Reasons("Sticky", detail.summary.generation, why, JOINED)
 
 
 class Served(Fleets):
@@ -129,7 +130,7 @@ class Served(Fleets):
 
     def __init__(self, address: str, port: int) -> None:
         super().__init__()
-        self.hub = site.Hub()
+        self.hub = events.Hub()
         self.url = f"http://{address}:{port}/"
         self.fails: list[Callable[[], Awaitable[object]]] = []  # what becomes of the next questions about a group
         self._address, self._port = address, port
@@ -142,7 +143,7 @@ class Served(Fleets):
                 await self.fails.pop(0)()
             return await handler(request)
 
-        self.hub = site.Hub()
+        self.hub = events.Hub()
         app = web.Application(middlewares=[perhaps])
         app.add_routes(site.routes(self, self.hub))
         app.on_shutdown.append(self.hub.close)
@@ -152,7 +153,7 @@ class Served(Fleets):
         if self._runner:
             await self._runner.cleanup()
 
-    def change(self, detail: shown.Detail) -> None:
+    def change(self, detail: schema.Detail) -> None:
         self.put(detail)
         self.hub.tell(("shop", detail.summary.name))
 

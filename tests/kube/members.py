@@ -24,9 +24,9 @@ from ground.poll import soon
 from rota.documents import Worked
 from rota.http_server import listen
 from rota.model import Queue
-from rota.sidecar.machine import Act, Command, Event
-from rota.sidecar.member import Member, Step
-from rota.sidecar.self_report import QueuesPage
+from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.queue_lifecycle import Act, Command, Event
+from rota.sidecar.status.self_report import QueuesPage
 from rota.signing import NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
 from sidecar.whole_report import WholeReport
 

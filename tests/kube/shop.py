@@ -15,8 +15,8 @@ from ground.local import LocalNode
 from ground.ours import at_rest
 from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
 from rota.model import Queue
 from rota.ranges import from_ranges
 

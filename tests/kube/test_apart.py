@@ -9,7 +9,7 @@ import pytest
 from ground.poll import soon
 from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, is_gone, two_members
 from rota.brokers.memory import BROKER, Memory
-from rota.kube import planning
+from rota.kube.reconcile import planning
 from rota.model import Roster
 
 pytestmark = pytest.mark.usefixtures("crds", "node")

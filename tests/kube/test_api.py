@@ -18,11 +18,12 @@ from kube.brains import an_access
 from kube.members import a_pod
 from kube.world import a_group
 from rota.documents import PLAIN
-from rota.kube import api as ours
-from rota.kube import page, run
-from rota.kube.follow import Follower
-from rota.kube.objects import ConfigMap, Custom, Pod
-from rota.kube.paths import GROUPS
+from rota.kube import informers
+from rota.kube.client import api as ours
+from rota.kube.client.informer import Follower
+from rota.kube.client.objects import ConfigMap, Custom, Pod
+from rota.kube.client.paths import GROUPS
+from rota.kube.http import operator_probes
 
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 WHO_AM_I = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
@@ -59,7 +60,7 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(ours, "_WATCH", aiohttp.ClientTimeout(total=None, sock_connect=1, sock_read=1))
-    caplog.set_level(logging.INFO, "rota.kube.follow")
+    caplog.set_level(logging.INFO, "rota.kube.client.informer")
     if not isinstance(control_plane, ControlPlane):
         pytest.skip("This cluster is not ours to stop")
     server = control_plane.instance.process("kube-apiserver")
@@ -94,7 +95,7 @@ async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
     api: ground.Api, namespace: str, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups and policies are kopf's to watch; an event that is lost there is lost until then."""
-    monkeypatch.setattr(run, "RESYNC_SECONDS", 0.2)
+    monkeypatch.setattr(informers, "RESYNC_SECONDS", 0.2)
     access = an_access(control_plane.kubeconfig)
     seen: dict[str, str] = {}
     async with ours.Api(lambda: access) as client:
@@ -108,7 +109,7 @@ async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
         )
         watched: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         watched.set_result([namespace])
-        following = asyncio.create_task(run._look_after([], [groups], watched))
+        following = asyncio.create_task(informers.watch_own_kinds([], [groups], watched))
         await groups.listed.wait()
         where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
         await api.create(where, a_group("late"))
@@ -127,7 +128,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
     async with ours.Api(lambda: access) as client, aiohttp.ClientSession() as session:
         pods = Follower(client, "pods", "", Pod, seen=lambda _: None, gone=lambda _: None)
         port = instance.port("a page of ours", 18080)
-        serving = await page.Page([pods], lambda: True).serve(address, port)
+        serving = await operator_probes.Page([pods], lambda: True).serve(address, port)
 
         async def asked(what: str) -> tuple[int, str]:
             async with session.get(f"http://{address}:{port}/{what}") as answer:
@@ -137,7 +138,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
         assert await asked("healthz") == (200, "leads\n")
         await pods.relist()
         assert await asked("readyz") == (200, "ready\n")
-        monkeypatch.setattr(page, "DEAF_SECONDS", -1.0)
+        monkeypatch.setattr(operator_probes, "DEAF_SECONDS", -1.0)
         status, text = await asked("healthz")
         assert (status, "/api/v1/pods" in text) == (503, True)
         await serving.aclose()
@@ -156,9 +157,9 @@ async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
     access = an_access(control_plane.kubeconfig)
     labelled = {"labelSelector": "size=large"}
     async with ours.Api(lambda: access) as client:
-        pages = [page.objects async for page in client.pages(path, ConfigMap, labelled)]
-        assert [it.metadata.name for page in pages for it in page] == names
-        assert max(sum(it.bytes_kept for it in page) for page in pages) <= 250_000
+        pages = [operator_probes.objects async for operator_probes in client.pages(path, ConfigMap, labelled)]
+        assert [it.metadata.name for operator_probes in pages for it in operator_probes] == names
+        assert max(sum(it.bytes_kept for it in operator_probes) for operator_probes in pages) <= 250_000
         assert max(map(len, pages)) > 2  # small objects come together again
         monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 50_000)
         assert [it.metadata.name for it in (await client.list(path, ConfigMap, labelled))[0]] == names

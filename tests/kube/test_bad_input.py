@@ -23,9 +23,10 @@ from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, is_g
 from rota import planner
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
 from rota.documents import PACKED, PLAIN, Share, read_assignment, write_assignment
-from rota.kube import apply, places, views
-from rota.kube.group import Group
-from rota.kube.objects import Custom, Metadata
+from rota.kube.brokers import registry, route_watcher
+from rota.kube.client.objects import Custom, Metadata
+from rota.kube.reconcile import apply, assignment_writer
+from rota.kube.state.group import Group
 from rota.planner import Poke, plan, situation
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -44,9 +45,9 @@ def by_config(index: int, ids: str) -> Object:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers and Secrets more often than usual; what comes of it is the same."""
-    monkeypatch.setattr(views, "ROUTES_SECONDS", 0.5)
-    monkeypatch.setattr(views, "ONLINE_SECONDS", (0.5, 0.5))
-    monkeypatch.setattr(places, "SECRETS_SECONDS", 0.5)
+    monkeypatch.setattr(route_watcher, "ROUTES_SECONDS", 0.5)
+    monkeypatch.setattr(route_watcher, "ONLINE_SECONDS", (0.5, 0.5))
+    monkeypatch.setattr(registry, "SECRETS_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -286,7 +287,7 @@ async def test_config_map_of_5000_members_is_accepted_by_the_api_server(
     found = plan(builders.a_snapshot(group=spelled, pods=ready, views=queues), NOW)
     group = Group(world.namespace, "many")
     group.body = Custom(Metadata("many", uid="many", namespace=world.namespace))
-    written = await apply.write_document(world.operator.api, group, found)
+    written = await assignment_writer.write_document(world.operator.api, group, found)
     document = read_assignment(written.data.get(PLAIN) or written.binary_data[PACKED])
     assert {len(share.queues) for share in document.members.values()} == {2}
     assert [*document.members] == names

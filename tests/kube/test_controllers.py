@@ -15,7 +15,7 @@ from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group
 from rota.brokers.memory import BROKER, Memory
 from rota.cli import main
-from rota.kube.objects import DELETION_COST, GROUP_LABEL
+from rota.kube.client.objects import DELETION_COST, GROUP_LABEL
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 

@@ -11,7 +11,7 @@ from ground.poll import soon
 from kube.brains import Operator
 from kube.world import GROUP, OperatedNamespace, two_members
 from rota.brokers.memory import Memory
-from rota.kube.api import ApiError, Unanswered
+from rota.kube.client.api import ApiError, Unanswered
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 

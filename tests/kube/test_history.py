@@ -11,15 +11,15 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from kube.scraped import scraped
 from kube.world import OperatedNamespace, two_members
-from rota.kube.journal import Journal
-from rota.kube.otlp import Exporter
-from rota.kube.outlets import Outlets
-from rota.kube.site import Hub
-from rota.pipeline.ingest import Facts, facts
-from rota.pipeline.rollup import rollup
-from rota.pipeline.session import session
-from rota.pipeline.simulate import simulated
-from rota.pipeline.timeline import intervals, violations
+from rota.kube.http.events import Hub
+from rota.kube.observers import Outlets
+from rota.kube.telemetry.journal.journal_writer import Journal
+from rota.kube.telemetry.otlp import Exporter
+from rota.pipeline.common.spark_session import session
+from rota.pipeline.history.audit import intervals, violations
+from rota.pipeline.history.rollup import rollup
+from rota.pipeline.ingest.facts import Facts, facts
+from rota.pipeline.replay.job import simulated
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 

@@ -12,8 +12,10 @@ from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
 from ground.poll import soon
 from rota.cli import main
-from rota.kube.manifests import SidecarSpec, deployment, injected, uninjected
-from rota.kube.objects import Custom
+from rota.kube.client.objects import Custom
+from rota.kube.workload.deployment_manifest import deployment
+from rota.kube.workload.injection import injected, uninjected
+from rota.kube.workload.sidecar_container import SidecarSpec
 from rota.spec import GroupSpec, group_spec
 
 FLEET = Path(__file__).parents[2] / "docs" / "examples" / "fleet.yaml"

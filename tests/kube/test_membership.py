@@ -9,9 +9,9 @@ from ground.api import Object
 from ground.poll import soon
 from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group, two_members
-from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.kube import views
+from rota.brokers.port import Membership
+from rota.kube.brokers import route_watcher
 from rota.model import Queue
 from rota.ranges import from_ranges
 from rota.spec import Subscription
@@ -97,7 +97,7 @@ async def test_broadcasting_gives_every_queue_to_every_member(world: OperatedNam
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "ONLINE_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(route_watcher, "ONLINE_SECONDS", (0.2, 0.2))
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -137,7 +137,7 @@ async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
 async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
     memory: Memory, world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "DEAD_SECONDS", 0.5)  # a broker in memory tells of no addresses: it may be one
+    monkeypatch.setattr(route_watcher, "DEAD_SECONDS", 0.5)  # a broker in memory tells of no addresses: it may be one
     before = await two_members(world)
     worn_twice, worn_once = (world.fleet.members[name].client_id for name in ("orders-a", "orders-b"))
     await joins(memory, worn_once)

@@ -17,8 +17,8 @@ from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
 from kube.members import GroupMembers, a_node
 from kube.operators import an_operator
-from rota.kube import run
-from rota.kube.brain import Brain
+from rota.kube import informers
+from rota.kube.reconcile.controller import Brain
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -202,7 +202,7 @@ async def test_watch_failure_ends_the_operator_with_an_error(
 
     monkeypatch.setattr(kopf, "spawn_tasks", ended)
     stop = asyncio.Event()
-    assert await run._kopf(object.__new__(Brain), (), lambda _: None, stop) == 1
+    assert await informers.run_kopf(object.__new__(Brain), (), lambda _: None, stop) == 1
     assert stop.is_set()
     assert caplog.messages == [
         "Groups and policies cannot be watched any more, so this operator ends: 404 page not found"

@@ -36,7 +36,7 @@ from kube.live_page import (
     text,
 )
 from rota.http_server import listen
-from rota.kube import shown, site
+from rota.kube.http import events, schema, site
 
 EVIL = '<img src=x onerror="document.title=1">'
 
@@ -106,7 +106,7 @@ async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Brow
         a_detail(
             summary=summary,
             members=[a_member("m0", queues=None, generation=None, rate=None)],
-            topics=[shown.Topic("orders", "Subscribed", 1)],
+            topics=[schema.Topic("orders", "Subscribed", 1)],
             queues=[a_queue(0, verdict=None, **blind)],
             rebalances=[replace(FIRST, seconds=None, longest=None)],
             looked_at=None,
@@ -271,9 +271,9 @@ async def test_page_renders_html_in_names_as_text(browser: Browser, served: Serv
         a_detail(
             EVIL,
             summary=a_summary(EVIL, reason=EVIL, message=EVIL, strategy=EVIL, last_rebalance=bad),
-            conditions=[shown.Condition(EVIL, EVIL, EVIL, EVIL, EVIL)],
+            conditions=[schema.Condition(EVIL, EVIL, EVIL, EVIL, EVIL)],
             members=[a_member(EVIL, troubles=[EVIL], version=EVIL, state=EVIL)],
-            topics=[shown.Topic(EVIL, "Subscribed", 1)],
+            topics=[schema.Topic(EVIL, "Subscribed", 1)],
             queues=[a_queue(0, EVIL, EVIL, verdict=EVIL, to=EVIL)],
             rebalances=[bad],
         )
@@ -300,7 +300,7 @@ async def test_page_replaces_bidi_and_invisible_characters_with_a_mark(browser: 
             summary=a_summary(TURNS, reason=TURNS, message=TURNS),
             members=[a_member(TURNS, troubles=[TURNS])],
             queues=[a_queue(0, TURNS, TURNS, verdict=TURNS)],
-            topics=[shown.Topic(TURNS, "Subscribed", 1)],
+            topics=[schema.Topic(TURNS, "Subscribed", 1)],
         )
     )
     await browser.open(served.url)
@@ -530,7 +530,7 @@ async def test_api_event_stream_coalesces_changes_and_filters_by_group(served: S
 async def test_api_event_stream_beyond_the_limit_ends_the_oldest(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "MAX_STREAMS", 1)
+    monkeypatch.setattr(events, "MAX_STREAMS", 1)
     async with get(f"{served.url}v1/events") as oldest:
         await oldest.content.readline()
         async with get(f"{served.url}v1/events") as newest:
@@ -559,7 +559,7 @@ async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: 
     a, b, new = [it.name for it in members]
     members = [replace(members[0], queues=12), replace(members[1], queues=12), replace(members[2], queues=4, rate=3.0)]
 
-    def one(number: int, topic: str, broker: str) -> shown.Queue:
+    def one(number: int, topic: str, broker: str) -> schema.Queue:
         owner = a if broker == "broker-a" else b
         lag = (number * 37 + len(topic)) % 23
         it = replace(a_queue(number, owner, topic, lag=lag, delay=lag / 10), broker=broker)

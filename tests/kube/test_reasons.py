@@ -11,10 +11,10 @@ from ground.api import Object
 from kube.scraped import scraped
 from kube.world import GROUP, OperatedNamespace, two_members
 from rota import documents, planner
-from rota.brokers import Refused
+from rota.brokers.errors import Refused
 from rota.brokers.memory import BROKER, Memory
 from rota.documents import PLAIN, _sum, write_assignment
-from rota.kube import views
+from rota.kube.brokers import route_watcher
 from rota.model import Queue
 from rota.planner import situation
 
@@ -49,7 +49,7 @@ async def memory() -> Refusing:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers more often than usual, and believe at once that they have fewer queues."""
-    monkeypatch.setattr(views, "ROUTES_SECONDS", 0.2)
+    monkeypatch.setattr(route_watcher, "ROUTES_SECONDS", 0.2)
     for room in (planner, situation):
         monkeypatch.setattr(room, "SHRINK_PATIENCE", 0.0)
 

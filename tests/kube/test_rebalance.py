@@ -10,9 +10,9 @@ from ground.poll import soon
 from kube.brains import Late
 from kube.members import One, a_pod
 from kube.world import GROUP, OperatedNamespace, a_group, is_gone
-from rota.brokers import Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.kube.objects import GROUP_LABEL
+from rota.brokers.port import Membership
+from rota.kube.client.objects import GROUP_LABEL
 from rota.spec import Subscription
 
 pytestmark = pytest.mark.usefixtures("crds", "node")

@@ -13,7 +13,10 @@ from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, two_members
 from rota import planner
 from rota.brokers.memory import BROKER, Memory
-from rota.kube import gather, pace, reports, views
+from rota.kube.brokers import route_watcher
+from rota.kube.members import report_client
+from rota.kube.reconcile import observe
+from rota.kube.state import status_throttle
 from rota.model import RETRY, Queue
 from rota.planner import Poke, situation
 
@@ -64,7 +67,7 @@ async def memory() -> Asked:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers more often than usual."""
-    monkeypatch.setattr(views, "ROUTES_SECONDS", 0.1)
+    monkeypatch.setattr(route_watcher, "ROUTES_SECONDS", 0.1)
 
 
 # Who is asked.
@@ -90,7 +93,7 @@ async def test_topic_of_three_groups_is_queried_once_per_route_poll(world: Opera
 async def test_report_polling_runs_only_while_a_change_is_awaited(
     world: OperatedNamespace, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "WAIT_SECONDS", 0.1)  # who listened on would ask again within a look
+    monkeypatch.setattr(report_client, "WAIT_SECONDS", 0.1)  # who listened on would ask again within a look
     await two_members(world)
     await world.soon(world.at_rest)
     await memory.looks(2)  # polls that were under way are over
@@ -153,7 +156,7 @@ async def test_route_that_loses_a_broker_removes_its_queues_only_when_that_lasts
 async def test_broker_failure_holds_up_no_other_group_of_a_new_leader(
     world: OperatedNamespace, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "LOOKS_AT_ONCE", 1)
+    monkeypatch.setattr(observe, "LOOKS_AT_ONCE", 1)
     await two_members(world)
     await world.operator.brain.close()
     silent = ["hushed-1", "hushed-2", "hushed-3"]
@@ -234,7 +237,7 @@ async def _tells_lag(world: OperatedNamespace) -> bool:
 async def test_restart_of_the_operator_changes_nothing_of_a_settled_group_with_a_deployment(
     fleet: OperatedNamespace, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "LAG_EVERY", 0.1)
+    monkeypatch.setattr(status_throttle, "LAG_EVERY", 0.1)
     await fleet.soon(partial(all_there, fleet, 2))
     await fleet.soon(fleet.at_rest)
     await fleet.soon(partial(_tells_lag, fleet))

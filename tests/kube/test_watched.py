@@ -35,7 +35,7 @@ from kube.live_page import LIVE, PICTURES, a_handover_is_seen, has, label_of
 from kube.operators import an_operator
 from kube.panels import expressions
 from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop
-from rota.kube.shown import Detail
+from rota.kube.http.schema import Detail
 from rota.model import Queue
 
 DRAWS = "ROTA_PICTURES" in os.environ

@@ -9,7 +9,7 @@ from ground.api import Api, ApiError, Object
 from ground.poll import PATIENCE_SECONDS, soon
 from kube.brains import Operator
 from kube.members import GroupMembers
-from rota.kube.objects import poke_of
+from rota.kube.client.objects import poke_of
 from rota.planner import Poke
 
 GROUP = "orders"

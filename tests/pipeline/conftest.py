@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rota.cli import progress
-from rota.pipeline.session import SETTINGS, session
+from rota.cli.commands.pipeline import progress
+from rota.pipeline.common.spark_session import SETTINGS, session
 
 SMALL = {
     "spark.master": "local[2]",

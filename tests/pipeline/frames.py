@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
-from rota.pipeline.ingest import Facts
-from rota.pipeline.schemas import JOURNAL, QUARANTINE
+from rota.pipeline.common.schemas import JOURNAL, QUARANTINE
+from rota.pipeline.ingest.facts import Facts
 
 
 def frames(spark: SparkSession, lines: Iterable[Mapping[str, Any]]) -> Facts:

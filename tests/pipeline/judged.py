@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from rota.pipeline.schemas import RESULTS, SERIES
+from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.spec import policy_spec
 
 MIDNIGHT = datetime(2026, 11, 21, tzinfo=UTC)

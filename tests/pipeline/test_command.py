@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from rota.cli import main
-from rota.pipeline.ingest import facts, last
+from rota.pipeline.ingest.facts import facts, last
 from rota.records import journal_record
 
 DAY = "date=2025-11-21"

@@ -11,8 +11,8 @@ from pyspark.sql import Row, SparkSession
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from rota.cli import main
-from rota.pipeline.ingest import TABLES, facts
-from rota.pipeline.layout import FOLDERS
+from rota.pipeline.common.paths import FOLDERS
+from rota.pipeline.ingest.facts import TABLES, facts
 from rota.records import journal_record
 
 

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from rota.pipeline.ingest import of_kind
-from rota.pipeline.ingest_judge import judged
-from rota.pipeline.schemas import JOURNAL
+from rota.pipeline.common.schemas import JOURNAL
+from rota.pipeline.ingest.facts import of_kind
+from rota.pipeline.ingest.lines import judged
 from rota.ranges import from_ranges
 from rota.records import journal_record, read
 

@@ -9,17 +9,17 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from rota.pipeline import ingest_stream
-from rota.pipeline.ingest import facts, last
-from rota.pipeline.ingest_inbox import Inbox
-from rota.pipeline.ingest_stream import stream
+from rota.pipeline.ingest import streaming
+from rota.pipeline.ingest.facts import facts, last
+from rota.pipeline.ingest.inbox import Inbox
+from rota.pipeline.ingest.streaming import stream
 
 NOBODY_WRITES = None
 
 
 @pytest.fixture(autouse=True)
 def _one_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ingest_stream.STREAMING, "spark.sql.shuffle.partitions", "1")
+    monkeypatch.setitem(streaming.STREAMING, "spark.sql.shuffle.partitions", "1")
 
 
 def verdict(number: int, hour: int = 8, group: str = "shop/orders") -> str:
@@ -79,7 +79,7 @@ def test_ingest_quarantines_lines_that_arrive_too_late(spark: SparkSession, tmp_
     stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     assert reasons(spark, lake) == ["R1", "R2"]
     [late] = facts(spark, str(lake)).quarantine.collect()
-    assert (late.file, late.line + "\n", late.reason) == ("date=2026-11-21/08-b.jsonl", verdict(3), ingest_stream.LATE)
+    assert (late.file, late.line + "\n", late.reason) == ("date=2026-11-21/08-b.jsonl", verdict(3), streaming.LATE)
 
 
 def test_ingest_killed_during_a_batch_writes_it_once(
@@ -88,13 +88,13 @@ def test_ingest_killed_during_a_batch_writes_it_once(
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), "{torn\n")
 
-    put = ingest_stream._put
+    put = streaming._put
 
     def killed(*args: object) -> None:
         put(*args)  # type: ignore[arg-type]
         raise OSError("killed")
 
-    monkeypatch.setattr(ingest_stream, "_put", killed)
+    monkeypatch.setattr(streaming, "_put", killed)
     with pytest.raises(Exception, match="killed"):
         stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     monkeypatch.undo()
@@ -189,5 +189,5 @@ def test_ingest_reports_missing_journal_missing_delta_and_a_concurrent_ingest(
     wrote(journal, "08-a.jsonl", verdict(1))
     with pytest.raises(ValueError, match=r"^Delta is not on Spark's class path; give spark-submit --packages "):
         stream(spark, str(journal), str(lake), form="delta")
-    with ingest_stream._alone(lake), pytest.raises(ValueError, match=r"^Another `rota pipeline ingest` is writing "):
+    with streaming._alone(lake), pytest.raises(ValueError, match=r"^Another `rota pipeline ingest` is writing "):
         stream(spark, str(journal), str(lake))

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.frames import frames
-from rota.kube.history import History, Seen
+from rota.kube.brokers.lag.lag_history import History, Seen
 from rota.lag import Judgement, Look, delay, judge
-from rota.pipeline.judging import WINDOW, looks
+from rota.pipeline.history.lag_states import WINDOW, looks
 from rota.records import journal_record
 from rota.spec import StartFrom
 

@@ -16,9 +16,9 @@ import pytest
 
 from ground.poll import eventually
 from pipeline.small_spark import LONGEST, SMALL
-from rota.pipeline.chronicle import Chronicle, Line
-from rota.pipeline.invent import invented
-from rota.pipeline.layout import HOUR_LETTERS
+from rota.pipeline.common.paths import HOUR_LETTERS
+from rota.pipeline.synthetic.histories import invented
+from rota.pipeline.synthetic.journaling_replay import Chronicle, Line
 
 
 def hours() -> dict[str, list[bytes]]:

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from rota.pipeline.figures import Figures
-from rota.pipeline.invent import KINDS, invented
-from rota.pipeline.recommend import costs
-from rota.pipeline.replay import Replay
-from rota.pipeline.schemas import RECORDED, RESULTS
-from rota.pipeline.story import Story
-from rota.pipeline.weights import Weights
+from rota.pipeline.common.schemas import RECORDED, RESULTS
+from rota.pipeline.recommend.cost_weights import Weights
+from rota.pipeline.recommend.ranking import costs
+from rota.pipeline.replay.group_history import Story
+from rota.pipeline.replay.replay import Replay
+from rota.pipeline.replay.replay_metrics import Figures
+from rota.pipeline.synthetic.histories import KINDS, invented
 from rota.spec import PolicySpec, policy_spec
 
 SEEDS, GROUPS, HOURS = (1, 2, 3), 2, 24

@@ -12,7 +12,11 @@ from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from pipeline.judged import POLICIES, a_result, content, results, rolled, skewed
-from rota.pipeline.findings import (
+from rota.pipeline.common.schemas import COSTS
+from rota.pipeline.recommend.cost_weights import MEASURES, Weights, read
+from rota.pipeline.recommend.policy_manifests import check, command, manifest, manifests, where
+from rota.pipeline.recommend.ranking import CHOSEN, EACH, PARTS, chosen, costs, fleet
+from rota.pipeline.report.report_data import (
     MOST_PROBLEMS,
     Findings,
     Leading,
@@ -22,10 +26,6 @@ from rota.pipeline.findings import (
     leading,
     problems,
 )
-from rota.pipeline.manifests import check, command, manifest, manifests, where
-from rota.pipeline.recommend import CHOSEN, EACH, PARTS, chosen, costs, fleet
-from rota.pipeline.schemas import COSTS
-from rota.pipeline.weights import MEASURES, Weights, read
 from rota.spec import PolicySpec, policy_spec
 
 CRD = Path(__file__).parents[2] / "crds" / "rota.dev_rebalancepolicies.yaml"

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from rota import records
 from rota.documents import Assignment, Share
 from rota.model import Queue
-from rota.pipeline.chronicle import Chronicle
-from rota.pipeline.figures import Figures
-from rota.pipeline.fluid import Fluid
-from rota.pipeline.invent import invented
-from rota.pipeline.replay import DRAIN, OBEY, Replay
-from rota.pipeline.story import STEP, Change, Presence, Story, spec_of, story
+from rota.pipeline.replay.group_history import STEP, Change, Presence, Story, spec_of, story
+from rota.pipeline.replay.replay import DRAIN, OBEY, Replay
+from rota.pipeline.replay.replay_metrics import Figures
+from rota.pipeline.replay.traffic import Fluid
+from rota.pipeline.synthetic.histories import invented
+from rota.pipeline.synthetic.journaling_replay import Chronicle
 from rota.planner import Plan
 from rota.ranges import from_ranges
 from rota.records import Fact

@@ -15,14 +15,14 @@ from ground.browser import CONTRASTS, Browser, a_browser, chromium
 from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
 from pipeline.judged import POLICIES, a_result, content, results, rolled, series, skewed
-from rota.pipeline.advice import REPORT, advise
-from rota.pipeline.findings import MOST_SHOWN, STEPS, findings, problems, thinned
-from rota.pipeline.plots import Line, Segment, bar, lines, number
-from rota.pipeline.recommend import chosen, costs
-from rota.pipeline.report import report
-from rota.pipeline.schemas import RESULTS, SERIES
-from rota.pipeline.weights import Weights
-from rota.pipeline.words import figure, less, percent, span
+from rota.pipeline.common.schemas import RESULTS, SERIES
+from rota.pipeline.recommend.cost_weights import Weights
+from rota.pipeline.recommend.ranking import chosen, costs
+from rota.pipeline.report.formatting import figure, less, percent, span
+from rota.pipeline.report.html import report
+from rota.pipeline.report.outputs import REPORT, advise
+from rota.pipeline.report.plots import Line, Segment, bar, lines, number
+from rota.pipeline.report.report_data import MOST_SHOWN, STEPS, findings, problems, thinned
 from rota.spec import policy_spec
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"

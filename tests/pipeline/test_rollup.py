@@ -7,7 +7,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline.frames import frames
 from pipeline.journal_lines import a_plan, a_whole, an_act, local, told
-from rota.pipeline.rollup import rollup
+from rota.pipeline.history.rollup import rollup
 from rota.records import journal_record
 
 Line = dict[str, Any]

@@ -9,12 +9,12 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from rota.pipeline.session import SETTINGS, fit
+from rota.pipeline.common.spark_session import SETTINGS, fit
 
 PARTITIONS, MANY = "spark.sql.shuffle.partitions", os.cpu_count() or 1
 
 ASKS = """
-from rota.pipeline.session import session
+from rota.pipeline.common.spark_session import session
 spark = session("asked")
 names = "spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.master"
 print("told:", *map(spark.sparkContext.getConf().get, names[2:]), *map(spark.conf.get, names[:2]))

@@ -9,17 +9,17 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from rota.pipeline.figures import Figures
-from rota.pipeline.findings import by_policy, problems
-from rota.pipeline.generate import generated
-from rota.pipeline.ingest import Facts, facts
-from rota.pipeline.invent import invented
-from rota.pipeline.recommend import costs
-from rota.pipeline.replay import Replay
-from rota.pipeline.schemas import RESULTS, SERIES
-from rota.pipeline.simulate import HEAVY, Simulation, simulated, spread
-from rota.pipeline.weights import Weights
-from rota.pipeline.words import unusable
+from rota.pipeline.common.schemas import RESULTS, SERIES
+from rota.pipeline.ingest.facts import Facts, facts
+from rota.pipeline.recommend.cost_weights import Weights
+from rota.pipeline.recommend.ranking import costs
+from rota.pipeline.replay.job import HEAVY, Simulation, simulated, spread
+from rota.pipeline.replay.replay import Replay
+from rota.pipeline.replay.replay_metrics import Figures
+from rota.pipeline.report.formatting import unusable
+from rota.pipeline.report.report_data import by_policy, problems
+from rota.pipeline.synthetic.generate import generated
+from rota.pipeline.synthetic.histories import invented
 from rota.spec import policy_spec
 
 GROUPS, HOURS, SEED = 4, 2, 7

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from rota.pipeline.story import in_order
+from rota.pipeline.replay.group_history import in_order
 from rota.records import SCHEMA, Membership, Offsets
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -11,11 +11,11 @@ from builders import NOW, a_document, a_snapshot, a_view, obeying
 from pipeline.frames import frames
 from pipeline.journal_lines import Line, a_plan, a_whole, an_act, at, local, told
 from rota.model import Queue
-from rota.pipeline.chronicle import Chronicle
-from rota.pipeline.ingest import Facts
-from rota.pipeline.invent import invented
-from rota.pipeline.schemas import INTERVALS, VIOLATIONS
-from rota.pipeline.timeline import intervals, violations
+from rota.pipeline.common.schemas import INTERVALS, VIOLATIONS
+from rota.pipeline.history.audit import intervals, violations
+from rota.pipeline.ingest.facts import Facts
+from rota.pipeline.synthetic.histories import invented
+from rota.pipeline.synthetic.journaling_replay import Chronicle
 from rota.planner import beginning, plan
 from rota.records import journal_record
 

@@ -6,7 +6,11 @@ from pathlib import Path
 
 from release.work import Failed, Work, sha256
 
-EXTRAS = {"operator": "rota.kube.run", "sidecar": "rota.sidecar.run", "pipeline": ""}  # what each is there to import
+EXTRAS = {
+    "operator": "rota.kube.operator",
+    "sidecar": "rota.sidecar.main",
+    "pipeline": "",
+}  # what each is there to import
 
 
 def build(work: Work) -> str:

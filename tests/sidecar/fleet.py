@@ -17,9 +17,10 @@ from aiohttp import ClientSession
 from builders import a_spec
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import BrokerError, Ends, Progress, Unknown, Unreachable
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.errors import BrokerError, Unknown, Unreachable
+from rota.brokers.port import Ends, Progress
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
 from rota.documents import Assignment, Release, Share, write_assignment
 from rota.model import RETRY, Holder, Queue
 from rota.spec.resolved import write_settings
@@ -31,12 +32,13 @@ BROKER, AT = "broker-0", "2026-11-21T08:00:00.000Z"
 PATIENCE = 60.0
 # A program of the sidecar whose clocks for commits, locks and pauses run ten times as fast.
 HURRIED = """
-from rota.sidecar import machine, shell
+from rota.sidecar import agent
+from rota.sidecar.member import queue_lifecycle
 for name in ("TRUST", "RENEWAL", "ASK_AGAIN", "KEPT", "HOLD", "LONGEST_PAUSE"):
-    setattr(machine, name, getattr(machine, name) / 10)
-shell.STOOD_STILL /= 5
-shell.BEAT_SECONDS /= 5
-shell.COMMIT_SECONDS /= 10
+    setattr(queue_lifecycle, name, getattr(queue_lifecycle, name) / 10)
+agent.STOOD_STILL /= 5
+agent.BEAT_SECONDS /= 5
+agent.COMMIT_SECONDS /= 10
 import sys
 from rota.sidecar.__main__ import main
 sys.exit(main())
@@ -339,7 +341,7 @@ class SidecarFleet:
     async def dead_letters(self) -> set[int]:
         """Return the numbers among the dead letters, of which the checker takes note."""
         # What a broker keeps of them is read as a group of its own would.
-        from rota.brokers import Membership  # noqa: PLC0415
+        from rota.brokers.port import Membership  # noqa: PLC0415
         from rota.brokers.rocketmq.consumer import RocketMQConsumer  # noqa: PLC0415
         from rota.spec import Subscription  # noqa: PLC0415
 

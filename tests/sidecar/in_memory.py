@@ -12,15 +12,15 @@ from aiohttp import ClientSession, web
 from builders import a_spec
 from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
-from rota.brokers import Consumer, Membership
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.port import Consumer, Membership
 from rota.documents import PLAIN, Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
-from rota.sidecar.control import Control
-from rota.sidecar.environment import Who
-from rota.sidecar.page import Page
-from rota.sidecar.push import Push
-from rota.sidecar.shell import Sidecar
+from rota.sidecar.agent import Sidecar
+from rota.sidecar.delivery.push import Push
+from rota.sidecar.status.control_api import Control
+from rota.sidecar.status.http_api import Page
+from rota.sidecar.storage.environment import Who
 from rota.spec.resolved import write_settings
 from sidecar.whole_report import WholeReport, whole_report
 

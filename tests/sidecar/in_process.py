@@ -16,13 +16,14 @@ from aiohttp import ClientResponse, ClientSession
 from builders import a_spec
 from ground.instance import Instance
 from ground.poll import soon
-from rota.brokers import Message
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.message import Message
 from rota.documents import Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
-from rota.sidecar import page, pull
-from rota.sidecar.environment import Who
-from rota.sidecar.run import work
+from rota.sidecar.delivery import pull
+from rota.sidecar.main import work
+from rota.sidecar.status import http_api
+from rota.sidecar.storage.environment import Who
 from rota.spec.resolved import write_settings
 from sidecar.whole_report import WholeReport, whole_report
 
@@ -126,7 +127,7 @@ class ProcessMember:
 
     async def ask(self, path: str) -> str:
         """Return what it answers on the pod's address."""
-        async with self.session.get(f"http://{self.address}:{page.PORT}{path}") as answer:
+        async with self.session.get(f"http://{self.address}:{http_api.PORT}{path}") as answer:
             return await answer.text()
 
     async def begin_drain(self) -> None:

@@ -22,7 +22,7 @@ from ground.deliveries import whole_lines
 from ground.instance import TAG, Instance
 from ground.poll import soon
 from rota.model import RETRY, Queue
-from rota.sidecar.control import PORT as CONTROL_PORT
+from rota.sidecar.status.control_api import PORT as CONTROL_PORT
 from rota.signing import KEY_BYTES
 from sidecar.checker import Delivery
 from sidecar.whole_report import WholeReport, whole_report
@@ -32,9 +32,9 @@ APP, PORT, APP_PORT, ASK_PORT = Path(__file__).with_name("app.py"), 9911, 8080, 
 # The sidecar, but it commits every half second instead of every five: nearly every test waits for commits.
 COMMITTING_OFTEN = """
 import sys
-from rota.sidecar import shell
+from rota.sidecar import agent
 from rota.sidecar.__main__ import main
-shell.COMMIT_SECONDS /= 10
+agent.COMMIT_SECONDS /= 10
 sys.exit(main())
 """
 SIDECAR = ("-c", COMMITTING_OFTEN)

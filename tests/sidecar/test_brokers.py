@@ -9,7 +9,7 @@ import pytest
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.sidecar.shell import BEAT_SECONDS
+from rota.sidecar.agent import BEAT_SECONDS
 from sidecar.fleet import SidecarFleet, a_fleet
 
 LOST = "broker-1"

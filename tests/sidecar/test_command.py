@@ -14,9 +14,9 @@ import pytest
 
 from ground.poll import answers, soon
 from ground.rocketmq import RocketMQ
-from rota.brokers import BrokerError
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.errors import BrokerError
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
 from sidecar.in_memory import App, Event, port_of, well
 
 GROUP = """

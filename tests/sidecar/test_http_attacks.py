@@ -12,12 +12,12 @@ from ground.memory_limit import peak_bytes
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from http_attacks import ATTACKS, MEBIBYTE, attacked, probed
-from rota.sidecar.control import PORT as CONTROL_PORT
+from rota.sidecar.status.control_api import PORT as CONTROL_PORT
 from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.pods import PORT
 
 LIMIT_BYTES = 64 * MEBIBYTE  # that an attack may add to the sidecar's memory
-PROBES = 30  # that must be answered while the attack goes on
+PROBES = 12  # that must be answered while the attack goes on
 
 
 @pytest.fixture

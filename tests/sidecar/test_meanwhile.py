@@ -12,15 +12,20 @@ import pytest
 from aiohttp import web
 
 from ground.poll import soon
-from rota.brokers import Pulled, Refused
+from rota.brokers.errors import Refused
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.port import Pulled
 from rota.documents import Share
 from rota.model import Queue
-from rota.sidecar import endings, machine, post, push, shell, sources
-from rota.sidecar.local import Local
-from rota.sidecar.machine import State
-from rota.sidecar.notes import Notes, Offsets
-from rota.sidecar.window import Commit, Window
+from rota.sidecar import agent
+from rota.sidecar.consume import broker_session
+from rota.sidecar.delivery import http_post, push, settlement
+from rota.sidecar.member import queue_lifecycle
+from rota.sidecar.member.queue_lifecycle import State
+from rota.sidecar.member.window import Commit, Window
+from rota.sidecar.storage.local_offsets import Local
+from rota.sidecar.storage.offset_files import Offsets
+from rota.sidecar.storage.state_store import Notes
 from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, MemoryMember, a_member, port_of
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
@@ -28,10 +33,10 @@ FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.1)
-    monkeypatch.setattr(shell, "LOOK_AGAIN", 0.02)
-    monkeypatch.setattr(sources, "JOIN_AGAIN", 0.02)
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr(agent, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(broker_session, "JOIN_AGAIN", 0.02)
 
 
 def texts(many: int) -> list[str]:
@@ -87,7 +92,7 @@ async def test_offset_is_not_put_back_by_a_member_that_lost_the_queue(tmp_path: 
 async def test_offset_of_finished_messages_is_committed_with_the_next_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 3600.0)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 3600.0)
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         for done, body in enumerate(texts(3)):
@@ -109,7 +114,7 @@ async def test_offset_reset_overwritten_by_a_pull_is_restored_by_the_next_pull(
             taken.append(commit)
             return await super().pull(queue, offset, **more)
 
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 3600.0)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 3600.0)
     async with a_member(tmp_path, memory) as member:
         member.connect = Unlucky
         await member.obeys([FIRST])
@@ -189,7 +194,7 @@ async def test_offset_committed_with_pulls_and_by_the_timer_never_goes_back(
         await member.send("more", queue=0)  # which is pulled at once, and so the next pull is sent
         return 10 in stored
 
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.01)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.01)
     async with a_member(tmp_path) as member:
         member.connect, member.app.answer = Ordered, Gate()
         await member.obeys([FIRST])
@@ -228,7 +233,7 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
 ) -> None:
     gate = Gate()
     for name, seconds in (("TRUST", 0.5), ("RENEWAL", 10.0), ("ASK_AGAIN", 10.0), ("HOLD", 0.05)):
-        monkeypatch.setattr(machine, name, seconds)
+        monkeypatch.setattr(queue_lifecycle, name, seconds)
     async with a_member(tmp_path, ordering="Orderly") as member:
         member.app.answer = gate
         await member.send("1", "2", queue=0)
@@ -240,7 +245,7 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
             return life.state is State.STARTING
 
         await soon(begins_anew)
-        monkeypatch.setattr(machine, "TRUST", 30.0)
+        monkeypatch.setattr(queue_lifecycle, "TRUST", 30.0)
         await asyncio.sleep(0.3)
         gate.opens.set()
         await committed(member, 2)
@@ -251,16 +256,16 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
 async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
 ) -> None:
-    connected, asked, gate = post.Post._connected, asyncio.Event(), Gate()
+    connected, asked, gate = http_post.Post._connected, asyncio.Event(), Gate()
 
-    async def late(self: post.Post, until: float) -> Any:
+    async def late(self: http_post.Post, until: float) -> Any:
         asked.set()
         await gate.opens.wait()
         return await connected(self, until)
 
     async with a_member(tmp_path) as member:
-        monkeypatch.setattr(post.Post, "_connected", late)
-        monkeypatch.setattr(shell, "STOOD_STILL", 0.5)
+        monkeypatch.setattr(http_post.Post, "_connected", late)
+        monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
         await member.send("1", queue=0)
         await member.obeys([FIRST])
         await asked.wait()
@@ -357,7 +362,7 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
 async def test_broker_that_was_never_reached_is_reported_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rota.sidecar.health.UNREACHABLE", 0.1)
+    monkeypatch.setattr("rota.sidecar.status.problems.UNREACHABLE", 0.1)
     async with a_member(tmp_path) as member:
         await member.obeys([])
         member.memory.down(BROKER)
@@ -406,7 +411,7 @@ async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_repor
         await seen.wait()  # once it is done, nothing is reported any more
         return 204
 
-    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
+    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.02)
     async with a_member(tmp_path) as member:
         member.connect, member.app.answer = Refusing, third
         await member.send("1", queue=0)
@@ -424,7 +429,7 @@ async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_repor
 async def test_retry_rejected_by_the_broker_is_not_reported_after_a_reset_past_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
+    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.02)
     async with a_member(tmp_path) as member:
         member.connect, member.app.answer = Refusing, wrong
         await member.send("1", queue=0)

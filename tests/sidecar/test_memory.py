@@ -20,8 +20,8 @@ from aiohttp import web
 from ground.memory_limit import MemoryLimit, peak_bytes
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq import requests
-from rota.brokers.rocketmq.cluster import PRODUCER, Cluster
+from rota.brokers.rocketmq.admin import PRODUCER, Cluster
+from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.pods import APP_PORT, Pod

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from ground.poll import soon
-from rota.brokers import MESSAGE_OVERHEAD_BYTES
 from rota.brokers.memory import BROKER
+from rota.brokers.message import MESSAGE_OVERHEAD_BYTES
 from rota.model import Queue
-from rota.sidecar import shell
+from rota.sidecar import agent
 from sidecar.in_memory import TOPIC, Event, Gate, MemoryMember, a_member
 
 FIRST, SECOND, THIRD = (Queue(TOPIC, BROKER, number) for number in range(3))
@@ -20,8 +20,8 @@ SMALL = "s" * 1000
 
 @pytest.fixture(autouse=True)
 def _small_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "memory_limit", lambda: BUDGET_BYTES / shell.FOR_MESSAGES)
-    monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "memory_limit", lambda: BUDGET_BYTES / agent.FOR_MESSAGES)
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
 
 
 class Hangs:

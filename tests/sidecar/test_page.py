@@ -18,10 +18,10 @@ from ground.poll import PATIENCE_SECONDS
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
 from rota.documents import FullReport, read_report
 from rota.model import Queue
-from rota.sidecar import health, page
-from rota.sidecar.control import Control, KeyFiles
-from rota.sidecar.page import Page
-from rota.sidecar.self_report import QueuesPage
+from rota.sidecar.status import http_api, problems
+from rota.sidecar.status.control_api import Control, KeyFiles
+from rota.sidecar.status.http_api import Page
+from rota.sidecar.status.self_report import QueuesPage
 from sidecar.in_memory import TOPIC, UID, Event, Gate, a_member
 
 FIRST = Queue(TOPIC, BROKER, 0)
@@ -134,7 +134,7 @@ async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_cl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attackers: list[str], *, hook_is_first: bool
 ) -> None:
     """More clients than can wait, and then 128 silent connections, had the server close the hook's connection."""
-    monkeypatch.setattr(page, "DRAIN_BEGINS_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(http_api, "DRAIN_BEGINS_SECONDS", PATIENCE_SECONDS)
     gate = Gate()
     async with a_member(tmp_path) as member, AsyncExitStack() as connections:
 
@@ -170,7 +170,7 @@ async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_cl
 async def test_drain_status_responds_when_no_drain_begins_and_begins_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "DRAIN_BEGINS_SECONDS", 0.05)
+    monkeypatch.setattr(http_api, "DRAIN_BEGINS_SECONDS", 0.05)
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         assert await member.ask("/v1/drained") == (200, "no drain has begun\n")
@@ -249,7 +249,7 @@ async def test_readiness_requires_that_the_member_has_joined_its_group(tmp_path:
 async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
     memory = Memory((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:
@@ -271,7 +271,7 @@ async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
 async def test_broker_no_longer_read_from_is_reported_unreachable_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
     memory = Memory((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:

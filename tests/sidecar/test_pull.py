@@ -13,9 +13,10 @@ import pytest
 
 from ground.instance import Instance
 from ground.poll import soon
-from rota.brokers import Message
 from rota.brokers.memory import BROKER
-from rota.sidecar import assignments, endings, pull, push, shell
+from rota.brokers.message import Message
+from rota.sidecar import agent
+from rota.sidecar.delivery import assignment_events, pull, push, settlement
 from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, a_member, event
 
 BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
@@ -24,7 +25,7 @@ BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have offsets committed more often than it would be good for a broker."""
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.05)
 
 
 def bodies(messages: list[Handed]) -> list[str]:
@@ -212,7 +213,7 @@ async def test_pull_visibility_timeout_when_shortened_applies_to_open_messages(
 async def test_retry_at_an_unreachable_broker_hands_the_message_out_again_locally(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.05)
+    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.05)
     async with a_member(instance, tmp_path) as member:
         await member.send("a")
         [first] = await member.get_all(1)
@@ -323,7 +324,7 @@ async def test_pull_assignments_stream_reports_assigned_and_revoked_queues(insta
 async def test_pull_assignments_stream_sends_keep_alives_while_idle(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assignments, "KEEP_ALIVE", 0.05)
+    monkeypatch.setattr(assignment_events, "KEEP_ALIVE", 0.05)
     async with a_member(instance, tmp_path) as member:
         stream = await member.session.get(f"{member.app}/v1/assignments")
         await event(stream)

@@ -10,7 +10,8 @@ import pytest
 
 from ground.instance import Instance
 from kube.pages import a_shell, put
-from rota.sidecar import pull, shell
+from rota.sidecar import agent
+from rota.sidecar.delivery import pull
 from sidecar.in_process import a_member
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,7 +35,7 @@ async def test_example_app_consumes_and_acknowledges_every_message(
     if not shutil.which(program):
         assert "CI" not in os.environ, f"{program} is not installed"
         pytest.skip(f"{program} is not installed")
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.05)
     async with a_member(instance, tmp_path, queues=2) as member:
         for number in range(2):
             await member.send(*(f"{number}/{it} é" for it in range(40)), queue=number)
@@ -66,7 +67,7 @@ def test_docs_of_pull_show_the_example_app_that_is_run() -> None:
 async def test_docs_of_pull_show_commands_that_work(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.05)
     async with a_member(instance, tmp_path) as member, a_shell(tmp_path, {}) as terminal:
         ask, acknowledge, listen = put(DOCS / "pull.md", {"127.0.0.1:9912": f"{member.address}:{pull.PORT}"})
         await member.send("a")

@@ -11,7 +11,7 @@ from ground.instance import temporary
 from ground.keys import Authority
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq.client import Site
+from rota.brokers.rocketmq.routing import Site
 from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.pods import Pod
 

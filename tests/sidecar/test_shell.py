@@ -12,14 +12,18 @@ import pytest
 
 from builders import a_spec
 from ground.poll import PATIENCE_SECONDS, soon
-from rota.brokers import Consumer, Membership, Pulled, Refused, Unreachable
+from rota.brokers.errors import Refused, Unreachable
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.port import Consumer, Membership, Pulled
 from rota.documents import Share
 from rota.model import RETRY, Queue
 from rota.queue_offsets import read_offsets
-from rota.sidecar import endings, push, shell, sources, steps
-from rota.sidecar.notes import Notes, Offsets
-from rota.sidecar.volume import Files, Volume
+from rota.sidecar import agent, effects
+from rota.sidecar.consume import broker_session
+from rota.sidecar.delivery import push, settlement
+from rota.sidecar.storage.mounted_config import Files, Volume
+from rota.sidecar.storage.offset_files import Offsets
+from rota.sidecar.storage.state_store import Notes
 from rota.spec.resolved import write_settings
 from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, MemoryMember, a_member, turn
 
@@ -29,11 +33,11 @@ EARLIEST = {"position": "Earliest"}
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(shell, "COMMIT_SECONDS", 0.1)
-    monkeypatch.setattr(steps, "KEEP_AGAIN", 0.02)
-    monkeypatch.setattr(shell, "LOOK_AGAIN", 0.02)
-    monkeypatch.setattr(sources, "JOIN_AGAIN", 0.02)
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr(effects, "KEEP_AGAIN", 0.02)
+    monkeypatch.setattr(agent, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(broker_session, "JOIN_AGAIN", 0.02)
     monkeypatch.setattr(push, "IN_PLACE_PAUSE", 0.02)
 
 
@@ -378,7 +382,7 @@ async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_co
             obeyed = sidecar.generation
             assert ask(SECOND)
             assert sidecar.generation == obeyed < member.generation
-            ahead = sidecar.now() - before() + shell.STOOD_STILL + 1
+            ahead = sidecar.now() - before() + agent.STOOD_STILL + 1
             monkeypatch.setattr(sidecar, "now", lambda ahead=ahead: before() + ahead)
             assert ask(SECOND)
             assert sidecar.generation == member.generation
@@ -686,7 +690,7 @@ async def test_topic_buffer_limit_is_divided_among_the_members_queues(tmp_path: 
 async def test_retry_at_an_unreachable_broker_delivers_the_message_again_locally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings, "NOT_TAKEN_PAUSE", 0.02)
+    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.02)
 
     async def refuse(*_: object, **__: object) -> None:
         raise Unreachable("It does not answer")

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from ground.poll import soon
-from rota.brokers import BrokerError
+from rota.brokers.errors import BrokerError
 from rota.model import Queue
 from sidecar.fleet import SidecarFleet
 

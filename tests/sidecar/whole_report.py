@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from rota.documents import FullReport, Worked
-from rota.sidecar.self_report import QueuesPage
+from rota.sidecar.status.self_report import QueuesPage
 
 
 class WholeReport(FullReport, frozen=True, kw_only=True):

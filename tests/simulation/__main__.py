@@ -1,6 +1,7 @@
 """`python -m simulation`: run seeds until told to stop, or show one again."""
 
 import argparse
+import logging
 import sys
 
 from simulation.bugs import BUGS, planted
@@ -18,6 +19,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="how many (default: until interrupted)")
     parser.add_argument("--seconds", type=float, help="how long (default: until interrupted)")
     asked = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # operators of simulated worlds log every fault
     if asked.seed is not None:
         kept = None if asked.only is None else [int(it) for it in asked.only.split(",") if it.isdigit()]
         world = run(asked.seed, kept)

@@ -12,8 +12,8 @@ from rota.documents import Report
 from rota.handover import Act, Proof, Seen, State, Want
 from rota.planner import members, moves, record
 from rota.planner import situation as situations
-from rota.planner.world import Heard
-from rota.sidecar import machine, member
+from rota.planner.snapshot import Heard
+from rota.sidecar.member import member, queue_lifecycle
 from simulation import fleet, server
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -142,9 +142,9 @@ def final_drain_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def released_before_empty(patch: pytest.MonkeyPatch) -> None:
     """A member says that it has released what it still delivers from."""
-    for state in (machine.State.RUNNING, machine.State.STARTING, machine.State.STUCK):
-        row = (machine.State.RELEASED, (machine.Act.STOP,))
-        patch.setitem(machine.TABLE, (state, machine.Event.TAKEN), row)
+    for state in (queue_lifecycle.State.RUNNING, queue_lifecycle.State.STARTING, queue_lifecycle.State.STUCK):
+        row = (queue_lifecycle.State.RELEASED, (queue_lifecycle.Act.STOP,))
+        patch.setitem(queue_lifecycle.TABLE, (state, queue_lifecycle.Event.TAKEN), row)
 
 
 def namesakes_are_one(patch: pytest.MonkeyPatch) -> None:
@@ -178,9 +178,9 @@ def looks_all_the_time(patch: pytest.MonkeyPatch) -> None:
 
 def locks_are_trusted_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A member delivers in order under a lock that has run out."""
-    patch.setattr(machine, "TRUST", 1e6)
-    patch.setattr(machine, "KEPT", 2e6)
-    patch.setattr(machine, "HOLD", 0.0)
+    patch.setattr(queue_lifecycle, "TRUST", 1e6)
+    patch.setattr(queue_lifecycle, "KEPT", 2e6)
+    patch.setattr(queue_lifecycle, "HOLD", 0.0)
 
 
 # What the simulation finds. `absence_is_an_end` it does not: a leader that begins lists all pods, and only a view older

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rota.documents import Report
 from rota.model import Queue
 from rota.planner import Poke
-from rota.sidecar.machine import Act, Command, Event
-from rota.sidecar.member import Member, Step
+from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.queue_lifecycle import Act, Command, Event
 from simulation.clock import Clock, Process, Work
 from simulation.server import PodObject
 

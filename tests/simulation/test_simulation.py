@@ -1,4 +1,4 @@
-"""Whole fleets in virtual time: a thousand runs with random troubles, and troubles that have a bound of their own."""
+"""Whole fleets in virtual time with the real controller: random troubles, and troubles with a bound of their own."""
 
 import os
 import subprocess
@@ -16,9 +16,9 @@ from simulation.run import QUIET, failures, troubles
 from simulation.world import Simulation
 
 TESTS = Path(__file__).parents[1]
-RUNS = range(50)
-MORE_RUNS = range(50, 1000)
-CHUNK = 25  # runs of one task
+RUNS = range(40)
+MORE_RUNS = range(40, 600)
+CHUNK = 20  # runs of one task
 ORDERS = {"orders": {"a": 8, "b": 8}}
 
 
@@ -26,8 +26,8 @@ ORDERS = {"orders": {"a": 8, "b": 8}}
 @pytest.mark.parametrize(
     "runs",
     [
-        pytest.param(RUNS, id="50"),
-        pytest.param(MORE_RUNS, id="950 more", marks=pytest.mark.slow("950 more simulated fleets with random faults")),
+        pytest.param(RUNS, id="40"),
+        pytest.param(MORE_RUNS, id="560 more", marks=pytest.mark.slow("560 more simulated fleets with random faults")),
     ],
 )
 def test_simulation_of_random_fleets_keeps_every_invariant(runs: range) -> None:

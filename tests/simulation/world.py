@@ -6,10 +6,10 @@ from typing import Any
 
 from rota.model import Holder, Queue
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
-from simulation.brain import Operator, restarted
 from simulation.clock import Clock, Process, Work
 from simulation.fleet import Kubelet
 from simulation.judge import Judge
+from simulation.replica import Operator, restarted
 from simulation.server import Api, Broker
 
 EPOCH = 1_763_712_000.0  # the time of day at which every run begins
@@ -21,7 +21,6 @@ class Simulation:
 
     group = "shop/orders"
     epoch = EPOCH
-    operator: type[Operator] = Operator  # what decides and writes in it
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Simulation:
         self.operators: list[Operator] = []
         self.leader: Operator | None = None
         self._scale()
-        self.operators = [self.operator(self, "operator-a"), self.operator(self, "operator-b")]
+        self.operators = [Operator(self, "operator-a"), Operator(self, "operator-b")]
         self.leader = self.operators[0]
 
     @property

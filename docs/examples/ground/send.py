@@ -6,8 +6,8 @@ import asyncio
 import os
 import sys
 
-from rota.brokers.rocketmq.client import Site
-from rota.brokers.rocketmq.cluster import Cluster
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.routing import Site
 
 
 async def main() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from rota.cli.endings import Plain, plainly
-from rota.cli.pipelining import pipeline
-from rota.cli.show import show, table
+from rota.cli.commands.pipeline.commands import pipeline
+from rota.cli.console.errors import Plain, plainly
+from rota.cli.console.output import show, table
 
 Command = Callable[..., None]
 
@@ -30,7 +30,7 @@ main.add_command(pipeline)
 
 
 def on_files(command: Command, *, required: bool = True) -> Command:
-    """Add the options that describe a group without a cluster; `rota.cli.given` reads them."""
+    """Add the options that describe a group without a cluster; `rota.cli.console.inputs` reads them."""
     return _with(
         command,
         click.option(
@@ -56,7 +56,7 @@ def on_files(command: Command, *, required: bool = True) -> Command:
 
 
 def on_operator(command: Command) -> Command:
-    """Add the options that say which group is meant and how the operator is asked; `rota.cli.live` takes the latter."""
+    """Add the options that name a group and the operator; `rota.cli.client.watch` takes the latter."""
     return _with(
         command,
         click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
@@ -86,11 +86,11 @@ def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
 @plainly
 def plan(*, diff: bool, output: str, **given: Any) -> None:
     """Show who would own which queue, without a cluster."""
-    from rota.cli import given as reading
-    from rota.cli import planning
+    from rota.cli.commands import plan
+    from rota.cli.console import inputs as reading
 
-    outlook = planning.outlook(reading.world(given))
-    show(outlook, output, lambda: planning.tables(outlook, diff=diff))
+    outlook = plan.outlook(reading.world(given))
+    show(outlook, output, lambda: plan.tables(outlook, diff=diff))
 
 
 @main.command()
@@ -113,18 +113,19 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
         _refuse(files, "describes a group on files: give -f, too, or leave it out")
         if group is None:
             raise ValueError("Nothing is named to explain; give a GROUP, or -f with a file")
-        from rota.cli import live, reading
+        from rota.cli.client import watch
+        from rota.cli.commands import status
 
-        live.tell(reading.why(group, queue, namespace), output=output, **where)
+        watch.tell(status.why(group, queue, namespace), output=output, **where)
         return
     _refuse([*where, "namespace"], "is for a live group: leave -f or it out")
     if queue is not None:
         raise ValueError(f"With -f the group is in the file: leave {group!r} out, or -f")
-    from rota.cli import explaining
-    from rota.cli import given as reads
+    from rota.cli.commands import explain
+    from rota.cli.console import inputs as reads
 
-    told = explaining.reasons(reads.world(given), group)
-    show(told, output, lambda: explaining.sentences(told))
+    told = explain.reasons(reads.world(given), group)
+    show(told, output, lambda: explain.sentences(told))
 
 
 def _refuse(names: list[str], why: str) -> None:
@@ -143,9 +144,10 @@ def _refuse(names: list[str], why: str) -> None:
 @plainly
 def status(*, group: str | None, namespace: str | None, everywhere: bool, **where: Any) -> None:
     """Say how the groups of a namespace fare, or all about one GROUP."""
-    from rota.cli import live, reading
+    from rota.cli.client import watch
+    from rota.cli.commands import status
 
-    live.tell(reading.status(group, namespace, everywhere=everywhere), **where)
+    watch.tell(status.status(group, namespace, everywhere=everywhere), **where)
 
 
 @main.command()
@@ -155,9 +157,10 @@ def status(*, group: str | None, namespace: str | None, everywhere: bool, **wher
 @plainly
 def members(*, group: str, namespace: str | None, **where: Any) -> None:
     """Say who works for GROUP, and what keeps them from it."""
-    from rota.cli import live, reading
+    from rota.cli.client import watch
+    from rota.cli.commands import status
 
-    live.tell(reading.members(group, namespace), **where)
+    watch.tell(status.members(group, namespace), **where)
 
 
 @main.command()
@@ -169,9 +172,10 @@ def members(*, group: str, namespace: str | None, **where: Any) -> None:
 @plainly
 def lag(*, group: str, namespace: str | None, by: str, top: int | None, **where: Any) -> None:
     """Say how far GROUP is behind on each queue."""
-    from rota.cli import live, reading
+    from rota.cli.client import watch
+    from rota.cli.commands import status
 
-    live.tell(reading.lag(group, namespace, by, top), **where)
+    watch.tell(status.lag(group, namespace, by, top), **where)
 
 
 @main.command()
@@ -205,9 +209,9 @@ def inject(**given: Any) -> None:
 
     They are printed: Deployments, StatefulSets, DaemonSets and Pods are changed; all else is printed as it came.
     """
-    from rota.cli import injecting
+    from rota.cli.commands import inject
 
-    injecting.run(given)
+    inject.run(given)
 
 
 @main.command()
@@ -276,12 +280,12 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
     import sys
 
     from rota import logs
-    from rota.kube import run
+    from rota.kube import operator, options
 
     logs.begin(verbose=verbose)
-    named = run.namespaces(namespaces)
-    options = run.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})
-    sys.exit(run.process(options))
+    named = options.namespaces(namespaces)
+    chosen = options.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})
+    sys.exit(operator.process(chosen))
 
 
 @main.command()
@@ -306,7 +310,7 @@ def sidecar(*, verbose: bool, **given: Any) -> None:
     nobody else is, or it reads what others read.
     """
     from rota import logs
-    from rota.cli import sidecaring
+    from rota.cli.commands import sidecar
 
     logs.begin(verbose=verbose)
-    sidecaring.run(given)
+    sidecar.run(given)

@@ -1,1 +1,4 @@
-"""The only room that knows kopf and Kubernetes: it gathers, lets the planner decide, and applies."""
+"""The operator, and the only package that knows kopf and Kubernetes. Read `operator.py` first.
+
+Packages stand on those before them: client, state, brokers and workload, members, reconcile, telemetry, http.
+"""

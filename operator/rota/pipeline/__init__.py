@@ -1,1 +1,4 @@
-"""The only room that knows Spark: history into rollups, simulations and recommendations."""
+"""The only package that knows Spark: history becomes rollups, simulations and recommendations.
+
+Packages stand on those before them: common, ingest, history, replay, recommend, report and synthetic.
+"""

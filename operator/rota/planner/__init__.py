@@ -10,14 +10,15 @@ from dataclasses import replace
 from rota.documents import Assignment, Share, TooLarge, write_assignment
 from rota.handover import Act, given_up
 from rota.model import Holder, Queue, Reason, Verdict
-from rota.planner import pokes, record, telling
-from rota.planner.beginnings import beginning
+from rota.planner import journal_records, pokes, record, status
+from rota.planner.explain import Why, whys
+from rota.planner.journal_records import beginning
 from rota.planner.members import Standing, standings, works
 from rota.planner.moves import Draft, decide, document_of, foreign_queues
-from rota.planner.reasons import Why, whys
 from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
+from rota.planner.snapshot import Event, Heard, Plan, Pod, Poke, Snapshot, View
 from rota.planner.target import Measured, beside_foreigners, target
-from rota.planner.world import Event, Heard, Plan, Pod, Poke, Snapshot, View
+from rota.timestamps import format_time
 
 __all__ = [
     "Event",
@@ -141,7 +142,7 @@ def _to_everyone(it: Situation) -> Plan:
     document = replace(
         before,
         generation=before.generation + 1,
-        issued_at=record.written(it.now),
+        issued_at=format_time(it.now),
         strategy=strategy,
         members={name: Share(uid) for name, uid in entries.items()},
         everyone=everyone,
@@ -155,7 +156,7 @@ def _to_everyone(it: Situation) -> Plan:
 def _to_owners(it: Situation) -> Assignment:
     """From Broadcasting back to Clustering: nobody owns anything until nobody works everything any more."""
     generation = it.document.generation + 1
-    at = record.written(it.now)
+    at = format_time(it.now)
     return replace(it.document, generation=generation, issued_at=at, everyone=None, barrier=generation)
 
 
@@ -172,13 +173,13 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     without = it.without_owner(standing)
     foreign = foreign_queues(it).intersection(without) if without else frozenset()
     unowned = len(without) - len(foreign)
-    found = telling.problems(it, draft, unowned if whole else 0)
+    found = status.problems(it, draft, unowned if whole else 0)
     going = [pod for pod in leaving if works(standing, pod)]
     waited_for = [pod for pod in behind if not pod.seen.lost(it.policy.handover)]
     moving = len(waited_for) + len(going)
-    status = telling.status(it, draft, standing, moving=moving, unowned=unowned, found=found)
+    published = status.status(it, draft, standing, moving=moving, unowned=unowned, found=found)
     awaited = _awaited(it, standing, behind)
-    lines = telling.records(it, draft, document) if document else []
+    lines = journal_records.records(it, draft, document) if document else []
     return Plan(
         document=document,
         data=data,
@@ -186,9 +187,9 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
         drains=tuple(pod.holder for pod in leaving if not (pod.report and pod.report.final)),
         awaited=awaited,
         confirm=_unknown(it, standing),
-        status=status,
-        events=tuple(telling.events(it, draft, status, found)),
-        records=(*lines, *telling.verdict_records(it, status)),
+        status=published,
+        events=tuple(status.events(it, draft, published, found)),
+        records=(*lines, *journal_records.verdict_records(it, published)),
         standings=it.standings,
         foreign=foreign,
         held=Verdict(draft.held.reason, draft.held.message) if draft.held else None,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from rota.documents import Assignment
-from rota.planner.world import Pod
+from rota.planner.snapshot import Pod
 from rota.spec import PolicySpec
 
 JOINING_PATIENCE = 20.0  # seconds: a pod that takes longer to become ready is not worth waiting for

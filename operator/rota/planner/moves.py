@@ -16,6 +16,7 @@ from rota.planner.situation import Situation
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.strategies import STRATEGIES
 from rota.strategies.arrays import Owners, nobody, present
+from rota.timestamps import format_time
 
 RELEASE_MARGIN = 5.0  # seconds over the drain's own time: to be shown the document, and to be heard
 
@@ -85,7 +86,7 @@ def decide(it: Situation) -> Draft:
 
 def document_of(it: Situation, draft: Draft) -> Assignment:
     """Write the draft as the document that follows the present one."""
-    before, generation, at = it.document, it.document.generation + 1, record.written(it.now)
+    before, generation, at = it.document, it.document.generation + 1, format_time(it.now)
     owned, releasing = dict(it.owned), dict(before.releasing)
     # Who takes over a forced queue, however much later, must know that the one it was forced from may still work it.
     forced = {queue: since for queue, since in before.forced.items() if not it.overcome(queue, since)}
@@ -288,14 +289,14 @@ def _window(it: Situation) -> list[tuple[str, int]]:
     """Return what counts of the moves on record; what lies ahead was told by a clock that was wrong, and counts now."""
     per = it.policy.budget.per if it.policy.budget else 0.0
     counting = [(at, count) for at, count in it.document.spent if record.ago(at, it.now) < per]
-    return [(min(at, record.written(it.now)), count) for at, count in counting]
+    return [(min(at, format_time(it.now)), count) for at, count in counting]
 
 
 def _spent(it: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
     if it.snapshot.policy is None:  # whether it has a budget is not known
         return it.document.spent
     moved = voluntary_moves(draft) if it.policy.budget else 0
-    return (*_window(it), *([(record.written(it.now), moved)] if moved else []))
+    return (*_window(it), *([(format_time(it.now), moved)] if moved else []))
 
 
 def _emptiest_takers_first(it: Situation, voluntary: Sequence[Decision]) -> list[Decision]:

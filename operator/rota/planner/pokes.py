@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from rota.documents import Assignment
 from rota.model import Holder, Queue
-from rota.planner.world import Pod, Poke
+from rota.planner.snapshot import Pod, Poke
 
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
 

@@ -7,36 +7,22 @@ hear, so queues without an owner are granted only when every pod is past the bar
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
 
 from rota.documents import Assignment, Share
 from rota.handover import Proof
 from rota.model import Holder, Queue
-from rota.planner.world import Pod, Snapshot
+from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover
+from rota.timestamps import format_time, parse_time
 
 EVERYTHING = 1_000_000  # moves: of a budget that nobody knows
 BELIEVED = 2**52  # the highest generation that somebody may have seen: those that go on from it can be read, too
 
 
-def written(now: float) -> str:
-    """Write a time as documents do."""
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def ago(at: str, now: float) -> float:
     """Return the seconds since a time that a document tells; what lies ahead was told by a clock that was wrong."""
-    told = _read(at)
-    return 0.0 if told is None else now - told
-
-
-@lru_cache(64)  # all that a document takes at one time says so, queue by queue
-def _read(at: str) -> float | None:
-    try:
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
-        return None
+    seconds = parse_time(at)
+    return 0.0 if seconds is None else now - seconds
 
 
 def damage(snapshot: Snapshot) -> str:
@@ -82,10 +68,10 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
     return Assignment(
         group=snapshot.group,
         generation=generation,
-        issued_at=written(now),
+        issued_at=format_time(now),
         strategy=snapshot.policy.strategy if snapshot.policy else "",
         members=shares,
-        spent=((written(now), all_of_it),) if all_of_it else (),
+        spent=((format_time(now), all_of_it),) if all_of_it else (),
         barrier=generation,
         begun=_begun_anew(snapshot, now),
     )
@@ -96,7 +82,7 @@ def _begun_anew(snapshot: Snapshot, now: float) -> dict[str, str]:
     subscriptions = snapshot.spec.subscriptions if snapshot.spec else ()
     before = snapshot.document
     known = before.begun if before and before.group == snapshot.group else {}
-    return {topic: known.get(topic, written(now)) for topic in sorted({it.topic for it in subscriptions})}
+    return {topic: known.get(topic, format_time(now)) for topic in sorted({it.topic for it in subscriptions})}
 
 
 def past_barrier(document: Assignment, pods: Sequence[Pod], rules: Handover, now: float) -> Proof:

@@ -9,7 +9,7 @@ from rota.handover import Proof, Seen
 from rota.model import RETRY, Holder, Queue
 from rota.planner import record
 from rota.planner.members import Standing, in_motion
-from rota.planner.world import Pod, Snapshot
+from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover, PolicySpec, Seconds
 
 # Brokers tell the name servers every 30 s that they are there: one that has just started knows only some of them.

@@ -9,7 +9,7 @@ import sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 from rota import logs  # noqa: E402
-from rota.sidecar.run import serve  # noqa: E402
+from rota.sidecar.main import serve  # noqa: E402
 
 
 def main() -> int:

@@ -26,11 +26,11 @@ from typing import TypeGuard
 import numpy as np
 
 from rota.model import NOBODY, RETRY, Queue, Roster
+from rota.sentences import count
 from rota.strategies import given
 from rota.strategies.arrays import Owners, whole
 from rota.strategies.scales import Scales, Step
 from rota.strategies.words import NOBODY_OWNED_IT
-from rota.strategies.words import queues as say_queues
 
 ABSURD = 1000.0  # no queue counts for more than so many ordinary ones
 TINY, HUGE = 1e-15, 1e15  # whatever is measured in: beyond these, sums of squares are no numbers any more
@@ -217,7 +217,7 @@ class _Reasons:
         """Say what a member carries: how many queues, if all count alike; retry queues then do not show."""
         carries = self._scales.carried[member] if carried is None else carried
         if self._alike:
-            return say_queues(round(carries / max(self._scales.weights)))
+            return count(round(carries / max(self._scales.weights)), "queue")
         return f"{carries / self._scales.capacities[member] / self._scales.mean:.0%} of its share"
 
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rota.model import NOBODY, RETRY, Roster
+from rota.sentences import count
 from rota.strategies.arrays import Indices, Owners, of_runs, present, ranks
 from rota.strategies.words import NOBODY_OWNED_IT
-from rota.strategies.words import queues as say_queues
 
 
 def sticky(roster: Roster) -> Owners:
@@ -51,12 +51,12 @@ def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterato
         if not others[queue]:
             yield f"retry queues are spread after the others, to members that then own fewest ({even_with_retry})"
         elif was == NOBODY:
-            yield f"{NOBODY_OWNED_IT}; {name} had {say_queues(had[now])} ({even})"
+            yield f"{NOBODY_OWNED_IT}; {name} had {count(had[now], 'queue')} ({even})"
         elif was == now:
             kept = "all" if keeps[now] == had[now] else keeps[now]
-            yield f"{name} keeps {kept} of its {say_queues(had[now])} ({even})"
+            yield f"{name} keeps {kept} of its {count(had[now], 'queue')} ({even})"
         else:
-            giver = f"{roster.members[was]} had {say_queues(had[was])} and keeps {keeps[was]}"
+            giver = f"{roster.members[was]} had {count(had[was], 'queue')} and keeps {keeps[was]}"
             yield f"{giver}, {name} had {had[now]} ({even})"
 
 

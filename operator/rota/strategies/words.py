@@ -6,11 +6,6 @@ from rota.strategies.arrays import Owners
 NOBODY_OWNED_IT = "nobody owned it"
 
 
-def queues(count: int) -> str:
-    """Say how many queues."""
-    return "1 queue" if count == 1 else f"{count} queues"
-
-
 def what_happens(roster: Roster, owners: Owners, queue: int) -> str:
     """Say what becomes of a queue, without saying why."""
     was, now = roster.owners[queue], int(owners[queue])

@@ -3,8 +3,8 @@
 import pytest
 
 from rota.model import Queue
-from rota.sidecar.machine import Event
-from rota.sidecar.member import Member, Step
+from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.queue_lifecycle import Event
 from simulation.exploration import operators
 from simulation.exploration.processes import Process, Processes
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rota.model import Queue
-from rota.sidecar.machine import Act, Command, Event, State
+from rota.sidecar.member.queue_lifecycle import Act, Command, Event, State
 from simulation.exploration.processes import Process
 from simulation.exploration.setting import Setting
 from simulation.exploration.world import ExploredState, Facts, Place, Turn, put

@@ -11,8 +11,8 @@ from builders import LONG
 from rota.documents import Report
 from rota.model import Queue
 from rota.planner import Heard
-from rota.sidecar.machine import Act, Command, Event, Life, State
-from rota.sidecar.member import Member, Step
+from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.queue_lifecycle import Act, Command, Event, Life, State
 from simulation.exploration.documents import Document, Numbering
 from simulation.judge import Broken
 

@@ -11,20 +11,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rota.brokers import (
-    Client,
-    Ends,
-    Membership,
-    Message,
-    Progress,
-    Refused,
-    Settings,
-    Unknown,
-    Unreachable,
-    properties_bytes_of,
-    text_bytes,
-)
-from rota.brokers.rocketmq.messages import write_properties
+from rota.brokers.errors import Refused, Unknown, Unreachable
+from rota.brokers.message import Message, properties_bytes_of, text_bytes
+from rota.brokers.port import Client, Ends, Membership, Progress, Settings
+from rota.brokers.rocketmq.wire.messages import write_properties
 from rota.model import RETRY, Queue
 
 BROKER = "memory"

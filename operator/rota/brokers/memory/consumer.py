@@ -6,21 +6,12 @@ from random import choice
 
 from msgspec.structs import replace
 
-from rota.brokers import (
-    ADMIT_ALL,
-    LATER,
-    Admission,
-    Membership,
-    Message,
-    Moved,
-    Pulled,
-    Refused,
-    SwitchedOff,
-    Unreachable,
-)
+from rota.brokers.errors import Refused, SwitchedOff, Unreachable
 from rota.brokers.memory.cluster import LOCK_SECONDS, NAME_SERVER, Memory
-from rota.brokers.rocketmq.messages import ZLIB, java_hash, unpacked
-from rota.brokers.rocketmq.requests import one_broker, tags_of
+from rota.brokers.message import Message
+from rota.brokers.port import ADMIT_ALL, LATER, Admission, Membership, Moved, Pulled
+from rota.brokers.rocketmq.wire.messages import ZLIB, java_hash, unpacked
+from rota.brokers.rocketmq.wire.requests import one_broker, tags_of
 from rota.model import RETRY, Queue
 
 DEAD = "%DLQ%"

@@ -7,14 +7,16 @@ from itertools import product
 
 import msgspec
 
-from rota.brokers import ADMIT_ALL, LATER, Admission, Garbled, Membership, Message, Moved, Pulled, Unknown, Working
-from rota.brokers.rocketmq import bodies, fastjson, requests
-from rota.brokers.rocketmq.answers import body, good, number, reason, refusal, side_by_side
-from rota.brokers.rocketmq.client import Client, Site
-from rota.brokers.rocketmq.codes import Answer, Request
-from rota.brokers.rocketmq.frames import Frame, Malformed
-from rota.brokers.rocketmq.messages import prefix
-from rota.brokers.rocketmq.presence import Presence
+from rota.brokers.errors import Garbled, Unknown
+from rota.brokers.message import Message
+from rota.brokers.port import ADMIT_ALL, LATER, Admission, Membership, Moved, Pulled, Working
+from rota.brokers.rocketmq.heartbeat import Presence
+from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.rocketmq.transport.responses import body, good, number, reason, refusal, side_by_side
+from rota.brokers.rocketmq.wire import fastjson, payloads, requests
+from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.frames import Frame, Malformed
+from rota.brokers.rocketmq.wire.messages import prefix
 from rota.model import Queue
 
 PULL_MARGIN = 10.0  # a broker answers a held request at its next 5 s tick, so later than it was asked to
@@ -155,7 +157,7 @@ class RocketMQConsumer:
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
         """Ask for queues of one broker to be locked; return those that are."""
         request = requests.lock(self._member.group, self._member.client_id, queues)
-        found = body(await self._client.get(requests.one_broker(queues), request), bodies.Locked)
+        found = body(await self._client.get(requests.one_broker(queues), request), payloads.Locked)
         return frozenset(it.queue for it in found.lock_ok_mq_set)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
@@ -184,13 +186,13 @@ class RocketMQConsumer:
 
     def _offsets_set(self, asked: Frame) -> None:
         try:
-            found = fastjson.read(asked.body, bodies.Reset).offset_table
+            found = fastjson.read(asked.body, payloads.Reset).offset_table
             self._member.on_reset({fastjson.queue(key): offset for key, offset in found.items()})
         except Malformed as error:
             _log.warning("A broker set offsets, but to what cannot be read: %s", error)
 
     def _running_info(self, asked: Frame) -> Frame:
-        info = bodies.RunningInfo(
+        info = payloads.RunningInfo(
             properties={
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self._member.pushed else "CONSUME_ACTIVELY",
                 "PROP_CONSUMEORDERLY": str(self._member.orderly).lower(),
@@ -206,11 +208,11 @@ class RocketMQConsumer:
 
     def _status(self, asked: Frame) -> Frame:
         offsets = fastjson.table({queue: it.committed for queue, it in self._member.queues().items()})
-        return asked.reply(Answer.SUCCESS, msgspec.json.encode(bodies.ConsumerStatus(message_queue_table=offsets)))
+        return asked.reply(Answer.SUCCESS, msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=offsets)))
 
 
-def _info(working: Working) -> bodies.QueueInfo:
-    return bodies.QueueInfo(
+def _info(working: Working) -> payloads.QueueInfo:
+    return payloads.QueueInfo(
         commit_offset=working.committed,
         cached_msg_min_offset=working.first,
         cached_msg_max_offset=working.last,

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from rota.brokers import Garbled, queues_of
+from rota.brokers.errors import Garbled
+from rota.brokers.port import queues_of
 from rota.model import Queue
 
 FORGET_SECONDS = 300.0  # after that a broker that no name server lists is gone for good

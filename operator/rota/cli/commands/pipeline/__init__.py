@@ -1,0 +1,4 @@
+"""`rota pipeline`: commands that start Spark.
+
+May know `console` and `rota.pipeline`. Knows no cluster.
+"""

@@ -1,0 +1,253 @@
+"""`rota pipeline`: history into tables, with Spark; each command imports its module only when it is run."""
+
+# ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rota.cli.commands.pipeline import spark_errors
+from rota.cli.commands.pipeline.progress import Progress
+from rota.cli.console.errors import plainly
+from rota.cli.console.formatting import say
+from rota.cli.console.output import show, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+)
+POLICIES = click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
+SOURCE = click.argument("source")  # a journal or a lake: `opened` opens it
+IF_ANY = click.option("--if-any", is_flag=True, help="End well where there is nothing to read yet: for a CronJob.")
+DAYS = click.option(
+    "--days",
+    type=click.IntRange(1, 36_600),
+    help="Look at the last so many days that SOURCE tells of; without it, at all.",
+)
+EXTRA = "pip install 'rota-operator[pipeline]'"
+WATCH_SECONDS = 30.0
+
+
+@click.group()
+def pipeline() -> None:
+    """Make tables, rollups and advice of the journal."""
+
+
+def with_spark(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command Spark, and whom to tell how far it is; a mistake is one sentence and exit code 2."""
+
+    @wraps(command)
+    @plainly
+    def run(**given: Any) -> None:
+        from rota.cli.commands.pipeline import output_paths
+
+        name, source = command.__name__, given.get("source", given.get("journal", ""))
+        with _plain_words():
+            if given.pop("if_any", False) and not output_paths.holds_any(source):
+                say(f"{source} holds nothing yet")
+                return
+            output_paths.check(name, given)
+            read = _read(name, given)
+        with Progress() as progress:
+            progress("starting Spark")
+            with _session(name) as spark:
+                command(spark, progress, **read)
+
+    return run
+
+
+def _read(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the files that options name, before Spark begins: who mistyped something is told at once."""
+    from rota.cli.commands.pipeline import recommend, simulate
+
+    read = dict(given)
+    if "policies" in given:
+        read["policies"] = simulate.policies_of(given["policies"])
+    if command == "recommend":
+        read["weights"] = recommend.weights_of(given["weights"])
+        recommend.check_simulation(given["source"], read["policies"], given["days"])
+    return read
+
+
+@contextmanager
+def _plain_words() -> Iterator[None]:
+    """Say in a sentence what a user can mend."""
+    try:
+        yield
+    except Exception as error:
+        if words := spark_errors.sentence(error):
+            raise ValueError(words) from None
+        raise
+
+
+@contextmanager
+def _session(name: str) -> Iterator["SparkSession"]:
+    try:
+        from pyspark.sql import SparkSession
+
+        from rota.pipeline.common.spark_session import session
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed, which this command needs: {EXTRA}") from None
+    _check_java()
+    theirs = SparkSession.getActiveSession()  # of a program that runs us inside itself
+    spark = None
+    try:
+        with _plain_words():
+            spark = session(f"rota-pipeline-{name}")
+            yield spark
+    finally:
+        if spark is not None and theirs is None:
+            spark.stop()
+
+
+def _check_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - which takes texts
+        return
+    if home:
+        raise ValueError(f"Spark needs Java, and JAVA_HOME, {home}, has none: name another, or unset it")
+    raise ValueError("Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME")
+
+
+def wrote(rows: Mapping[str, int], output: str) -> None:
+    """Say how many rows were written to each table."""
+    show(dict(rows), output, lambda: table([{"table": name, "rows": count} for name, count in rows.items()]))
+
+
+@pipeline.command()
+@click.argument("journal")
+@click.option("--to", "lake", required=True, help="The lake: a folder of tables, one for each kind.")
+@click.option("--watch", is_flag=True, help="Go on with hours to come, until Ctrl-C; without it, end when all is in.")
+@click.option(
+    "--settle",
+    type=click.FloatRange(0, 366 * 24 * 60),
+    default=5.0,
+    show_default=True,
+    help="An hour is over when its file has not grown for so many minutes after its end.",
+)
+@click.option("--all", "everything", is_flag=True, help="Take every hour: nobody writes this journal any more.")
+@click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
+@IF_ANY
+@OUTPUT
+@with_spark
+def ingest(
+    spark: "SparkSession", progress: Progress, *, journal: str, lake: str, form: str, output: str, **given: Any
+) -> None:
+    """Bring a lake up to date with JOURNAL: each line once, what is no record in its quarantine."""
+    from rota.pipeline.ingest.streaming import stream
+
+    def told(counts: dict[str, int]) -> bool:
+        if counts:
+            wrote(counts, output)
+            sys.stdout.flush()  # into a pipe, too, it is told now
+        time.sleep(WATCH_SECONDS)
+        return True
+
+    progress(f"taking hours of {journal} into {lake}")
+    after = None if given["everything"] else timedelta(minutes=given["settle"])
+    total = stream(spark, journal, lake, settle=after, form=form, watch=told if given["watch"] else None)
+    wrote(total, output)
+
+
+@pipeline.command()
+@SOURCE
+@POLICIES
+@click.option("--to", required=True, help="The folder for what is made.")
+@click.option("--weights", help="A YAML file that says what trouble costs, such as moves: 1.")
+@click.option(
+    "--least-gain",
+    type=click.FloatRange(0, 100),
+    default=5.0,
+    show_default=True,
+    help="By how many percent a policy must be better to be worth a change.",
+)
+@click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="How many groups get plots.")
+@DAYS
+@IF_ANY
+@with_spark
+def recommend(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+    """Say which policy is best for which group.
+
+    SOURCE is a journal or a lake, whose history is then played again under each policy, or the folder that
+    `rota pipeline simulate` wrote. The folder gets report.html for people, policies/ to apply, and tables.
+    """
+    from rota.cli.commands.pipeline import recommend
+
+    recommend.recommend(spark, progress, **given)
+
+
+@pipeline.command()
+@SOURCE
+@click.option("--to", help="The folder for the table; without it, the table is printed.")
+@DAYS
+@IF_ANY
+@OUTPUT
+@with_spark
+def rollup(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+    """Print each group's hours in figures, from SOURCE: a journal or a lake.
+
+    With --days, those days are written anew, and earlier ones that were written before stay.
+    """
+    from rota.cli.commands.pipeline import rollup
+
+    rollup.rollup(spark, progress, **given)
+
+
+@pipeline.command()
+@SOURCE
+@click.option("--to", help="The folder for the tables `intervals` and `violations`.")
+@DAYS
+@OUTPUT
+@with_spark
+def timeline(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+    """Print what should not be in who held which queue when, from SOURCE: a journal or a lake.
+
+    The exit code is 1 if a queue had two owners, or was granted without proof.
+    """
+    from rota.cli.commands.pipeline import rollup
+
+    rollup.timeline(spark, progress, **given)
+
+
+@pipeline.command()
+@SOURCE
+@POLICIES
+@click.option("--to", required=True, help="The folder for the tables `results` and `series`.")
+@DAYS
+@OUTPUT
+@with_spark
+def simulate(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+    """Play what happened to every group again under other policies, from SOURCE: a journal or a lake.
+
+    What was really used is among the results as the policy `recorded`.
+    """
+    from rota.cli.commands.pipeline import simulate
+
+    simulate.simulate(spark, progress, **given)
+
+
+@pipeline.command()
+@click.option("--groups", type=click.IntRange(1, 10_000_000), default=100, show_default=True)
+@click.option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="The same makes the same journal.")
+@click.option(
+    "--largest", type=click.IntRange(0, 100_000), default=0, help="How many queues the first group has, if any."
+)
+@click.option("--to", required=True, help="The folder for the journal; it must be empty.")
+@OUTPUT
+@with_spark
+def generate(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+    """Make a journal of invented groups, as the operator would have written it."""
+    from rota.cli.commands.pipeline import simulate
+
+    simulate.generate(spark, progress, **given)

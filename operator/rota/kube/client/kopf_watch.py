@@ -1,0 +1,75 @@
+"""What kopf runs: it watches groups and policies and hands on what it sees; it writes nothing.
+
+Only `on.event`: no finalizer keeps an object, no annotation is left on one, no log line becomes an Event.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+import msgspec
+
+from rota.kube.client.objects import Custom
+from rota.kube.client.paths import GROUPS, POLICIES
+
+VERSION = "rota.dev/v1alpha1"
+
+
+class LoginFailed(ValueError):  # noqa: N818 - it is what happened
+    """There is no way to the API server."""
+
+
+Told = Callable[[Custom], None]
+
+
+def registry(groups: tuple[Told, Told], policies: tuple[Told, Told]) -> kopf.OperatorRegistry:
+    """Return handlers that tell what is seen, and what is gone, of groups and of policies."""
+    found = kopf.OperatorRegistry()
+    kopf.on.login(registry=found)(_login)
+    for kind, (seen, gone) in ((GROUPS, groups), (POLICIES, policies)):
+        kopf.on.event(VERSION, kind, registry=found, id=kind)(_handler(seen, gone))
+    return found
+
+
+def access() -> kopf.ConnectionInfo:
+    """Find the way to the API server: the pod's own account, or else the kubeconfig."""
+    known = settings()
+    found = kopf.login_with_service_account(settings=known) or kopf.login_with_kubeconfig(settings=known)
+    if found is None:
+        raise LoginFailed("There is no kubeconfig and no service account; set KUBECONFIG to the cluster's file")
+    return found
+
+
+def _login(**_: Any) -> kopf.ConnectionInfo:
+    return access()
+
+
+def _handler(seen: Told, gone: Told) -> Callable[..., Any]:
+    async def told(event: Mapping[str, Any], **_: Any) -> None:
+        it = msgspec.convert(dict(event["object"]), Custom)
+        (gone if event["type"] == "DELETED" else seen)(it)
+
+    return told
+
+
+def settings() -> kopf.OperatorSettings:
+    """Return how kopf shall run: quick to notice that a watch is dead, silent in the cluster, quick to end."""
+    found = kopf.OperatorSettings()
+    found.peering.standalone = True  # who leads is our own business
+    found.posting.enabled = False
+    found.scanning.disabled = True
+    found.watching.server_timeout = 300
+    found.watching.client_timeout = 330
+    found.watching.connect_timeout = 10
+    found.watching.inactivity_timeout = 70
+    found.watching.reconnect_backoff = 0.5
+    found.networking.request_timeout = 30
+    found.networking.connect_timeout = 5
+    found.networking.enforce_retry_after = True
+    found.queueing.worker_limit = 100
+    found.queueing.error_delays = [1, 2, 4, 8, 15, 30]
+    found.background.cancellation_polling = 5
+    found.process.ultimate_exiting_timeout = 25
+    found.persistence.finalizer = "rota.dev/none"  # there is none; but were there one, it would be ours
+    found.persistence.consistency_timeout = 0
+    return found

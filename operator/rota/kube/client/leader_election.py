@@ -1,0 +1,159 @@
+"""Who leads: whoever holds the Lease. It only saves work: what two leaders write is refused by objects' versions."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.objects import Metadata
+from rota.kube.client.paths import collection_path, object_path
+from rota.timestamps import format_time
+
+SAID = 60.0  # seconds between two complaints of the same trouble
+LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
+RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """Which candidate leads, and until when it has to renew the Lease."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    acquire_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The Lease of an operator's replicas."""
+
+    metadata: Metadata
+    spec: LeaseSpec = LeaseSpec()
+
+
+class Leader:
+    """One candidate; `leads` is told of every change."""
+
+    def __init__(self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str) -> None:
+        """Stand for nothing before `run`."""
+        self._api, self._me, self._leads = api, me, leads
+        self._collection = collection_path("leases", namespace)
+        self._path = object_path("leases", namespace, name)
+        self._name = name
+        self._seen: tuple[str | None, str | None] = (None, None)  # holder and time, as they last changed
+        self._changed = 0.0  # and when we saw that: clocks of machines differ
+        self._free = math.inf  # when nobody will hold it, if it is not renewed
+        self._until = 0.0  # we lead until then, unless it is renewed
+        self._refused = False  # whether the last look was: to look again at once helps nobody
+        self._said, self._said_at = "", -math.inf
+        self.leading = False
+
+    async def run(self) -> None:
+        """Seek to lead, and lead, for ever; who is stopped gives the Lease back."""
+        try:
+            while True:
+                await self._look()
+                slow = self.leading or self._refused
+                await asyncio.sleep(RENEW if slow else min(LOOK, max(self._free - self._now, 0.1)))
+        finally:
+            self._lead(leads=False)
+            await self._give_back()
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _look(self) -> None:
+        began = self._now
+        try:
+            async with asyncio.timeout(RENEW_UNTIL / 2):
+                held = await self._take()
+        except (ApiError, Unanswered, TimeoutError) as error:
+            self._refused = isinstance(error, ApiError)
+            self._complain(str(error) or "the API server is slow")
+            if self.leading and self._now > self._until:
+                self._lead(leads=False)
+            return
+        self._refused, self._said = False, ""
+        if held:
+            self._until = began + RENEW_UNTIL
+        self._lead(leads=held)
+
+    def _complain(self, why: str) -> None:
+        """Say what is wrong; where it stays so, now and then."""
+        if why != self._said or self._now - self._said_at >= SAID:
+            self._said, self._said_at = why, self._now
+            _log.warning("The Lease %s could not be renewed: %s", self._path, why)
+
+    async def _take(self) -> bool:
+        """Renew our Lease, or take one that nobody holds; return whether it is ours."""
+        lease = await self._read()
+        if lease is None:
+            return await self._write(None, LeaseSpec())
+        spec = lease.spec
+        if spec.holder_identity != self._me:
+            if self._seen != (spec.holder_identity, spec.renew_time):
+                self._seen, self._changed = (spec.holder_identity, spec.renew_time), self._now
+            self._free = self._changed + (spec.lease_duration_seconds or LIVES)
+            if spec.holder_identity and self._now < self._free:
+                return False
+        self._free = math.inf
+        return await self._write(lease, spec)
+
+    async def _read(self) -> Lease | None:
+        try:
+            return await self._api.get(self._path, Lease)
+        except ApiError as error:
+            if error.unknown:
+                return None
+            raise
+
+    async def _write(self, lease: Lease | None, spec: LeaseSpec) -> bool:
+        at = format_time(time.time(), "microseconds")
+        ours = spec.holder_identity == self._me
+        body: dict[str, Any] = {
+            "metadata": {"name": self._name},
+            "spec": {
+                "holderIdentity": self._me,
+                "leaseDurationSeconds": LIVES,
+                "renewTime": at,
+                "acquireTime": spec.acquire_time if ours else at,
+                "leaseTransitions": (spec.lease_transitions or 0) + (not ours),
+            },
+        }
+        try:
+            if lease is None:
+                await self._api.create(self._collection, body, Lease)
+            else:
+                body["metadata"]["resourceVersion"] = lease.metadata.resource_version
+                await self._api.replace(self._path, body, Lease)
+        except ApiError as error:
+            if error.conflict:  # somebody else was quicker
+                return False
+            raise
+        return True
+
+    def _lead(self, *, leads: bool) -> None:
+        if leads != self.leading:
+            self.leading = leads
+            _log.info("%s %s", self._me, "leads" if leads else "does not lead any more")
+            self._leads(leads)
+
+    async def _give_back(self) -> None:
+        """Let another one lead at once."""
+        try:
+            async with asyncio.timeout(RENEW_UNTIL):  # who has much to do when it ends is slow
+                lease = await self._read()
+                if lease and lease.spec.holder_identity == self._me:
+                    spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    metadata = {"name": self._name, "resourceVersion": lease.metadata.resource_version}
+                    await self._api.replace(self._path, {"metadata": metadata, "spec": spec}, Lease)
+        except (ApiError, Unanswered, TimeoutError) as error:
+            _log.info("The Lease was not given back: %s", error)

@@ -1,0 +1,364 @@
+"""Kubernetes' objects, as much of them as is used: what is not named here is never kept."""
+
+import re
+from collections.abc import Container, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
+
+from rota.documents import PACKED, PLAIN
+from rota.planner import Poke
+
+GROUP_LABEL = "rota.dev/group"
+POKE = "rota.dev/generation"
+KEY_MARK = "rota.dev/key"  # which key a pod should have: a change of it lets the kubelet look at what is mounted
+WISH = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+SIDECAR = "rota-sidecar"  # its container's name
+DOCUMENTS = "/etc/rota"  # where it has the group's record
+KEY = "/etc/rota-key"  # where it has the group's key
+REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, if it has no control port
+CONTROL_PORT = 9913
+CONTROL = "rota-control"  # the name of the control port in a pod's spec
+SETTINGS = "group.json"  # the key of the group's settings in its ConfigMap
+MAX_SPEC_BYTES = 128 * 1024  # of a group or policy; as Python objects it can take 20 times as much
+MAX_DEPLOYMENT_BYTES = 2 * MAX_SPEC_BYTES  # of a Deployment's spec: a group's template, the sidecar and defaults
+MAX_LABELS = 100  # of an object that are kept
+Key = tuple[str, str]  # of an object: its namespace and name
+
+_RECORD = "-rota"  # ends the record's name
+
+
+def record_of(group: str) -> str:
+    """Return the name of a group's record."""
+    return group + _RECORD
+
+
+def key_secret_of(group: str) -> str:
+    """Return the name of the Secret with a group's key."""
+    return f"{record_of(group)}-key"
+
+
+class Owner(Struct, frozen=True, rename="camel"):
+    """An owner reference."""
+
+    uid: str
+    controller: bool = False
+
+
+class Metadata(Struct, frozen=True, rename="camel"):
+    """What every object has."""
+
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    deletion_timestamp: str | None = None
+    creation_timestamp: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[Owner] = []
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def version(self) -> int:
+        """Its version as a number, which only grows: what is seen by several ways comes in any order."""
+        return int(self.resource_version) if self.resource_version.isdecimal() else 0
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The group whose label it carries."""
+        return self.namespace, self.labels.get(GROUP_LABEL, "")
+
+    def owned_by(self, uid: str) -> bool:
+        """Whether an object of that uid made it."""
+        return any(owner.controller and owner.uid == uid for owner in self.owner_references)
+
+
+def _without_unused(metadata: Metadata, annotations: Container[str]) -> Metadata:
+    """Return metadata with these annotations only, and a bounded number of labels and owners.
+
+    A tenant can fill an object up to 1.5 MiB, and objects are kept for as long as they exist.
+    """
+    labels = metadata.labels
+    if len(labels) > MAX_LABELS:
+        own = {key: value for key, value in labels.items() if key == GROUP_LABEL}
+        labels = own | dict([*labels.items()][:MAX_LABELS])
+    owners = metadata.owner_references
+    return replace(
+        metadata,
+        labels=labels,
+        annotations={key: value for key, value in metadata.annotations.items() if key in annotations},
+        owner_references=[owner for owner in owners if owner.controller] or owners[:1],
+    )
+
+
+class Object(Struct, frozen=True):
+    """An object of which only the metadata matter."""
+
+    metadata: Metadata
+
+
+class _ContainerState(Struct, frozen=True):
+    running: Mapping[str, Any] | None = None
+    terminated: Mapping[str, Any] | None = None
+
+    @property
+    def has_run(self) -> bool:
+        return self.running is not None or self.terminated is not None
+
+
+class _ContainerStatus(Struct, frozen=True, rename="camel"):
+    name: str
+    started: bool | None = None
+    ready: bool = False
+    restart_count: int = 0
+    state: _ContainerState = _ContainerState()
+    last_state: _ContainerState = _ContainerState()
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
+
+
+class _Condition(Struct, frozen=True):
+    type: str
+    status: str
+
+
+class _PodStatus(Struct, frozen=True, rename="camel"):
+    phase: str = ""
+    pod_ip: str = field(default="", name="podIP")
+    conditions: list[_Condition] = []
+    init_container_statuses: list[_ContainerStatus] = []
+    container_statuses: list[_ContainerStatus] = []
+
+
+class _Mount(Struct, frozen=True, rename="camel"):
+    name: str
+    mount_path: str
+
+
+class _Port(Struct, frozen=True, rename="camel"):
+    container_port: int
+    name: str = ""
+
+
+class _Container(Struct, frozen=True, rename="camel"):
+    name: str
+    volume_mounts: list[_Mount] = []
+    ports: list[_Port] = []
+
+
+class _Source(Struct, frozen=True):
+    name: str = ""
+
+
+class _Volume(Struct, frozen=True, rename="camel"):
+    name: str
+    config_map: _Source = _Source()
+
+
+class _PodSpec(Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    host_network: bool = False
+    containers: list[_Container] = []
+    init_containers: list[_Container] = []
+    volumes: list[_Volume] = []
+
+
+_ANNOTATIONS_OF_PODS = frozenset({POKE, KEY_MARK, DELETION_COST})
+
+
+def _sidecar_only(spec: _PodSpec) -> _PodSpec:
+    """Return the part of a pod's spec that concerns the sidecar and its ConfigMap."""
+    init_containers = [_used_of(it) for it in spec.init_containers if it.name == SIDECAR]
+    containers = [_used_of(it) for it in spec.containers if it.name == SIDECAR]
+    mounted = {mount.name for it in [*init_containers, *containers] for mount in it.volume_mounts}
+    volumes = [it for it in spec.volumes if it.name in mounted]
+    return replace(spec, init_containers=init_containers, containers=containers, volumes=volumes)
+
+
+def _used_of(sidecar: _Container) -> _Container:
+    mounts = [it for it in sidecar.volume_mounts if it.mount_path in {DOCUMENTS, KEY}]
+    return replace(sidecar, volume_mounts=mounts, ports=[it for it in sidecar.ports if it.name == CONTROL])
+
+
+def _status_of_sidecar(status: _PodStatus) -> _PodStatus:
+    return replace(
+        status,
+        conditions=[it for it in status.conditions if it.type == "Ready"],
+        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR],
+        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR],
+    )
+
+
+class Pod(Struct, frozen=True):
+    """A pod of a group."""
+
+    metadata: Metadata
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+    def __post_init__(self) -> None:
+        """Drop what is not used."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, _ANNOTATIONS_OF_PODS))
+        force_setattr(self, "spec", _sidecar_only(self.spec))
+        force_setattr(self, "status", _status_of_sidecar(self.status))
+
+    @property
+    def _sidecars(self) -> list[_Container]:
+        return [*self.spec.init_containers, *self.spec.containers]
+
+    @property
+    def control_port(self) -> int:
+        """Where its sidecar takes requests for reports and drains.
+
+        With hostNetwork, a port in the spec does not count: a tenant could name any port of the node.
+        """
+        named = [port.container_port for it in self._sidecars for port in it.ports if port.name == CONTROL]
+        if named and not self.spec.host_network:
+            return named[0]
+        return CONTROL_PORT if self.has_key else REPORT_PORT
+
+    @property
+    def has_key(self) -> bool:
+        """Whether its sidecar mounts the group's key: then what is not signed with it proves nothing."""
+        return any(mount.mount_path == KEY for it in self._sidecars for mount in it.volume_mounts)
+
+    @property
+    def works_for(self) -> str:
+        """The group whose record its sidecar reads, whatever its label says; none, if it carries no sidecar."""
+        mounts = [mount for it in self._sidecars for mount in it.volume_mounts]
+        shown = {mount.name for mount in mounts if mount.mount_path == DOCUMENTS}
+        records = [it.config_map.name for it in self.spec.volumes if it.name in shown]
+        return next((name.removesuffix(_RECORD) for name in records if name.endswith(_RECORD)), "")
+
+    @property
+    def labelled(self) -> str:
+        """The group that its label names."""
+        return self.metadata.group[1]
+
+    @property
+    def started(self) -> bool:
+        """Whether its sidecar has ever run; what happens to it later does not take that back."""
+        every = [*self.status.init_container_statuses, *self.status.container_statuses]
+        return any(it.name == SIDECAR and it.has_run for it in every)
+
+    @property
+    def ready(self) -> bool:
+        """Whether Kubernetes finds it ready."""
+        return any(it.type == "Ready" and it.status == "True" for it in self.status.conditions)
+
+    @property
+    def terminating(self) -> bool:
+        """Whether it was told to go."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it has stopped for good."""
+        return self.status.phase in {"Succeeded", "Failed"}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its sidecar has, and is not started again."""
+        every = [*self.status.init_container_statuses, *self.status.container_statuses]
+        terminated = any(it.name == SIDECAR and it.state.terminated is not None for it in every)
+        return self.ended or (self.terminating and terminated)
+
+    @property
+    def may_run(self) -> bool:
+        """Whether its sidecar has begun, and nothing shows that it is over."""
+        return self.started and not self.stopped
+
+    @property
+    def telling(self) -> tuple[object, ...]:
+        """The fields that can change a plan, such as readiness: a pod that differs in others needs no reconcile."""
+        state = self.started, self.ready, self.terminating, self.ended
+        return self.metadata.uid, *state, self.poke, self.cost, self.status.pod_ip, self.labelled
+
+    @property
+    def poke(self) -> Poke:
+        """What it was last poked with."""
+        return poke_of(self.metadata.annotations)
+
+    @property
+    def cost(self) -> str:
+        """What Kubernetes is told that its end costs."""
+        return self.metadata.annotations.get(DELETION_COST, "0")
+
+
+def poke_of(annotations: Mapping[str, str]) -> Poke:
+    """Return what a pod's annotations say of its last poke; what somebody else wrote there counts as nothing."""
+    found = re.fullmatch(r"(\d{1,16})-(\d{1,9})", annotations.get(POKE, ""), re.ASCII)
+    return Poke(int(found[1]), int(found[2])) if found else Poke()
+
+
+class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
+    """The record of who owns what, or an object of its name that is not ours."""
+
+    metadata: Metadata
+    data: dict[str, str] = {}
+    binary_data: dict[str, bytes] = {}
+
+    def __post_init__(self) -> None:
+        """Drop what is not used."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, ()))
+        force_setattr(self, "data", {key: self.data[key] for key in (PLAIN, SETTINGS) if key in self.data})
+        packed = self.binary_data.get(PACKED)
+        force_setattr(self, "binary_data", {} if packed is None else {PACKED: packed})
+
+    @property
+    def bytes_kept(self) -> int:
+        """How much memory its contents take."""
+        return sum(map(len, self.data.values())) + sum(map(len, self.binary_data.values()))
+
+
+class Deployment(Struct, frozen=True):
+    """A fleet that Rota runs; `spec` is its JSON, which takes a tenth of the memory of the objects it stands for."""
+
+    metadata: Metadata
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+
+    def __post_init__(self) -> None:
+        """Drop what is not used; without the copy, `spec` would keep the whole response it was read from."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, {WISH}))
+        force_setattr(
+            self, "spec", self.spec.copy() if len(bytes(self.spec)) <= MAX_DEPLOYMENT_BYTES else msgspec.Raw(b"")
+        )
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether its spec was not kept."""
+        return not bytes(self.spec)
+
+
+class Custom(Struct, frozen=True):
+    """A ConsumerGroup or a RebalancePolicy; what is in it is read by `rota.spec`."""
+
+    metadata: Metadata
+    spec: Any = None
+    status: dict[str, Any] = {}
+    too_large_bytes: int = 0  # of a spec that was not kept
+
+    def __post_init__(self) -> None:
+        """Drop what is not used."""
+        force_setattr(self, "metadata", _without_unused(self.metadata, ()))
+        if (size := len(msgspec.json.encode(self.spec))) > MAX_SPEC_BYTES:
+            force_setattr(self, "spec", None)
+            force_setattr(self, "too_large_bytes", size)
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy that a group refers to, whatever is written there."""
+        reference = self.spec.get("policyRef") if isinstance(self.spec, dict) else None
+        name = reference.get("name") if isinstance(reference, dict) else None
+        return name if isinstance(name, str) else ""

@@ -1,0 +1,73 @@
+"""What the operator answers over HTTP: whether it lives, whether it sees, and its metrics."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from aiohttp import web
+
+from rota.http_server import SharedResponse, listen
+from rota.kube.client.informer import Follower, counted
+from rota.kube.telemetry.operator_metrics import Known, Measures
+from rota.metrics import CONTENT_TYPE
+
+PORT = 8080
+PROBE_PORT = 8081  # for the kubelet; it has its own connection limit, so clients of PORT cannot block probes
+DEAF_SECONDS = 180.0  # a watch that is silent for so long hears nothing any more: the server sends bookmarks
+
+
+def ages(following: Sequence[Follower[Any]]) -> Mapping[str, float]:
+    """Return for how long nothing was heard of each kind; where namespaces are watched one by one: of the stillest."""
+    now, found = asyncio.get_running_loop().time(), dict[str, float]()
+    for it in following:
+        found[it.resource] = max(found.get(it.resource, 0.0), now - it.heard)
+    return found
+
+
+def metrics(measures: Measures, known: Known) -> web.RouteDef:
+    """Return the route that Prometheus asks."""
+
+    async def render() -> bytes:
+        return (await measures.text(known)).encode()
+
+    return web.get("/metrics", SharedResponse(render, {"content-type": CONTENT_TYPE}).respond)
+
+
+class Page:
+    """`/healthz` fails when a watch fell silent, so that the kubelet starts us anew; `/readyz` until all is listed."""
+
+    def __init__(
+        self, following: Sequence[Follower[Any]], leads: Callable[[], bool], more: Sequence[web.RouteDef] = ()
+    ) -> None:
+        """Answer nothing yet; `more` is served on the main port only."""
+        self._following, self._leads, self._more = following, leads, more
+
+    async def serve(self, address: str, port: int = PORT, probe_port: int | None = None) -> AsyncExitStack:
+        """Answer from now on, until what is returned is closed."""
+        async with AsyncExitStack() as serving:
+            await self._listen(serving, address, port, "--port", self._more)
+            if probe_port is not None:
+                await self._listen(serving, address, probe_port, "--probe-port", ())
+            return serving.pop_all()
+
+    async def _listen(
+        self, serving: AsyncExitStack, address: str, port: int, option: str, more: Sequence[web.RouteDef]
+    ) -> None:
+        app = web.Application()
+        app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness), *more])
+        runner = await listen(app, address, port, f"; give another --address or {option}", also_on_loopback=True)
+        serving.push_async_callback(runner.cleanup)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        now = asyncio.get_running_loop().time()
+        deaf = [it.path for it in counted(self._following) if now - it.heard > DEAF_SECONDS]
+        if deaf:
+            return web.Response(status=503, text=f"nothing was heard for {DEAF_SECONDS:.0f} s of {', '.join(deaf)}\n")
+        return web.Response(text="leads\n" if self._leads() else "stands by\n")
+
+    async def _readiness(self, _: web.Request) -> web.Response:
+        waiting = [it.path for it in counted(self._following) if not it.listed.is_set()]
+        if waiting:
+            return web.Response(status=503, text=f"not listed yet: {', '.join(waiting)}\n")
+        return web.Response(text="ready\n")

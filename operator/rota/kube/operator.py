@@ -1,0 +1,189 @@
+"""The operator as a whole: what is watched, who leads, what is told; from its start to its end."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, closing
+from typing import Any
+
+from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
+from rota.kube.brokers.registry import Places
+from rota.kube.client import kopf_watch
+from rota.kube.client.api import Api
+from rota.kube.client.informer import Follower
+from rota.kube.client.leader_election import Leader
+from rota.kube.http.events import Hub
+from rota.kube.http.operator_probes import Page, ages, metrics
+from rota.kube.http.read_model import Sight
+from rota.kube.http.site import routes
+from rota.kube.informers import NESTED_TOO_DEEPLY, followers, our_kinds, run_kopf, watch_own_kinds, watchable_namespaces
+from rota.kube.members.report_client import Reports
+from rota.kube.members.report_poller import hear_all
+from rota.kube.observers import Outlets
+from rota.kube.options import VERSION, Options, check
+from rota.kube.reconcile.controller import Brain
+from rota.kube.state.group import Group
+from rota.kube.state.queue_quota import QueueQuota
+from rota.kube.state.stored_assignment import RecordLimits
+from rota.kube.telemetry.journal.journal_writer import Journal
+from rota.kube.telemetry.operator_metrics import Measures
+from rota.kube.telemetry.otlp import Exporter, settings
+from rota.kube.workload.deployments import Fleets
+from rota.kube.workload.member_keys import MemberKeys
+
+# When Python looks for garbage. A look at all that is kept of a thousand groups takes 0.3 s, in which nothing else is
+# done, and by Python's own thresholds it comes every few seconds; by these it is rare, and other looks take ≤ 20 ms.
+COLLECTED = (5_000, 10, 100)
+
+
+_log = logging.getLogger(__name__)
+
+
+def process(options: Options) -> int:
+    """Run as a process of its own; return the exit code."""
+    check(options)
+    gc.set_threshold(*COLLECTED)
+    code = asyncio.run(operate(options))
+    if code == NESTED_TOO_DEEPLY:
+        _log.warning("A group or policy is nested too deeply for kopf; the operator starts again and watches by itself")
+        code = asyncio.run(operate(options, has_kopf=False))
+    return code
+
+
+async def operate(options: Options, stop: asyncio.Event | None = None, *, has_kopf: bool = True) -> int:
+    """Run until stopped, by `stop` or by a signal; return the exit code, or NESTED_TOO_DEEPLY."""
+    stop, code = stop or _heed(asyncio.Event()), 0
+    async with AsyncExitStack() as open_:
+        api = await open_.enter_async_context(Api(kopf_watch.access))
+        beside = await open_.enter_async_context(Api(kopf_watch.access))  # the Lease waits for nothing else
+        places, hub = _places(open_, api, options), Hub()
+        identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
+        journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
+        traces = Exporter(settings(os.environ, identity, VERSION))
+        open_.push_async_callback(traces.close)
+        # No group's Secret has a name with this end, whatever the group is called.
+        keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
+        brain, reports = _brain(open_, api, places, keys, options)
+        followed: list[Follower[Any]] = []
+        measures = _measures(brain, followed, journal, options)
+        sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
+        outlets = Outlets(journal, sight, hub, traces)
+        brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
+        kinds = [
+            (
+                followers(api, brain, [it], outlets.heard, fleets=options.fleets),
+                our_kinds(api, brain, [it], outlets.heard),
+            )
+            for it in options.namespaces or [""]
+        ]
+        followed += [it for before, ours in kinds for it in [*before, *ours]]
+        leader = Leader(beside, options.own_namespace, identity, _leads(brain, outlets), options.lease)
+        page = Page(followed, lambda: leader.leading, [metrics(measures, sight), *routes(sight, hub)])
+        await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port))
+        open_.push_async_callback(hub.close)
+        async with asyncio.TaskGroup() as tasks:
+            here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+            running = [
+                *(tasks.create_task(it.run(), name="follow") for before, _ in kinds for it in before),
+                *(tasks.create_task(watch_own_kinds(*it, here), name="look after") for it in kinds),
+                tasks.create_task(places.run(), name="secrets"),
+                tasks.create_task(traces.run(), name="traces"),
+                tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
+            ]
+
+            async def watch() -> None:
+                nonlocal code
+                if has_kopf:  # it takes the signals for itself, and would then wait 5 s for all tasks
+                    code = await run_kopf(brain, here.result(), outlets.heard, stop, lambda: _heed(stop))
+
+            async def begin() -> None:
+                here.set_result(await watchable_namespaces(followed, has_kopf=has_kopf))
+                await keys.load()
+                async with asyncio.TaskGroup() as inner:
+                    inner.create_task(watch(), name="kopf")
+                    inner.create_task(leader.run(), name="leader")
+                    inner.create_task(keys.run(lambda: brain.leads, _wake_all(brain)), name="keys")
+
+            running.append(tasks.create_task(begin(), name="begin"))
+            await stop.wait()
+            for task in reversed(running):
+                task.cancel()
+    return code
+
+
+def _brain(
+    open_: AsyncExitStack, api: Api, places: Places, keys: MemberKeys, options: Options
+) -> tuple[Brain, Reports]:
+    reports = Reports(keys.of)
+    open_.push_async_callback(reports.close)
+    fleets = Fleets(api, options.image, enabled=options.fleets, keys=keys)
+    brain = Brain(api, reports, places, fleets)
+    brain.record_limits = RecordLimits(options.max_queues)
+    open_.push_async_callback(brain.close)
+    return brain, reports
+
+
+def _places(open_: AsyncExitStack, api: Api, options: Options) -> Places:
+    networks = read_networks(options.broker_networks)
+    policy = AddressPolicy(networks, _api_server_endpoints()) if networks else None
+    is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    places = Places(api, quota=QueueQuota(total=options.max_queues), address_policy=policy, is_pod=is_pod)
+    open_.push_async_callback(places.close)
+    return places
+
+
+def _api_server_endpoints() -> list[tuple[str, int]]:
+    """Return the addresses of the API server's Service; some clusters give a host name in the environment."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdecimal():
+        return []
+    try:
+        return [(str(entry[4][0]), int(port)) for entry in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def _measures(brain: Brain, followed: Sequence[Follower[Any]], journal: Journal, options: Options) -> Measures:
+    return Measures(
+        lambda: brain.leads,
+        lambda: ages(followed),
+        lambda: journal.lost,
+        version=VERSION,
+        queues=options.queue_metrics,
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _led(brain: Brain) -> Callable[[], Mapping[tuple[str, str], Group]]:
+    return lambda: brain.groups if brain.leads else {}
+
+
+def _wake_all(brain: Brain) -> Callable[[], None]:
+    def wake() -> None:
+        for key in brain.groups:
+            brain.wake(key)
+
+    return wake
+
+
+def _leads(brain: Brain, outlets: Outlets) -> Callable[[bool], None]:
+    def led(leads: bool) -> None:  # noqa: FBT001 - a value
+        brain.lead(leads=leads)
+        outlets.led(leads=leads)
+
+    return led
+
+
+def _heed(stop: asyncio.Event) -> asyncio.Event:
+    """Have the signals that end a process set it."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop

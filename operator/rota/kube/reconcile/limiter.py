@@ -1,0 +1,51 @@
+"""Limits how many groups are observed at the same time; a group in the middle of a handover goes first."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rota.kube.state.group import Group
+
+
+class Turns:
+    """Room for so many at once; the others wait, first come, first served, but for who is not at rest."""
+
+    def __init__(self, most: int) -> None:
+        """All of it is free."""
+        self._free = most
+        self._waiting: OrderedDict[Group, asyncio.Future[None]] = OrderedDict()
+
+    @asynccontextmanager
+    async def of(self, group: Group) -> AsyncIterator[None]:
+        """Wait for a group's turn, and take it."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn = self._waiting[group] = asyncio.get_running_loop().create_future()
+            if not group.at_rest:
+                self.hurry(group)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._waiting.pop(group, None)
+                if not turn.cancelled():  # it had come already
+                    self._next()
+                raise
+        try:
+            yield
+        finally:
+            self._next()
+
+    def hurry(self, group: Group) -> None:
+        """Let a group that waits go first."""
+        if group in self._waiting:
+            self._waiting.move_to_end(group, last=False)
+
+    def _next(self) -> None:
+        while self._waiting:
+            _, turn = self._waiting.popitem(last=False)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

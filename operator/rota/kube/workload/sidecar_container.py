@@ -1,0 +1,168 @@
+"""The sidecar as this version adds it to pods: its container, its volumes and where they are mounted."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Final, NamedTuple, Self
+
+from rota.kube.client.objects import (
+    CONTROL,
+    CONTROL_PORT,
+    DOCUMENTS,
+    KEY,
+    REPORT_PORT,
+    SIDECAR,
+    key_secret_of,
+    record_of,
+)
+from rota.spec import GroupSpec
+
+Object = dict[str, Any]  # of JSON
+
+IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
+STATE: Final = "/var/lib/rota"
+RUN: Final = "/run/rota"  # where the socket is for the sidecar's hook
+STATE_LIMIT: Final = (
+    "256Mi"  # the kubelet evicts a pod above it; the sidecar stops writing at limited_files.QUOTA_BYTES, below it
+)
+_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where it lies, not what it is
+_RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
+_SECURITY = {  # the container's own, because a pod's may say less
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "runAsGroup": 65532,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+VOLUME_NAMES: Final = {
+    "rota-documents",
+    "rota-state",
+    "rota-run",
+    "rota-key",
+    "rota-credentials",
+    "rota-ca",
+    "rota-no-token",
+}
+
+
+def newest_image() -> str:
+    """Return the image of the sidecar that is of this version."""
+    return f"{IMAGE}:{version('rota-operator')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidecarSpec:
+    """What the sidecar of a group's pods shall be."""
+
+    image: str
+    drain_timeout: float = 30.0
+    resources: Mapping[str, Any] = field(default_factory=dict)  # none: ours
+    credentials_secret: str = ""
+    ca_secret: str = ""
+
+    @classmethod
+    def of(cls, spec: GroupSpec, image: str, drain_timeout: float) -> Self:
+        """Return what a group asks for."""
+        rocketmq = spec.broker.rocketmq
+        credentials, authorities = rocketmq.credentials_secret, rocketmq.tls.ca_secret
+        return cls(
+            image=image,
+            drain_timeout=drain_timeout,
+            resources=spec.sidecar.resources,
+            credentials_secret=credentials.name if credentials else "",
+            ca_secret=authorities.name if authorities else "",
+        )
+
+
+class SidecarPart(NamedTuple):
+    """What is put in: the sidecar, and the volumes that nobody but it has."""
+
+    container: Object
+    volumes: list[Object]
+
+
+class _Volume(NamedTuple):
+    """A volume of ours, and where the sidecar has it."""
+
+    name: str
+    path: str
+    source: Object
+    told: str = ""  # the variable that says where
+
+
+def new_part(template: Object, group: str, sidecar: SidecarSpec) -> SidecarPart:
+    """Return the sidecar as this version makes it."""
+    volumes = [*_volumes(group, sidecar)]
+    mounts: list[Object] = [{"name": it.name, "mountPath": it.path, "readOnly": True} for it in volumes]
+    kept = _state_of_app(template["spec"])
+    state = _Volume("rota-state", STATE, {"emptyDir": {"sizeLimit": STATE_LIMIT}}, "ROTA_STATE")
+    run = _Volume("rota-run", RUN, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
+    mounts.append(kept or {"name": state.name, "mountPath": state.path})
+    mounts.append({"name": run.name, "mountPath": run.path})
+    told = {it.told: it.path for it in [*volumes, state, run] if it.told}
+    made = [*volumes, *([] if kept else [state]), run]
+    return SidecarPart(_container(sidecar, told, mounts), [{"name": it.name, **it.source} for it in made])
+
+
+def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_Volume]:
+    """Yield what the sidecar only reads."""
+    documents = {"configMap": {"name": record_of(group), "optional": True}}  # pods may come before the first one
+    yield _Volume("rota-documents", DOCUMENTS, documents, "ROTA_DOCUMENTS")
+    yield _Volume("rota-key", KEY, {"secret": {"secretName": key_secret_of(group), "optional": True}}, "ROTA_KEY")
+    if sidecar.credentials_secret:
+        source = {"secret": {"secretName": sidecar.credentials_secret}}
+        yield _Volume("rota-credentials", "/etc/rota-credentials", source, "ROTA_CREDENTIALS")
+    if sidecar.ca_secret:
+        yield _Volume("rota-ca", "/etc/rota-ca", {"secret": {"secretName": sidecar.ca_secret}}, "ROTA_CA")
+    yield _Volume("rota-no-token", _TOKEN, {"emptyDir": {}})  # covers the pod's, for this container only
+
+
+def _state_of_app(spec: Object) -> Object | None:
+    """Return how the app mounts a volume where the sidecar's state lies: then that is where it lies."""
+    for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
+        for mount in container.get("volumeMounts") or []:
+            if mount["mountPath"].rstrip("/") == STATE:
+                where = {key: mount[key] for key in ("name", "subPath", "subPathExpr") if key in mount}
+                return {**where, "mountPath": STATE}
+    return None
+
+
+def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Object]) -> Object:
+    fields = {
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_UID": "metadata.uid",
+        "POD_IP": "status.podIP",
+        "HOST_IP": "status.hostIP",
+    }
+    return {
+        "name": SIDECAR,
+        "image": sidecar.image,
+        "command": ["python", "-m", "rota.sidecar"],
+        "restartPolicy": "Always",  # this makes it a sidecar: it starts before the app and ends after it
+        "env": [
+            *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+            *({"name": name, "value": path} for name, path in told.items()),
+        ],
+        "ports": [
+            {"name": "rota-report", "containerPort": REPORT_PORT},
+            {"name": CONTROL, "containerPort": CONTROL_PORT},
+        ],
+        "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}},
+        "startupProbe": _probe("/healthz", period=1, timeout=2, failures=60),
+        "readinessProbe": _probe("/readyz", period=1, timeout=1, failures=2),  # who hangs is not Ready within 4 s
+        "livenessProbe": _probe("/healthz", period=10, timeout=5, failures=6),
+        "resources": dict(sidecar.resources) or _RESOURCES,
+        "securityContext": _SECURITY,
+        "volumeMounts": mounts,
+    }
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
+    """Return a probe of the pod's own address: without a host the kubelet asks there."""
+    timing = {"periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
+    return {"httpGet": {"path": path, "port": REPORT_PORT}, **timing}

@@ -1,0 +1,94 @@
+"""Why a group shall change its policy, or not: a sentence for people, made where the rows are."""
+
+from collections.abc import Callable
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from rota.pipeline.recommend.cost_weights import MEASURES
+
+MOST_PARTS = 3  # that a sentence bears
+WORSE = 0.1  # of what is saved: a drawback of that size is told, too
+
+
+def evidence(least: float) -> Column:
+    """Say which parts differ most between the structs `now` and `then`; looks at `gain` and `change` besides."""
+    name, gain = F.col("then.policy"), _number(F.col("gain") * 100)
+    no_name, unknown = F.col("then.policy").isNull(), F.col("now.cost").isNull()
+    why = F.coalesce(F.left(F.col("now.problem"), F.lit(300)), F.lit("it was not simulated"))
+    cause = F.concat(F.lit("What is used now has no cost to compare with ("), why, F.lit(")"))
+    cheapest = F.concat(cause, F.lit("; of the others, "), name, F.lit(" costs least."))
+    too_little = F.concat(
+        F.lit("Stay: the best other, "),
+        name,
+        F.lit(", would save "),
+        gain,
+        F.lit(f" %, which is below {least * 100:g} %."),
+    )
+    return (
+        F.when(unknown & no_name, F.concat(cause, F.lit(", nor has any other policy.")))
+        .when(unknown, cheapest)
+        .when(F.col("change"), _differences())
+        .when(name == F.col("now.policy"), "Stay: nothing that was tried costs less.")
+        .otherwise(too_little)
+    )
+
+
+def _differences() -> Column:
+    parts = F.array(*(_part(measure) for measure in MEASURES))
+    largest = F.array_sort(parts, lambda one, other: F.sign(other["saved"] - one["saved"]).cast("int"))
+    saved = F.slice(F.filter(largest, lambda it: it["saved"] > 0), 1, MOST_PARTS)
+    total = F.col("now.cost") - F.col("then.cost")
+    lost = F.slice(F.filter(F.reverse(largest), lambda it: it["saved"] < -WORSE * total), 1, 1)
+    words = F.concat_ws("; ", F.transform(saved, lambda it: it["words"]))
+    but = F.when(F.size(lost) > 0, F.concat(F.lit("; but "), lost[0]["words"])).otherwise("")
+    return F.concat(F.upper(F.left(words, F.lit(1))), F.substr(words, F.lit(2)), but, F.lit("."))
+
+
+def _part(measure: str) -> Column:
+    saved = F.col(f"now.cost_{measure}") - F.col(f"then.cost_{measure}")
+    now, then = (_WORDS[measure](f"{when}.") for when in ("now", "then"))
+    words = F.concat(then, F.lit(" instead of "), now)
+    return F.struct(F.coalesce(saved, F.lit(0.0)).alias("saved"), words.alias("words"))
+
+
+def _words(column: str, before: str, after: str = "") -> Callable[[str], Column]:
+    """Say a measure; what stands before it is said the first time only."""
+
+    def say(when: str) -> Column:
+        first = F.lit(before if when == "then." else "")
+        return F.concat(first, _number(F.col(f"{when}{column}")), F.lit(after if when == "then." else ""))
+
+    return say
+
+
+def _load(when: str) -> Column:
+    before = "the busiest member has " if when == "then." else ""
+    return F.concat(F.lit(before), _number(F.col(f"{when}imbalance") + 1), F.lit(" times the mean load" * bool(before)))
+
+
+def _lag(when: str) -> Column:
+    before = "a mean lag of " if when == "then." else ""
+    mean, peak = (_number(F.col(f"{when}{name}")) for name in ("lag_mean", "lag_peak"))
+    return F.concat(F.lit(before), mean, F.lit(" (highest "), peak, F.lit(")"))
+
+
+_WORDS: dict[str, Callable[[str], Column]] = {
+    "moves": _words("moves", "", " moves a day"),
+    "pause": _words("pause", "", " s of pauses a day"),
+    "duplicates": _words("duplicates", "", " duplicates a day"),
+    "imbalance": _load,
+    "idle": _words("idle", "", " idle member-hours a day"),
+    "unowned": _words("unowned", "queues nobody's for ", " s a day"),
+    "lag": _lag,
+}
+
+
+def _number(value: Column) -> Column:
+    """Write a number with as many digits as people read."""
+    small, some = F.abs(value) < 10, F.abs(value) < 100  # noqa: PLR2004 - three digits count
+    short = F.when(small, F.format_number(value, 2)).when(some, F.format_number(value, 1))
+    written = F.when(value == F.floor(value), F.format_number(value, 0)).otherwise(
+        F.coalesce(short, F.format_number(value, 0))
+    )
+    return F.coalesce(written, F.lit("an unknown number"))

@@ -1,0 +1,101 @@
+"""What is to be applied: a RebalancePolicy for each policy that is recommended, and who shall name it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from rota.model import plain
+from rota.pipeline.common.names import is_manifest_name
+from rota.pipeline.common.paths import ADVICE
+from rota.pipeline.common.schemas import RECORDED
+from rota.spec import PolicySpec, policy_body
+from rota.spec.names import is_dns_label
+
+
+class Where(NamedTuple):
+    """A group's namespace and name."""
+
+    namespace: str
+    name: str
+
+
+def where(group: str) -> Where | None:
+    """Return where a group is; nothing, if Kubernetes has no such names: they come from files."""
+    namespace, _, name = group.partition("/")
+    return Where(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
+
+
+def check(policies: Mapping[str, PolicySpec]) -> None:
+    """Refuse names of policies that could not be applied or told apart."""
+    if RECORDED in policies:
+        raise ValueError(f"A policy is named {RECORDED}, which stands for what was really used; give it another name")
+    for name in policies:
+        if not is_manifest_name(name):
+            raise ValueError(f"{plain(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
+
+
+def manifest(name: str, policy: PolicySpec, namespace: str | None = None) -> str:
+    """Return a RebalancePolicy in YAML; `rota.spec` and the CRD take it."""
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    head = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": metadata}
+    return yaml.safe_dump(head | {"spec": policy_body(policy)}, sort_keys=False, allow_unicode=True)
+
+
+def command(group: str, policy: str) -> str | None:
+    """Return what to type for a group; nothing in it needs more quotes, for Kubernetes allows no such names."""
+    if not (at := where(group)):
+        return None
+    patch = json.dumps({"spec": {"policyRef": {"name": policy}}}, separators=(",", ":"))
+    return f"kubectl patch consumergroup -n {at.namespace} {at.name} --type merge -p '{patch}'"
+
+
+def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Path) -> list[Path]:
+    """Write `<folder>/<policy>.yaml` for each policy that is recommended, and return which were.
+
+    Rows come one partition at a time: however many groups there are, they are never all in this process.
+    """
+    check(policies)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.yaml"):
+        if old.stem in policies or old.read_bytes().startswith(ADVICE.encode()):
+            old.unlink()  # else it would still be recommended, though perhaps it was not even tried this time
+    changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
+    counts = {
+        str(row["use"]): int(row["groups"])
+        for row in changing.groupBy("use").agg(F.count("*").alias("groups")).collect()
+    }
+    ordered = changing.orderBy("use", "group").toLocalIterator()
+    for name, rows in groupby(ordered, key=lambda row: str(row["use"])):
+        with (folder / f"{name}.yaml").open("w", encoding="utf-8") as file:
+            groups = (str(row["group"]) for row in rows)
+            file.writelines(_lines(name, policies[name], groups, counts[name]))
+    return [folder / f"{name}.yaml" for name in sorted(counts)]
+
+
+def _lines(name: str, policy: PolicySpec, groups: Iterator[str], many: int) -> Iterator[str]:
+    yield f"{ADVICE}{name} for {many:,} group{'s' * (many != 1)}.\n"
+    yield f"# First look at what is new:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
+    yield "# Then, group by group, what stands below each policy.\n"
+    for namespace, some in groupby(groups, key=_namespace):
+        if namespace is None:
+            yield "---\n"
+            yield from (f"# {_comment(group)}: no group of Kubernetes has this name\n" for group in some)
+        else:
+            yield f"---\n{manifest(name, policy, namespace)}"
+            yield from (f"# {command(group, name)}\n" for group in some)
+
+
+def _namespace(group: str) -> str | None:
+    at = where(group)
+    return at.namespace if at else None
+
+
+def _comment(text: str) -> str:
+    """Return a text that cannot leave its comment."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in plain(text))

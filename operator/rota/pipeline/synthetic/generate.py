@@ -1,0 +1,60 @@
+"""A journal of invented groups, written as operators write theirs; several tasks side by side, each its own files."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from rota.pipeline.common.paths import HOUR_LETTERS, file_of
+from rota.pipeline.synthetic.histories import invented
+from rota.pipeline.synthetic.journaling_replay import Chronicle, Line
+
+A_TASK = 50  # groups
+_COUNTS = StructType([StructField("groups", LongType()), StructField("records", LongType())])
+
+_encoder = msgspec.json.Encoder()
+
+
+def generated(spark: SparkSession, groups: int, hours: float, seed: int, to: Path, *, largest: int = 0) -> DataFrame:
+    """Write the journal; return how many groups and records it has. It must be a folder that holds none yet."""
+    if to.exists() and any(to.iterdir()):
+        raise ValueError(f"{to} is not empty; give a folder that is, or is not there yet")
+    tasks = -(-groups // A_TASK)
+    write = partial(_write, seed=seed, hours=hours, to=to.absolute(), largest=largest)
+    counts = spark.range(0, groups, numPartitions=tasks).mapInArrow(write, _COUNTS)
+    return counts.agg(F.sum("groups").alias("groups"), F.sum("records").alias("records"))
+
+
+def _write(
+    batches: Iterator[pa.RecordBatch], *, seed: int, hours: float, to: Path, largest: int
+) -> Iterator[pa.RecordBatch]:
+    """Write the records of some groups; a file has its name only when it is whole, so a task may be tried again."""
+    numbers = [number for batch in batches for number in batch.column("id").to_pylist()]
+    records, parts = 0, set()
+    for number in numbers:
+        hourly: defaultdict[str, list[bytes]] = defaultdict(list)
+        Chronicle(invented(number, seed, hours, largest=largest), partial(_keep, hourly)).run()
+        for hour, lines in hourly.items():
+            path = _path(to, hour, numbers[0])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab" if path in parts else "wb") as file:
+                file.write(b"\n".join([*lines, b""]))
+            parts.add(path)
+            records += len(lines)
+    for path in parts:
+        path.rename(path.with_suffix(".jsonl"))
+    yield pa.RecordBatch.from_pydict({"groups": [len(numbers)], "records": [records]})
+
+
+def _keep(hourly: defaultdict[str, list[bytes]], line: Line) -> None:
+    hourly[str(line["at"])[:HOUR_LETTERS]].append(_encoder.encode(line))
+
+
+def _path(to: Path, hour: str, first: int) -> Path:
+    return (to / file_of(hour, f"generated-{first:06d}")).with_suffix(".part")

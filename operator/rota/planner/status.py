@@ -1,0 +1,311 @@
+"""What people are told: status and conditions, Events, journal records; all worded from one catalogue of reasons."""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+from rota.documents import Assignment
+from rota.handover import Act, State
+from rota.model import Holder, Queue, Reason, Verdict
+from rota.planner import record
+from rota.planner.members import Standing
+from rota.planner.moves import Draft
+from rota.planner.situation import Situation
+from rota.planner.snapshot import Event
+from rota.sentences import count, listed
+from rota.timestamps import format_time
+
+MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
+SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
+HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS, Reason.UNSIGNED_MEMBERS}
+STOPPING = {
+    Reason.NO_MEMBERS,
+    Reason.QUEUES_UNOWNED,
+    Reason.RECORD_TOO_NEW,
+    Reason.DOCUMENT_TOO_LARGE,
+    Reason.SWITCHED_OFF,
+    Reason.CLAIMED_TWICE,
+}
+_REASONS = frozenset(map(str, Reason))  # a later sidecar may have others
+NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
+_LEFT: Mapping[Standing | None, Reason] = {
+    Standing.ENDED: Reason.MEMBER_ENDED,
+    Standing.LOST: Reason.MEMBER_LOST,
+    Standing.LEAVING: Reason.MEMBER_LEFT,
+    Standing.OUT: Reason.MEMBER_UNREADY,
+    Standing.CUT_OFF: Reason.BROKER_UNREACHABLE,
+}
+_TOLD = {
+    Reason.MEMBER_ENDED: "{} ended",
+    Reason.MEMBER_LOST: "{} {is} not ready and cannot be heard",
+    Reason.MEMBER_LEFT: "{} {is} leaving",
+    Reason.MEMBER_UNREADY: "{} {has} not been ready for longer than {its} grace",
+    Reason.BROKER_UNREACHABLE: "{} cannot reach a broker that others reach",
+    Reason.MEMBER_JOINED: "{} joined",
+}
+
+
+def cause(it: Situation, draft: Draft) -> Verdict:
+    """Say why queues change hands now: the first thing that the record does not know yet."""
+    if it.snapshot.spec and it.snapshot.spec.paused:
+        return Verdict(Reason.GROUP_PAUSED, "The group is paused")
+    if it.snapshot.is_duplicate:
+        return Verdict(Reason.CLAIMED_TWICE, "An older ConsumerGroup has the same consumer group")
+    if not it.owned and not it.document.releasing:
+        resumed = it.document.generation > 1 and not it.document.barrier
+        told = (Reason.GROUP_RESUMED, "Nobody owned a queue") if resumed else (Reason.FIRST_ASSIGNMENT, "A new group")
+        return Verdict(*told)
+    return _of_leavers(it) or _of_foreigners(it) or _of_queues(it) or _of_joiners(it) or _of_rules(it, draft)
+
+
+def _of_leavers(it: Situation) -> Verdict | None:
+    holders = {*it.owned.values(), *(release.holder for release in it.document.releasing.values())}
+    gone = {holder: _LEFT.get(_standing(it, holder)) for holder in holders}
+    told = [
+        _told(reason, names)
+        for reason in _LEFT.values()
+        if (names := sorted(holder.name for holder, why in gone.items() if why is reason))
+    ]
+    return Verdict(told[0].reason, "; ".join(it.message for it in told)) if told else None
+
+
+def _standing(it: Situation, holder: Holder) -> Standing | None:
+    """Return how a holder stands; of one that is only out of sight nothing is known."""
+    if it.seen(holder).ended:
+        return Standing.ENDED
+    pod = it.pods.get(holder.name)
+    return it.standings[pod.name] if pod and pod.uid == holder.uid else None
+
+
+def _of_foreigners(it: Situation) -> Verdict | None:
+    """Return that unmanaged consumers came or went: their queues, in no assignment, would look like new ones."""
+    there, told = it.snapshot.foreigners, it.snapshot.status.get("conditions") or []
+    were = any(one["type"] == str(Reason.FOREIGN_MEMBERS) for one in told)
+    if there is None or bool(there) == were:
+        return None
+    gone = "No consumer that is not Rota's is in the group any more: the policy shares all queues again"
+    return Verdict(Reason.FOREIGN_MEMBERS, foreign(there) if there else gone)
+
+
+def _of_queues(it: Situation) -> Verdict | None:
+    known, wanted = {queue for topic in it.on_record.values() for queue in topic}, set(it.queues)
+    added, removed = set() if it.snapshot.foreigners else wanted - known, known - wanted
+    if added and {queue.topic for queue in added} <= {*it.on_record, it.retries}:
+        return Verdict(Reason.QUEUES_ADDED, f"{count(len(added), 'queue')} more: {_some(added)}")
+    topics = {queue.topic for queue in wanted}
+    if removed and {queue.topic for queue in removed} <= topics:
+        return Verdict(Reason.QUEUES_REMOVED, f"{count(len(removed), 'queue')} less: {_some(removed)}")
+    if added or removed:
+        return Verdict(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {listed(sorted(topics))}")
+    return None
+
+
+def _of_joiners(it: Situation) -> Verdict | None:
+    working = set(it.owned.values())
+    names = [name for name in it.counted if it.pods[name].holder not in working]
+    return _told(Reason.MEMBER_JOINED, names) if names else None
+
+
+def _of_rules(it: Situation, draft: Draft) -> Verdict:
+    moving = [one for one in draft.decisions if one.act in MOVING]
+    if it.snapshot.foreigners and (moving or draft.strategy != it.document.strategy):
+        return Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners))
+    if draft.strategy != it.document.strategy:
+        return Verdict(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
+    if moving:
+        begun = _begun(it) if all(one.state is State.RELEASING for one in moving) else None
+        if begun:  # nothing new: what was taken then is given now
+            return Verdict(begun, f"What {begun} began goes on")
+        return Verdict(Reason.LOAD_SHIFTED, "What queues weigh, or who is where, has changed")
+    return Verdict(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
+
+
+def _begun(it: Situation) -> Reason | None:
+    """Return why the rebalance began that is still under way."""
+    last = it.snapshot.status.get("lastRebalance") or {}
+    reason = str(last.get("reason"))
+    return Reason(reason) if reason in _REASONS and "seconds" not in last else None
+
+
+def foreign(ids: Sequence[str]) -> str:
+    """Say who else is there."""
+    who = "1 consumer that is not Rota's is" if len(ids) == 1 else f"{len(ids)} consumers that are not Rota's are"
+    return f"{who} in the group: {listed(ids)}; queues are shared as they do it"
+
+
+def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
+    """Return everything that is wrong, worst first."""
+    found = [*it.snapshot.problems, *([draft.problem] if draft.problem else [])]
+    found += _troubles(it, {verdict.reason for verdict in found})
+    if it.unseen:
+        told = f"The broker does not tell of {listed(it.unseen)}; what was assigned stays"
+        found.append(Verdict(Reason.NO_VIEW, told))
+    if it.queues and not it.counted:
+        found.append(Verdict(Reason.NO_MEMBERS, _nobody(it)))
+    elif unowned:
+        found.append(Verdict(Reason.QUEUES_UNOWNED, f"{count(unowned, 'queue')} that nobody works"))
+    if it.snapshot.foreigners:
+        found.append(Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners)))
+    idle = len(it.counted) - len(it.queues)
+    if idle > 0 and it.queues:
+        are = "is" if idle == 1 else "are"
+        told = f"{len(it.counted)} members share {count(len(it.queues), 'queue')}: at least {idle} of them {are} idle"
+        found.append(Verdict(Reason.IDLE_MEMBERS, told))
+    return found
+
+
+def _nobody(it: Situation) -> str:
+    """Say that nobody counts; who is there, and cannot work, keeps what nobody is there to take over."""
+    told = count(len(it.queues), "queue")
+    if it.snapshot.foreigners:
+        return f"Only foreigners are there to work {told}"
+    there = [pod for pod in it.snapshot.pods if it.standings[pod.name] in {Standing.OUT, Standing.CUT_OFF}]
+    if not there:
+        return f"Nobody is there to work {told}"
+    names = listed([pod.name for pod in there])
+    reports = [pod.report.brokers for pod in there if pod.report]
+    missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
+    are = "is" if len(there) == 1 else "are"
+    why = f"{names} cannot reach {listed(missed)}" if missed else f"{names} {are} not ready"
+    return f"No member can work {told}: {why}; what was assigned stays"
+
+
+def _troubles(it: Situation, known: Container[Reason]) -> list[Verdict]:
+    """Return what members say keeps them from working; a reason that we know of ourselves is told once."""
+    told: dict[Reason, list[tuple[str, str]]] = {}
+    for pod in it.snapshot.pods:
+        for reason, sentence in (pod.report.troubles if pod.report and not pod.ended else {}).items():
+            if reason in _REASONS and (found := Reason(reason)) not in known:
+                told.setdefault(found, []).append((pod.name, sentence))
+    return [
+        Verdict(reason, f"{listed([name for name, _ in members])}: {members[0][1]}") for reason, members in told.items()
+    ]
+
+
+def status(
+    it: Situation, draft: Draft, document: Assignment, *, moving: int, unowned: int, found: Sequence[Verdict]
+) -> dict[str, Any]:
+    """Return the group's status; equal worlds give equal ones, so that it is written only when something changed."""
+    snapshot = it.snapshot
+    owned = record.owners(document) if document is not it.document else it.owned
+    owners = set(owned.values())
+    idle = sum(it.pods[name].holder not in owners for name in it.counted) if document.everyone is None else 0
+    under_way = sum(release.to is not None for release in document.releasing.values()) + moving
+    told = {
+        "observedGeneration": snapshot.observed,
+        "conditions": _conditions(it, found, _progress(it, draft, found, under_way)),
+        "replicas": sum(not pod.ended for pod in snapshot.pods),
+        "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
+        "members": len(it.counted),
+        "queues": len(it.queues),
+        # Never lower than it was: this is what tells that a record was lost, also while there is none.
+        "generation": max(document.generation, record.believed(snapshot.status.get("generation"))),
+        "strategy": document.strategy or None,
+        "lag": snapshot.lag,
+        "lastRebalance": _last_rebalance(it, draft, settled=not under_way),
+        "idleMembers": idle,
+        "unownedQueues": unowned,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _progress(it: Situation, draft: Draft, found: Sequence[Verdict], under_way: int) -> tuple[bool, Verdict]:
+    if under_way:
+        return True, Verdict(Reason.HANDOVER_IN_FLIGHT, _under_way(under_way))
+    if not it.queues:
+        return False, NOTHING_KNOWN
+    if nobody := next((verdict for verdict in found if verdict.reason is Reason.NO_MEMBERS), None):
+        return False, nobody
+    if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
+        frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
+        frozen |= draft.held.reason is Reason.BUDGET_SPENT and draft.held.seconds is None
+        missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in it.snapshot.problems)
+        reason = Reason.MISSING_POLICY if missing and frozen else draft.held.reason
+        return not frozen, Verdict(reason, draft.held.message)
+    return False, Verdict(Reason.SETTLED, "Every queue is where the policy wants it")
+
+
+def _ready(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict]:
+    if it.snapshot.spec is None:
+        return False, next(iter(found), Verdict(Reason.INVALID_SPEC, "The group cannot be understood"))
+    if it.snapshot.spec.paused:
+        return False, Verdict(Reason.GROUP_PAUSED, "spec.paused is set: nobody consumes")
+    stopped = next((verdict for verdict in found if verdict.reason in STOPPING), None)
+    if stopped:
+        return False, stopped
+    if not it.queues:
+        return False, next((verdict for verdict in found if verdict.reason not in HARMLESS), NOTHING_KNOWN)
+    return True, Verdict(Reason.SETTLED, f"{count(len(it.queues), 'queue')}, {count(len(it.counted), 'member')}")
+
+
+def _conditions(it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict]) -> list[dict[str, Any]]:
+    harmful = [verdict for verdict in found if verdict.reason not in HARMLESS]
+    well = Verdict(Reason.SETTLED, "Nothing is wrong")
+    worst = Verdict(harmful[0].reason, "; ".join(verdict.message for verdict in harmful)) if harmful else well
+    now = [("Ready", *_ready(it, found)), ("Progressing", *progress), ("Degraded", bool(harmful), worst)]
+    first_of_each = {verdict.reason: verdict for verdict in reversed(found)}
+    now += [(str(reason), True, verdict) for reason, verdict in sorted(first_of_each.items())]
+    before = {condition["type"]: condition for condition in it.snapshot.status.get("conditions") or []}
+    return [_condition(before.get(kind, {}), kind, verdict, holds=holds, it=it) for kind, holds, verdict in now]
+
+
+def _condition(before: Mapping[str, Any], kind: str, verdict: Verdict, *, holds: bool, it: Situation) -> dict[str, Any]:
+    state = str(holds)
+    since = before.get("lastTransitionTime") if before.get("status") == state else None
+    return {
+        "type": kind,
+        "status": state,
+        "reason": str(verdict.reason),
+        "message": verdict.message,
+        "lastTransitionTime": since or format_time(it.now),
+        "observedGeneration": it.snapshot.observed,
+    }
+
+
+def _last_rebalance(it: Situation, draft: Draft, *, settled: bool) -> dict[str, Any] | None:
+    """Carry the last rebalance on: begun by a document, over when everybody obeys; then it has its `seconds`."""
+    last: dict[str, Any] | None = it.snapshot.status.get("lastRebalance")
+    moved = len(draft.of(Act.GRANT, Act.FORCE))
+    if draft.of(*MOVING):
+        if last and "seconds" not in last:
+            return {**last, "moved": last["moved"] + moved}
+        return {"reason": str(cause(it, draft).reason), "at": format_time(it.now), "moved": moved}
+    if last and "seconds" not in last and settled:
+        return {**last, "seconds": round(max(record.ago(last["at"], it.now), 0.0), 3)}
+    return last
+
+
+def events(it: Situation, draft: Draft, status_now: Mapping[str, Any], found: Sequence[Verdict]) -> list[Event]:
+    """Return what `kubectl describe` shows: few, each for something that was not so before."""
+    told = []
+    last, before = status_now.get("lastRebalance"), it.snapshot.status.get("lastRebalance")
+    if draft.of(*MOVING) and last and (not before or last["at"] != before["at"]):
+        why = cause(it, draft)
+        moving = len(draft.of(Act.REVOKE, Act.GRANT, Act.FORCE))
+        told.append(Event(why.reason, f"{why.message}; {count(moving, 'queue')} change{'s' * (moving == 1)} hands"))
+    if last and before and "seconds" in last and "seconds" not in before and last["seconds"] >= SWIFT:
+        told.append(
+            Event(Reason.SETTLED, f"{last['reason']}: {count(last['moved'], 'queue')} moved in {last['seconds']:g} s")
+        )
+    forced = draft.of(Act.FORCE)
+    if forced:
+        names = listed(sorted({one.holder.name for one in forced if one.holder}) or ["a member"])
+        told.append(
+            Event(Reason.QUEUES_FORCED, f"{count(len(forced), 'queue')} taken from {names} unheard", warning=True)
+        )
+    known = {condition["type"] for condition in it.snapshot.status.get("conditions") or []}
+    fresh = {verdict.reason: verdict for verdict in reversed(found) if str(verdict.reason) not in known}
+    told += [Event(*verdict, warning=verdict.reason not in HARMLESS) for verdict in fresh.values()]
+    return told
+
+
+def _under_way(many: int) -> str:
+    return "1 queue or member is under way" if many == 1 else f"{many} queues or members are under way"
+
+
+def _told(reason: Reason, names: Sequence[str]) -> Verdict:
+    one, several = {"is": "is", "has": "has", "its": "its"}, {"is": "are", "has": "have", "its": "their"}
+    return Verdict(reason, _TOLD[reason].format(listed(names), **(one if len(names) == 1 else several)))
+
+
+def _some(queues: Iterable[Queue]) -> str:
+    return listed([str(queue) for queue in sorted(queues)])

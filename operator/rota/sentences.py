@@ -1,0 +1,14 @@
+"""Parts of the sentences that users read: numbers with their nouns, and lists of names."""
+
+from collections.abc import Sequence
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 queue` or `12 queues`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many others there are."""
+    others = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + others

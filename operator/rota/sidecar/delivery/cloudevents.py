@@ -1,0 +1,81 @@
+"""Messages as CloudEvents 1.0 over HTTP: one in binary mode, several as a JSON batch."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from urllib.parse import quote
+
+import msgspec
+
+from rota.brokers.message import Message
+
+BATCH = b"content-type: application/cloudevents-batch+json\r\n"
+LONGEST_CACHED = 256  # characters of a value: producers choose tags, and the cache stays as long as the process
+
+_TRACES = ("traceparent", "tracestate")  # properties, and headers, of W3C's trace context
+# What a header's value may hold as it is: printable ASCII but blank, quote and percent sign.
+_PLAIN = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
+_PRINTABLE = f'{_PLAIN} "%'  # in trace context these mean themselves: nobody decodes it
+_OFTEN = {"specversion", "source", "type", "rocketmqtopic", "rocketmqbroker", "rocketmqtag"}  # the same again and again
+_LONG = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEvents' Integer, which has 32 bits
+
+
+def binary(message: Message, attempt: int, generation: int) -> bytes:
+    """Return the headers of one message, each with its end of line; its body is the request's."""
+    lines = [f"ce-{name}: {_value(name, value)}\r\n" for name, value in _attributes(message, attempt, generation)]
+    lines += [f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n" for name, value in _traces(message)]
+    return "".join([*lines, "content-type: application/octet-stream\r\n"]).encode()
+
+
+def batch(messages: Iterable[tuple[Message, int]], generation: int) -> bytes:
+    """Return the body of a request with several messages, each with its attempt."""
+    events = []
+    for message, attempt in messages:
+        event: dict[str, str | int | bytes] = dict(_attributes(message, attempt, generation))
+        event |= {name: str(event[name]) for name in _LONG}
+        event |= dict(_traces(message))
+        event["datacontenttype"] = "application/octet-stream"
+        event["data_base64"] = message.body  # the encoder writes bytes as base64, without a copy in between
+        events.append(event)
+    return msgspec.json.encode(events)
+
+
+def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tuple[str, str | int]]:
+    queue, topic = message.queue, message.topic
+    yield "specversion", "1.0"
+    yield "id", message.id
+    yield "source", f"/rocketmq/{topic}"
+    yield "type", "rocketmq.message"
+    with suppress(ValueError, OverflowError, OSError):  # a producer's clock may say anything
+        yield "time", datetime.fromtimestamp(message.born / 1000, UTC).isoformat(timespec="milliseconds")
+    yield "rocketmqtopic", topic
+    yield "rocketmqbroker", queue.broker
+    yield "rocketmqqueue", queue.id
+    yield "rocketmqoffset", message.offset
+    if message.tag:
+        yield "rocketmqtag", message.tag
+    if message.keys:
+        yield "rocketmqkeys", message.keys
+    if message.damage:
+        yield "rocketmqdamage", message.damage
+    yield "rotaattempt", attempt
+    yield "rotageneration", generation
+
+
+def _traces(message: Message) -> Iterator[tuple[str, str]]:
+    for name in _TRACES:
+        if value := message.properties.get(name):
+            yield name, value
+
+
+def _value(name: str, value: str | int) -> str:
+    if isinstance(value, int):
+        return str(value)
+    is_cached = name in _OFTEN and len(value) <= LONGEST_CACHED
+    return _quoted(value) if is_cached else _quoted.__wrapped__(value)
+
+
+@lru_cache(4096)
+def _quoted(value: str) -> str:
+    return quote(value, safe=_PLAIN, errors="replace")

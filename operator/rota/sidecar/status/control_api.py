@@ -1,0 +1,177 @@
+"""What only the operator asks of a member: its report, and its final drain.
+
+A member whose pod mounts a key answers on a port of its own, and only requests that are signed with that key; its
+reports are signed, too. One without a key answers unsigned requests on the port of probes: its pod was made by hand.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from rota.documents import FullReport
+from rota.http_server import AdmissionLimit, BodyReader, Limits, listen, release_connection
+from rota.sidecar.status.self_report import QueuesPage
+from rota.signing import KEY_BYTES, NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
+from rota.spec import Seconds
+
+PORT: Final = 9913
+LONGEST_WAIT = 30.0
+MAX_CONNECTIONS = 128
+MAX_HEADERS = 32
+MAX_HEADER_BYTES = 2048
+LIMITS = Limits(MAX_CONNECTIONS, headers=MAX_HEADERS, header_bytes=MAX_HEADER_BYTES)
+MAX_WAITING_REPORTS = 32  # further long polls are answered at once
+MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
+MAX_DRAIN_BYTES = 1024
+MAX_DRAIN_BODIES = 16  # being read at the same time
+
+_NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # or empty
+
+
+class Shell(Protocol):
+    """The member that is asked."""
+
+    uid: str
+
+    def report(self) -> FullReport:
+        """Return what the member says of itself now."""
+
+    def queues(self, start: int) -> QueuesPage:
+        """Return how far it is with its queues, from that one on."""
+
+    async def news(self, after: int) -> None:
+        """Wait until its report has another revision."""
+
+    async def drain(self, *, final: bool = False) -> None:
+        """Give everything up, and return when that is done."""
+
+
+class KeyFiles:
+    """The keys in a mounted Secret: the current one, and for a while after a change the previous one."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def read(self) -> list[bytes]:
+        """Return the keys as they are mounted now, the current one first; none while the Secret does not exist."""
+        keys: list[bytes] = []
+        for name in ("current", "previous"):
+            with suppress(OSError):
+                keys.append((self._folder / name).read_bytes())
+        return [key for key in keys if len(key) == KEY_BYTES]
+
+
+class Control:
+    """The routes of the control port."""
+
+    def __init__(self, shell: Shell, keys: KeyFiles | None = None) -> None:
+        """`keys`: with which requests and reports are signed; without it, they are not."""
+        self._shell = shell
+        self._keys = keys
+        self._draining: asyncio.Task[None] | None = None
+        self._waiting_drains = AdmissionLimit(MAX_WAITING_DRAINS)
+        self._waiting_reports = AdmissionLimit(MAX_WAITING_REPORTS)
+        self._drain_body = BodyReader(MAX_DRAIN_BYTES, MAX_DRAIN_BODIES)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether only signed requests are answered, on a port of their own."""
+        return self._keys is not None
+
+    @property
+    def routes(self) -> list[web.RouteDef]:
+        """The routes, for whichever port they are answered on."""
+        return [
+            web.get("/v1/report", self._report),
+            web.get("/v1/report/queues", self._queues),
+            web.post("/v1/drain", self._drain),
+        ]
+
+    async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
+        """Answer on the control port from now on, until the runner is cleaned up."""
+        app = web.Application()
+        app.add_routes(self.routes)
+        return await listen(app, address, port, limits=LIMITS)
+
+    async def _report(self, request: web.Request) -> web.Response:
+        keys = self._authenticate(request)
+        after, wait = request.query.get("after", ""), duration(request.query.get("wait", "10s"))
+        if wait is None or not _NUMBER.fullmatch(after):
+            return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")
+        with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):
+            if after and may_wait:
+                async with asyncio.timeout(wait):
+                    await self._shell.news(int(after))
+        return _signed(request, report_response(self._shell), keys)
+
+    async def _queues(self, request: web.Request) -> web.Response:
+        keys = self._authenticate(request)
+        start = request.query.get("from", "")
+        if not _NUMBER.fullmatch(start):
+            return web.Response(status=400, text="from must be 0 or the next value of the previous page\n")
+        page = msgspec.json.encode(self._shell.queues(int(start or 0)))
+        return _signed(request, web.Response(body=page, content_type="application/json"), keys)
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        """Drain for good. The signature covers the pod's uid; a request that is not signed names it in its body."""
+        if not self._authenticate(request) and await self._named_uid(request) != self._shell.uid:
+            return web.Response(status=403, text="a final drain names the uid of the pod\n")
+        if self._draining is None or self._draining.done():
+            self._draining = asyncio.create_task(self._shell.drain(final=True))
+        with self._waiting_drains.admit() as may_wait:
+            if not may_wait:
+                release_connection(request)
+            await asyncio.shield(self._draining)  # to the end, also if the client does not wait for it
+        return web.Response(text="drained for good\n")
+
+    async def _named_uid(self, request: web.Request) -> object:
+        body = await self._drain_body.read(request)
+        try:
+            command = msgspec.json.decode(body)
+        except (ValueError, RecursionError):
+            return body.decode(errors="replace").strip()  # by hand, without JSON around it
+        return command.get("uid") if isinstance(command, dict) else None
+
+    def _authenticate(self, request: web.Request) -> Sequence[bytes]:
+        """Return the keys that hold, none for a member without keys; raise the error for a request that is not signed.
+
+        No body is read for that: commands to a member with a key have none.
+        """
+        if self._keys is None:
+            return ()
+        keys = self._keys.read()
+        header = request.headers.get(SIGNATURE_HEADER, "")
+        signed = Request(request.method, request.raw_path, self._shell.uid)
+        if not is_request_signed(keys, header, signed):
+            reason = "it is not signed with the key of the pod's group" if keys else "the pod has no key yet"
+            raise web.HTTPUnauthorized(text=f"The request is rejected: {reason}\n")
+        return keys
+
+
+def _signed(request: web.Request, response: web.Response, keys: Sequence[bytes]) -> web.Response:
+    if keys and isinstance(response.body, bytes):
+        response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE, ""), response.body)
+    return response
+
+
+def encode_report(shell: Shell) -> bytes:
+    """Return the report as it is now."""
+    return msgspec.json.encode(shell.report())
+
+
+def report_response(shell: Shell) -> web.Response:
+    """Answer with the report as it is now."""
+    return web.Response(body=encode_report(shell), content_type="application/json")
+
+
+def duration(text: str) -> float | None:
+    """Read how long to wait, 0s included; None if it is no duration."""
+    with suppress(ValueError):
+        return 0.0 if text in {"0", "0s"} else min(float(Seconds.parse(text)), LONGEST_WAIT)
+    return None

@@ -1,0 +1,50 @@
+"""What a member says of itself, from what its parts know."""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Protocol
+
+from msgspec import Struct
+
+from rota.documents import FullReport, Report, Worked
+from rota.model import Queue
+from rota.ranges import to_ranges
+from rota.sidecar.member.member import Member
+from rota.sidecar.member.window import Window
+from rota.sidecar.status.problems import Health
+
+QUEUES_IN_A_PAGE = 500  # less than 256 KiB, however long the names of topics and brokers are
+
+
+class Reading(Protocol):
+    """The reader of a queue, as reports need it."""
+
+    window: Window
+
+
+class QueuesPage(Struct, frozen=True):
+    """How far the member is with some of its queues; `next` is where the next page begins, if there is one."""
+
+    queues: list[Worked]
+    next: int | None = None
+
+
+def full_report(told: Report, health: Health, member: Member, readings: Mapping[Queue, Reading]) -> FullReport:
+    """Return the report; `told` is what may be told of the member."""
+    fields = {name: getattr(told, name) for name in Report.__struct_fields__}
+    fields |= {"revision": told.revision + health.changes, "troubles": health.troubles}
+    inflight = sum(reading.window.in_flight for reading in readings.values())
+    return FullReport(**fields, inflight=inflight, stuck=to_ranges(member.stuck))
+
+
+def queues_page(start: int, member: Member, readings: Mapping[Queue, Reading]) -> QueuesPage:
+    """Return how far it is with its queues, from that one on in the order in which it got them."""
+    stop = start + QUEUES_IN_A_PAGE
+    page = islice(readings.items(), start, stop)
+    return QueuesPage([_worked(*it, member) for it in page], stop if stop < len(readings) else None)
+
+
+def _worked(queue: Queue, reading: Reading, member: Member) -> Worked:
+    window, life = reading.window, member.lives.get(queue)
+    committed, locked = window.committed if window.placed else None, bool(life and life.locked is not None)
+    return Worked(*queue, committed, window.next, window.buffered, locked)

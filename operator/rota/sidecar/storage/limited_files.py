@@ -1,0 +1,43 @@
+"""Files of the sidecar's state: written whole and renamed, and together no larger than their volume."""
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+QUOTA_BYTES = 240 * 2**20  # of all files: the volume that is put into pods has 256 MiB
+
+
+def check_quota(root: Path, size: int) -> None:
+    """Raise an OSError if our files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
+    used = 0
+    for file in [*root.glob("*.json"), *root.glob("*/*.json"), *root.glob("*/*.json.torn")]:
+        with suppress(FileNotFoundError):  # another thread has replaced it
+            used += file.stat().st_size
+    if used + size > QUOTA_BYTES:
+        raise OSError(errno.EDQUOT, f"The state would take more than {QUOTA_BYTES // 2**20} MiB", str(root))
+
+
+def write_file(root: Path, path: Path, body: msgspec.Struct) -> None:
+    """Replace a file; after an OSError the previous one is still in its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    text = msgspec.json.encode(body)
+    check_quota(root, len(text))
+    try:
+        with new.open("wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # the rename itself
+    finally:
+        os.close(folder)

@@ -1,0 +1,23 @@
+"""Times in documents, objects and records: RFC 3339 in UTC, such as 2026-11-22T03:43:24.100Z."""
+
+from datetime import UTC, datetime
+from functools import lru_cache
+
+
+def format_time(seconds: float, precision: str = "milliseconds") -> str:
+    """Return the text of a time that is given in seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def parse_time(text: object) -> float | None:
+    """Return the seconds since 1970 of a time; None if the value is no time with a zone."""
+    return _parse(text) if isinstance(text, str) else None
+
+
+@lru_cache(64)  # queues that one document revokes have the same time
+def _parse(text: str) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.timestamp() if moment.tzinfo else None
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,123 @@
+"""Which addresses an operator connects to, and what it says of those that it does not."""
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rota.brokers.errors import Unreachable
+from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
+from rota.brokers.rocketmq.transport.connection_pool import Connections
+from rota.brokers.rocketmq.wire import requests
+from rota.brokers.rocketmq.wire.frames import Frame
+
+ALL = read_networks(["0.0.0.0/0,::/0"])
+PRIVATE = read_networks(["10.0.0.0/8", "fd00::/8"])
+API_SERVER = ("10.96.0.1", 443)
+
+
+@pytest.mark.parametrize(
+    ("networks", "address", "port", "is_allowed"),
+    [
+        (ALL, "10.0.0.1", 9876, True),
+        (ALL, "203.0.113.7", 9876, True),
+        (ALL, "2001:db8::1", 9876, True),
+        (PRIVATE, "10.1.2.3", 9876, True),
+        (PRIVATE, "fd00::1", 9876, True),
+        (PRIVATE, "203.0.113.7", 9876, False),
+        (ALL, "127.0.0.1", 9876, False),
+        (ALL, "127.1.2.3", 9876, False),
+        (ALL, "::1", 9876, False),
+        (ALL, "::ffff:127.0.0.1", 9876, False),
+        (ALL, "169.254.169.254", 80, False),
+        (ALL, "::ffff:169.254.169.254", 80, False),
+        (ALL, "fe80::1%eth0", 9876, False),
+        (ALL, "0.0.0.0", 9876, False),
+        (ALL, "::", 9876, False),
+        (ALL, "224.0.0.1", 9876, False),
+        (ALL, "240.0.0.1", 9876, False),
+        (ALL, "fd00:ec2::254", 80, False),
+        (ALL, "fd20:ce::254", 80, False),
+        (ALL, "192.0.0.192", 80, False),
+        (ALL, "168.63.129.16", 80, False),
+        (ALL, "64:ff9b::a9fe:a9fe", 80, False),
+        (ALL, "2002:7f00:1::", 9876, False),
+        (ALL, "::127.0.0.1", 9876, False),
+        (ALL, "64:ff9b::a00:1", 9876, True),
+        (ALL, *API_SERVER, False),
+        (ALL, "::ffff:10.96.0.1", 443, False),
+        (ALL, "10.96.0.1", 9876, True),
+        ([], "10.0.0.1", 9876, False),
+    ],
+)
+def test_broker_address_is_checked_against_networks(
+    networks: list[ipaddress.IPv4Network], address: str, port: int, *, is_allowed: bool
+) -> None:
+    assert AddressPolicy(networks, [API_SERVER]).allows(address, port) is is_allowed
+
+
+def test_broker_networks_are_read_or_rejected_with_a_sentence() -> None:
+    assert [str(it) for it in read_networks(["10.0.0.0/8, fd00::/8", "192.0.2.0/24", ""])] == [
+        "10.0.0.0/8",
+        "fd00::/8",
+        "192.0.2.0/24",
+    ]
+    for text in ("10.0.0.1/8", "shop", "10.0.0.0/33"):
+        with pytest.raises(ValueError, match=rf"^--broker-networks '{text}' is no network .*; write one such as 10"):
+            read_networks([text])
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[int, list[object]]]:
+    """Listen on loopback; yield the port and the connections that came."""
+    came: list[object] = []
+
+    async def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(writer)
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    yield int(server.sockets[0].getsockname()[1]), came
+    server.close()
+
+
+async def message(connections: Connections, address: str) -> str:
+    with pytest.raises(Unreachable) as raised:
+        await connections.ask(address, requests.cluster(), 1.0)
+    return str(raised.value)
+
+
+def answers_nothing(_: Frame) -> None:
+    return None
+
+
+async def test_broker_that_may_not_be_reached_is_not_connected_to_and_gets_the_same_message_as_one_that_does_not_exist(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither loopback, by number and by name, nor an open port, nor a closed one, can be told apart."""
+    careful = Connections(answers_nothing, policy=AddressPolicy(ALL))
+    caplog.set_level("INFO")
+    async with listening() as (port, came):
+        for address in (f"127.0.0.1:{port}", f"localhost:{port}", "127.0.0.1:1", "nowhere.invalid:9876"):
+            assert await message(careful, address) == f"{address} does not answer"
+        assert came == []
+        assert f"--broker-networks does not allow 127.0.0.1, port {port}" in caplog.text
+        trusting = Connections(answers_nothing)
+        assert "closed the connection" in await message(trusting, f"127.0.0.1:{port}")
+        assert came
+        trusting.close()
+    careful.close()
+
+
+async def test_broker_that_refuses_a_connection_gets_the_same_message_as_one_that_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AddressPolicy, "allows", lambda *_: True)
+    careful = Connections(answers_nothing, policy=AddressPolicy(ALL))
+    async with listening() as (port, came):
+        assert await message(careful, f"127.0.0.1:{port}") == f"127.0.0.1:{port} does not answer"
+        assert came
+    assert await message(careful, "127.0.0.1:1") == "127.0.0.1:1 does not answer"
+    careful.close()

@@ -1,0 +1,624 @@
+"""Messages by their bytes: both layouts, every address, packed bodies, batches, and what is damaged."""
+
+import string
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
+from rota.brokers.rocketmq.wire import messages as messages_module
+from rota.brokers.rocketmq.wire.frames import Malformed
+from rota.brokers.rocketmq.wire.messages import (
+    LARGEST_BATCH,
+    ZSTD_WINDOW_BYTES,
+    decode,
+    java_hash,
+    prefix,
+    read_properties,
+    unpacked,
+    write_properties,
+)
+from rota.model import Queue
+
+QUEUE = Queue("orders", "broker-a", 2)
+
+V1 = (
+    b"\x00\x00\x00\x6f\xda\xa3\x20\xa7\x36\x10\xa6\x86"  # length 111, layout, checksum of "hello"
+    b"\x00\x00\x00\x02\x00\x00\x00\x00"  # queue 2, no flag
+    b"\x00\x00\x00\x00\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x10\x00"  # offset 7, place 4096
+    b"\x00\x00\x00\x00"  # system flag
+    b"\x00\x00\x01\x9a\xa5\x6d\x60\x00\x7f\x00\x00\x01\x00\x00\x1f\x90"  # born 1763712000000, 127.0.0.1:8080
+    b"\x00\x00\x01\x9a\xa5\x6d\x60\x05\x7f\x00\x00\x01\x00\x00\x2a\x9f"  # stored 5 ms later, 127.0.0.1:10911
+    b"\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00"  # tried once, no transaction
+    b"\x00\x00\x00\x05hello"
+    b"\x06orders"
+    b"\x00\x09TAGS\x01red\x02"
+)
+V2 = (
+    b"\x00\x00\x00\x70\xda\xa3\x20\xab"
+    + V1[8:88]
+    + b"\x00\x00\x00\x05hello"[4:]
+    + b"\x00\x06orders"  # here the length of a topic's name has 16 bits
+    + b"\x00\x09TAGS\x01red\x02"
+)
+HELLO = Message(QUEUE, 7, b"hello", {"TAGS": "red"}, 1, 1_763_712_000_000, 1_763_712_000_005, 4096)
+
+
+def checksum(body: bytes) -> int:
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def written(
+    body: bytes = b"hello",
+    properties: bytes = b"TAGS\x01red\x02",
+    *,
+    topic: bytes = b"orders",
+    queue: int = 2,
+    offset: int = 7,
+    flags: int = 0,
+    attempt: int = 1,
+    v2: bool = False,
+) -> bytes:
+    """Write a message as a broker does."""
+    rest = [
+        struct.pack(">IIiqqi", checksum(body), queue, 0, offset, 4096, flags),
+        struct.pack(">q", 1_763_712_000_000) + bytes(16 if flags & 0x10 else 4) + struct.pack(">i", 8080),
+        struct.pack(">q", 1_763_712_000_005) + bytes(16 if flags & 0x20 else 4) + struct.pack(">i", 10911),
+        struct.pack(">iqi", attempt, 0, len(body)) + body,
+        len(topic).to_bytes(2 if v2 else 1, "big") + topic,
+        struct.pack(">h", len(properties)) + properties,
+    ]
+    data = (b"\xda\xa3\x20\xab" if v2 else b"\xda\xa3\x20\xa7") + b"".join(rest)
+    return struct.pack(">i", 4 + len(data)) + data
+
+
+def item(body: bytes, properties: bytes = b"") -> bytes:
+    """Write a message of a batch."""
+    data = struct.pack(">iiii", 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
+    return struct.pack(">i", 4 + len(data)) + data
+
+
+def read(data: bytes) -> list[Message]:
+    return decode(data, "broker-a")
+
+
+def one(data: bytes) -> Message:
+    (found,) = read(data)
+    return found
+
+
+# Layouts.
+
+
+@pytest.mark.parametrize("data", [V1, V2], ids=["a topic's length in 8 bits", "in 16 bits"])
+def test_message_is_decoded_in_both_layouts(data: bytes) -> None:
+    assert read(data) == [HELLO]
+
+
+def test_message_writer_of_these_tests_matches_the_sample_bytes() -> None:
+    zeros = V1.replace(b"\x7f\x00\x00\x01", bytes(4))
+    assert written() == zeros
+    assert written(v2=True) == V2.replace(b"\x7f\x00\x00\x01", bytes(4))
+
+
+@pytest.mark.parametrize("flags", [0, 0x10, 0x20, 0x30], ids=["4 and 4", "6 and 4", "4 and 6", "6 and 6"])
+@pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
+def test_message_addresses_of_both_hosts_have_4_or_16_bytes(flags: int, v2: bool) -> None:  # noqa: FBT001 - a case
+    assert read(written(flags=flags, v2=v2)) == [HELLO]
+
+
+def test_message_decoder_reads_consecutive_messages() -> None:
+    data = written(offset=7) + written(offset=8, flags=0x30, v2=True) + written(b"", offset=9)
+    assert [(it.offset, it.body) for it in read(data)] == [(7, b"hello"), (8, b"hello"), (9, b"")]
+
+
+def test_message_decoder_returns_nothing_for_empty_data() -> None:
+    assert read(b"") == []
+
+
+def test_message_with_a_long_topic_is_decoded() -> None:
+    topic = "%RETRY%" + "g" * 300
+    assert one(written(topic=topic.encode(), v2=True)).queue == Queue(topic, "broker-a", 2)
+    assert one(written(topic=b"t" * 255)).queue.topic == "t" * 255
+
+
+def test_message_from_the_retry_topic_has_its_original_topic() -> None:
+    found = one(written(topic=b"%RETRY%shop", properties=b"RETRY_TOPIC\x01orders\x02"))
+    assert (found.queue.topic, found.topic) == ("%RETRY%shop", "orders")
+
+
+# Properties.
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        pytest.param(b"", {}, id="none"),
+        pytest.param(b"a\x01b\x02c\x01d\x02", {"a": "b", "c": "d"}, id="two"),
+        pytest.param(b"a\x01b\x02c\x01d", {"a": "b", "c": "d"}, id="without the last separator"),
+        pytest.param(b"a\x01\x02b\x01c\x02", {"a": "", "b": "c"}, id="an empty value"),
+        pytest.param(b"a\x01b\x01c\x02d\x01e\x02", {"a": "b\x01c", "d": "e"}, id="a separator in a value"),
+        pytest.param(b"a\x02b\x01c\x02", {"b": "c"}, id="a name alone"),
+        pytest.param(b"\x02\x02a\x01b\x02\x02", {"a": "b"}, id="empty pairs"),
+        pytest.param(b"a\x01b\x02a\x01c\x02", {"a": "c"}, id="twice the same name"),
+        pytest.param('ü "{\n}:=,\x01日本 🚀\x00\x02'.encode(), {'ü "{\n}:=,': "日本 🚀\x00"}, id="odd"),
+        pytest.param(b"a\x01\xff\x02b\x01c\x02", {"a": "\ufffd", "b": "c"}, id="no UTF-8"),
+    ],
+)
+def test_message_properties_are_decoded(data: bytes, expected: dict[str, str]) -> None:
+    assert read_properties(data) == expected
+    assert one(written(properties=data)).properties == expected
+
+
+# Bodies that their producers packed.
+
+TEXT = b'{"order":1}' * 1000
+
+
+def streamed(body: bytes) -> bytes:
+    """Pack as Java does, by a stream: the whole length is not told."""
+    packer = zstandard.ZstdCompressor().compressobj()
+    return packer.compress(body) + packer.flush()
+
+
+PACKED: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "ZLIB of old producers": (0x000, zlib.compress),
+    "LZ4": (0x100, lz4.frame.compress),
+    "ZSTD": (0x200, zstandard.ZstdCompressor().compress),
+    "ZSTD from a stream": (0x200, streamed),
+    "ZLIB": (0x300, zlib.compress),
+}
+EACH = pytest.mark.parametrize(("kind", "pack"), PACKED.values(), ids=PACKED)
+
+
+@EACH
+def test_compression_decompresses_a_body_of_each_codec(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    found = one(written(pack(TEXT), flags=0x1 | kind))
+    assert (found.body, found.damage) == (TEXT, "")
+
+
+@EACH
+def test_compression_leaves_a_body_without_the_compressed_flag_unchanged(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
+    assert one(written(pack(TEXT), flags=kind)).body == pack(TEXT)
+
+
+@EACH
+def test_compression_error_marks_one_message_damaged_and_decodes_the_next(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
+    packed = pack(TEXT)
+    for broken in (b"", b"hello", packed[:-1], packed[: len(packed) // 2], b"\x00" + packed):
+        found, following = read(written(broken, flags=0x1 | kind) + written())
+        assert found.body == broken
+        assert found.damage.startswith("it cannot be unpacked: ")
+        assert following == HELLO
+
+
+LIMIT = 4 * MEBIBYTE
+TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
+
+
+@EACH
+@pytest.mark.parametrize("size", [LIMIT - 1, LIMIT])
+def test_compression_accepts_a_body_up_to_the_limit(kind: int, pack: Callable[[bytes], bytes], size: int) -> None:
+    body, damage = unpacked(pack(bytes(size)), kind >> 8, LIMIT)
+    assert (len(body), damage) == (size, "")
+
+
+@EACH
+@pytest.mark.parametrize("size", [LIMIT + 1, 31 * MEBIBYTE])
+def test_compression_leaves_a_body_over_the_limit_compressed(
+    kind: int, pack: Callable[[bytes], bytes], size: int
+) -> None:
+    bomb = pack(bytes(size))
+    assert unpacked(bomb, kind >> 8, LIMIT) == (bomb, TOO_LARGE)
+
+
+@EACH
+def test_compression_distinguishes_a_truncated_body_from_one_over_the_limit(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
+    packed = pack(TEXT)[:-1]
+    body, damage = unpacked(packed, kind >> 8, LIMIT)
+    assert body == packed
+    assert damage.startswith("it cannot be unpacked: ")
+
+
+@EACH
+def test_compression_rejects_a_body_with_data_after_its_first_frame(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    for behind in (pack(b"more"), b"\x00"):
+        packed = pack(TEXT) + behind
+        body, damage = unpacked(packed, kind >> 8, LIMIT)
+        assert body == packed
+        assert damage.startswith("it cannot be unpacked: ")
+
+
+def test_compression_error_without_a_message_is_named_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_body: bytes, _limit: int) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setitem(messages_module._UNPACK, 3, fail)
+    assert unpacked(b"hello", 3, LIMIT) == (b"hello", "it cannot be unpacked: MemoryError")
+
+
+@EACH
+def test_compression_bomb_takes_at_most_three_times_the_limit_in_memory(
+    kind: int, pack: Callable[[bytes], bytes]
+) -> None:
+    bomb = pack(bytes(64 * MEBIBYTE))
+    assert 0 <= peak_memory_of(lambda: unpacked(bomb, kind >> 8, LIMIT)) <= 3 * LIMIT
+
+
+def peak_memory_of(work: Callable[[], object]) -> int:
+    """Return by how many bytes the process was larger than before, at most: libraries' own memory counts."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = memory_status("VmRSS")
+    work()
+    return memory_status("VmHWM") - before
+
+
+def memory_status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def test_compression_error_states_the_limit_in_force() -> None:
+    limits = [3 * MEBIBYTE, 7 * MEBIBYTE // 2]
+    told = [unpacked(zlib.compress(bytes(8 * MEBIBYTE)), 3, limit)[1] for limit in limits]
+    assert [it.split(",")[0] for it in told] == [f"it has more than {it} MiB unpacked" for it in ("3", "3.5")]
+
+
+def test_compression_rejects_a_zstd_frame_that_declares_more_than_the_limit() -> None:
+    frame = zstandard.ZstdCompressor().compress(b"a")
+    assert frame[4:6] == b"\x20\x01"  # a length in one byte: 1
+    liar = frame[:4] + b"\xe0" + (2**50).to_bytes(8, "little") + frame[6:]
+    assert unpacked(liar, 2, LIMIT) == (liar, TOO_LARGE)
+
+
+def a_zstd_window(window_log: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=window_log)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return packer.compress(TEXT) + packer.flush()
+
+
+def test_compression_accepts_a_zstd_window_of_8_mib_and_none_larger() -> None:
+    most, more = a_zstd_window(23), a_zstd_window(24)
+    assert zstandard.get_frame_parameters(most).window_size == ZSTD_WINDOW_BYTES
+    assert unpacked(most, 2, LIMIT) == (TEXT, "")
+    body, damage = unpacked(more, 2, LIMIT)
+    assert body == more
+    assert damage.startswith("it cannot be unpacked: ")
+    assert "requires too much memory" in damage
+
+
+@pytest.mark.parametrize("kind", [4, 5, 6, 7])
+def test_compression_of_an_unknown_codec_marks_the_message_damaged(kind: int) -> None:
+    found = one(written(b"hello", flags=0x1 | kind << 8))
+    assert found.damage == f"it is compressed in a way of number {kind}, which is not known"
+    assert found.body == b"hello"
+
+
+def test_message_with_a_wrong_checksum_is_damaged() -> None:
+    found, following = read(V1.replace(b"hello", b"hellp") + V1)
+    assert (found.body, found.damage) == (b"hellp", "its checksum does not match")
+    assert following == HELLO
+
+
+def test_compression_skips_a_body_with_a_wrong_checksum() -> None:
+    found = one(written(zlib.compress(b"hello"), flags=0x1).replace(b"x\x9c", b"x\x9d"))
+    assert found.damage == "its checksum does not match"
+
+
+# Batches.
+
+
+def in_short(messages: Sequence[Message]) -> list[tuple[int, bytes, Mapping[str, str]]]:
+    return [(it.offset, it.body, dict(it.properties)) for it in messages]
+
+
+def test_batch_is_split_into_messages() -> None:
+    items = item(b"one", b"TAGS\x01blue\x02") + item(b"", b"KEYS\x01k\x02TAGS\x01green") + item(b"three")
+    found = read(written(items, b"TAGS\x01red\x02A\x01b\x02", flags=0xC0) + written(offset=10))
+    assert in_short(found) == [
+        (7, b"one", {"TAGS": "blue", "A": "b"}),
+        (8, b"", {"TAGS": "green", "A": "b", "KEYS": "k"}),
+        (9, b"three", {"TAGS": "red", "A": "b"}),
+        (10, b"hello", {"TAGS": "red"}),
+    ]
+    assert found[2].tag == "red"
+    assert {(it.queue, it.attempt, it.born, it.stored, it.place) for it in found} == {
+        (QUEUE, 1, 1_763_712_000_000, 1_763_712_000_005, 4096)
+    }
+
+
+def test_batch_that_is_compressed_is_split_into_messages() -> None:
+    found = read(written(zlib.compress(item(b"one") + item(b"two")), b"", flags=0xC1))
+    assert in_short(found) == [(7, b"one", {}), (8, b"two", {})]
+
+
+@pytest.mark.parametrize("flags", [0, 0x40, 0x80])
+def test_batch_requires_both_flag_bits(flags: int) -> None:
+    assert [it.body for it in read(written(item(b"one"), flags=flags))] == [item(b"one")]
+
+
+BAD_BATCHES = {
+    "no batch": b"hello",
+    "cut off": item(b"one") + item(b"two", b"A\x01b\x02")[:-1],
+    "cut off in its numbers": item(b"one")[:19],
+    "an item of length 0": bytes(4) + item(b"one")[4:],
+    "an item one too long": item(b"one")[:3] + b"\x1a" + item(b"one")[4:],
+    "an item that leads back to itself": struct.pack(">iiiii", 0, 0, 0, 0, -22) + bytes(22),
+    "an item that leads back to the first": item(b"") + struct.pack(">iiiii", -22, 0, 0, 0, -44) + bytes(44),
+    "a body of a negative length": struct.pack(">iiiii", 21, 0, 0, 0, -1) + b"\x00\x00",
+    "properties of a negative length": struct.pack(">iiiii", 21, 0, 0, 0, 0) + b"\xff\xff",
+    "properties over the batch": struct.pack(">iiiii", 27, 0, 0, 0, 0) + b"\x00\x05",
+}
+
+
+@pytest.mark.parametrize("items", BAD_BATCHES.values(), ids=BAD_BATCHES)
+def test_batch_that_is_malformed_is_one_damaged_message_and_the_next_is_decoded(items: bytes) -> None:
+    found, following = read(written(items, flags=0xC0) + written())
+    assert found.body == items
+    assert found.damage.startswith("it is a batch that cannot be taken apart: ")
+    assert following == HELLO
+
+
+def test_batch_has_at_most_32767_messages() -> None:
+    assert len(read(written(item(b"") * LARGEST_BATCH, flags=0xC0))) == LARGEST_BATCH
+    found = one(written(zlib.compress(item(b"") * (LARGEST_BATCH + 1)), flags=0xC1))
+    assert found.damage == "it is a batch that cannot be taken apart: it has more than 32,767 messages"
+
+
+def test_batch_with_a_wrong_checksum_is_not_split() -> None:
+    found = one(written(item(b"one"), flags=0xC0).replace(b"one", b"two"))
+    assert (found.body, found.damage) == (item(b"two"), "its checksum does not match")
+
+
+# What is admitted of a pull.
+
+
+class Room:
+    """Admits messages as long as they fit."""
+
+    def __init__(self, free_bytes: int, largest_body_bytes: int = LIMIT) -> None:
+        self.free_bytes, self.largest_body_bytes = free_bytes, largest_body_bytes
+        self.asked: list[int] = []
+
+    def admit(self, memory_bytes: int) -> bool:
+        self.asked.append(memory_bytes)
+        self.free_bytes -= memory_bytes
+        return self.free_bytes >= 0
+
+
+def a_pack(size: int, offset: int) -> bytes:
+    return written(zstandard.compress(bytes(size)), flags=0x201, offset=offset)
+
+
+def admitted(data: Sequence[bytes], room: Room, start: int = 0) -> tuple[list[int], int | None]:
+    """Return the offsets of what is admitted, and of the first message that is not."""
+    messages, refused_offset = prefix(b"".join(data), "broker-a", start, room)
+    return [it.offset for it in messages], refused_offset
+
+
+def test_memory_admission_counts_each_message_with_its_decompressed_size() -> None:
+    room = Room(10 * MEBIBYTE)
+    data = [a_pack(LIMIT, 7), a_pack(LIMIT + 1, 8), written(bytes(1000), offset=9), V1]
+    assert admitted(data, room) == ([7, 8, 9, 7], None)
+    packed = len(zstandard.compress(bytes(LIMIT + 1)))
+    assert room.asked == [size + MESSAGE_OVERHEAD_BYTES for size in (LIMIT, packed, 1000, 5)]
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_memory_admission_refusal_ends_the_pull_before_the_message(kept: int) -> None:
+    data = [a_pack(1000, 7), written(bytes(1000), offset=8), a_pack(1000, 9), written(bytes(1000), offset=10)]
+    cost = 1000 + MESSAGE_OVERHEAD_BYTES
+    for room in (Room(kept * cost), Room((kept + 1) * cost - 1)):
+        assert admitted(data, room) == ([7, 8, 9, 10][:kept], 7 + kept)
+        assert len(room.asked) == kept + 1  # nothing behind it was read
+
+
+def test_memory_admission_splits_a_batch_and_the_next_pull_resumes_within_it() -> None:
+    batch = written(zlib.compress(b"".join(item(b"%d" % number) for number in range(5))), flags=0x3C1, offset=7)
+    cost = 1 + MESSAGE_OVERHEAD_BYTES
+    data = [batch, written(b"x", offset=12)]
+    assert admitted(data, Room(3 * cost)) == ([7, 8, 9], 10)
+    assert admitted(data, Room(2 * cost), 10) == ([10, 11], 12)
+    room = Room(3 * cost)
+    assert admitted(data, room, 10) == ([10, 11, 12], None)
+    assert room.asked == [cost] * 3  # what lies before the offset is nobody's memory
+
+
+def test_memory_admission_of_a_batch_over_the_limit_counts_its_compressed_body() -> None:
+    packed = zlib.compress(item(bytes(1000)) * 5000)
+    room = Room(MEBIBYTE)
+    [message], refused_offset = prefix(written(packed, flags=0x3C1), "broker-a", 0, room)
+    assert (message.body, message.damage, refused_offset) == (packed, TOO_LARGE, None)
+    assert room.asked == [len(packed) + MESSAGE_OVERHEAD_BYTES]
+
+
+NAMES = ["".join(pair) for pair in product(string.ascii_letters, repeat=2)]
+
+
+def properties_of(number: int, value: str = "v") -> bytes:
+    return "".join(f"{name}\x01{value}\x02" for name in NAMES[:number]).encode()
+
+
+@pytest.mark.parametrize(
+    ("properties", "properties_bytes"),
+    [
+        (properties_of(8, "v" * 58), 0),  # an ordinary message: 496 bytes of text
+        (properties_of(9), 176),
+        (properties_of(2704), 2696 * 176 + 2704 * 5 - 512),
+        (b"KEYS\x01" + b"k" * 30_000 + b"\x02", 30_006 - 512),
+        (f"KEYS\x01{'k' * 30_000}\U0001f600\x02".encode(), 4 * 30_007 - 512),  # one character widens all
+        (b"a\x01b\x02" * 1000, 4000 - 512),  # one property
+    ],
+)
+def test_memory_admission_counts_message_properties(properties: bytes, properties_bytes: int) -> None:
+    room = Room(10 * MEBIBYTE)
+    [message], _ = prefix(written(b"x", properties), "broker-a", 0, room)
+    assert message.memory_bytes == 1 + properties_bytes + MESSAGE_OVERHEAD_BYTES
+    assert room.asked == [message.memory_bytes]
+
+
+def test_memory_admission_counts_own_and_common_properties_in_a_batch() -> None:
+    room = Room(10 * MEBIBYTE)
+    items = item(b"x", properties_of(2000)) + item(b"y") + item(b"z", properties_of(4))
+    prefix(written(items, properties_of(7), flags=0xC0), "broker-a", 0, room)
+    text_bytes = 5 * 2007 - 512
+    properties_bytes = [1999 * 176 + text_bytes, 0, 3 * 176]
+    assert room.asked == [1 + it + MESSAGE_OVERHEAD_BYTES for it in properties_bytes]
+
+
+def test_memory_of_many_properties_does_not_exceed_the_count() -> None:
+    data = [written(b"x", properties_of(2704, f"{number:03}"), offset=number) for number in range(20)]
+    tracemalloc.start()
+    try:
+        messages = read(b"".join(data))
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted_bytes = sum(message.memory_bytes for message in messages)
+    assert counted_bytes / 2 < taken_bytes < counted_bytes
+
+
+def test_batch_read_from_an_inner_offset_parses_no_earlier_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    read_text = messages_module._properties
+
+    def read_and_note(text: str) -> dict[str, str]:
+        parsed.append(text)
+        return read_text(text)
+
+    monkeypatch.setattr(messages_module, "_properties", read_and_note)
+    batch = written(b"".join(item(b"x", b"N\x01%d\x02" % number) for number in range(5)), b"", flags=0xC0, offset=7)
+    assert [it.offset for it in prefix(batch, "broker-a", 10)[0]] == [10, 11]
+    assert parsed == ["", "N\x013\x02", "N\x014\x02"]
+
+
+def test_memory_admission_without_a_limit_accepts_all_messages() -> None:
+    assert len(read(a_pack(LIMIT, 7) + a_pack(LIMIT, 8))) == 2
+
+
+# What is no message makes all of it unreadable.
+
+
+@pytest.mark.parametrize("data", [V1, V2, written(flags=0x30), written(item(b"one"), flags=0xC0)])
+def test_message_truncated_at_any_byte_is_malformed(data: bytes) -> None:
+    for at in range(1, len(data)):
+        for before in (b"", V1):
+            with pytest.raises(Malformed, match="A message at byte "):
+                read(before + data[:at])
+
+
+@pytest.mark.parametrize("magic", [b"\xda\xa3\x20\xa8", b"\xcb\xd4\x31\x94", bytes(4), b"\xff\xff\xff\xff"])
+def test_message_of_an_unknown_layout_is_malformed(magic: bytes) -> None:
+    with pytest.raises(Malformed, match=f"A message at byte 111 begins with 0x0*{magic.hex().lstrip('0')}"):
+        read(V1 + V1[:4] + magic + V1[8:])
+
+
+@pytest.mark.parametrize("value", [0, 1, 110, 112, 2**31 - 1, -1, -111, -(2**31)])
+def test_message_of_a_wrong_total_length_is_malformed(value: int) -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 "):
+        read(struct.pack(">i", value) + V1[4:] + bytes(8))
+
+
+@pytest.mark.parametrize("value", [0, 4, 6, 2**31 - 1, -1, -88, -(2**31)])
+def test_message_of_a_wrong_body_length_is_malformed(value: int) -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 "):
+        read(V1[:84] + struct.pack(">i", value) + V1[88:])
+
+
+@pytest.mark.parametrize(
+    ("data", "at"),
+    [(V1, V1.index(b"\x06orders")), (V1, V1.index(b"\x09TAGS")), (V2, V2.index(b"\x06orders"))],
+    ids=["topic in 8 bits", "properties", "topic in 16 bits"],
+)
+@pytest.mark.parametrize("value", [0, 1, 5, 127, 128, 255])
+def test_message_of_a_wrong_topic_or_properties_length_is_malformed(data: bytes, at: int, value: int) -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 "):
+        read(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+def test_message_topic_that_is_not_utf_8_is_malformed() -> None:
+    with pytest.raises(Malformed, match="A message at byte 0 of 111 cannot be read: 'utf-8' codec"):
+        read(written(topic=b"order\xff"))
+
+
+# Java's hash of a text.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("tagA", 3_552_231),
+        ("TagA", 2_598_919),
+        ("polygenelubricants", -(2**31)),
+        ("ü", 252),
+        ("🚀", 1_773_027),  # two units to Java: 31 * 0xD83D + 0xDE80
+    ],
+)
+def test_filter_tag_hash_matches_java(text: str, expected: int) -> None:
+    assert java_hash(text) == expected
+
+
+# Properties of it all.
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=10)
+TOPICS = st.text(st.sampled_from("%|aZ09_-"), min_size=1, max_size=127)
+BODIES = st.binary(max_size=60)
+
+
+@given(
+    topic=TOPICS,
+    properties=st.dictionaries(WORDS, WORDS, max_size=5),
+    body=BODIES,
+    pack=st.sampled_from([(0, bytes), *((1 | kind, pack) for kind, pack in PACKED.values())]),
+    hosts=st.sampled_from([0, 0x10, 0x20, 0x30]),
+    numbers=st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
+    v2=st.booleans(),
+)
+def test_message_round_trips(
+    *,
+    topic: str,
+    properties: dict[str, str],
+    body: bytes,
+    pack: tuple[int, Callable[[bytes], bytes]],
+    hosts: int,
+    numbers: tuple[int, int, int],
+    v2: bool,
+) -> None:
+    flags, packed = pack[0] | hosts, pack[1](body)
+    queue, offset, attempt = numbers
+    data = written(
+        packed,
+        write_properties(properties).encode(),
+        topic=topic.encode(),
+        queue=queue,
+        offset=offset,
+        flags=flags,
+        attempt=attempt,
+        v2=v2,
+    )
+    times = (1_763_712_000_000, 1_763_712_000_005, 4096)
+    place = Queue(topic, "broker-a", queue)
+    assert read(data * 2) == [Message(place, offset, body, properties, attempt, *times)] * 2
+
+
+@given(st.lists(st.tuples(BODIES, st.dictionaries(WORDS, WORDS, max_size=3)), min_size=1, max_size=5))
+def test_batch_round_trips(items: list[tuple[bytes, dict[str, str]]]) -> None:
+    data = b"".join(item(body, write_properties(properties).encode()) for body, properties in items)
+    assert in_short(read(written(data, b"", flags=0xC0))) == [(7 + at, *it) for at, it in enumerate(items)]

@@ -1,0 +1,209 @@
+"""The command line before strangers: what they answer, and what was typed, harms neither terminal nor memory."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from click.testing import CliRunner, Result
+
+from rota.cli import main
+from rota.cli.client import http
+from rota.cli.console.errors import LONGEST
+
+ESCAPES = "\x1b]0;owned\x07\u009b31m\u202egnp"
+A_GROUP = {"namespace": "shop", "name": "orders", "ready": True, "reason": "Settled", "message": "", "moving": False}
+FIGURES = {"members": 1, "queues": 4, "idle": 0, "unowned": 0, "generation": 7}
+
+
+def groups(**given: Any) -> dict[str, Any]:
+    """Return an answer with one group."""
+    operator = {"identity": "rota-0", "version": "0.1.0", "leads": True}
+    return {"operator": operator, "groups": [{**A_GROUP, **FIGURES, "strategy": "Sticky", **given}]}
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/")).rstrip("/")
+
+
+@asynccontextmanager
+async def saying(said: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, headers=headers)
+
+    async with serving(answer) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no kubeconfig."""
+    for name in ("KUBECONFIG", "ROTA_OPERATOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+async def rota(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments, prog_name="rota")
+
+
+async def refused(*arguments: str) -> str:
+    """Return the one sentence with which a command refuses what was typed, or answered."""
+    shown = await rota(*arguments)
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert shown.stderr.startswith("rota: ")
+    assert shown.stderr.count("\n") == 1
+    assert shown.stderr[:-1].isprintable()
+    return shown.stderr.removeprefix("rota: ")[:-1]
+
+
+# What reaches the terminal.
+
+
+@pytest.mark.parametrize("queue", ["\x1b[31mx/b/one", "\u202e/b/x", "\u009b31m"])
+async def test_cli_error_quotes_arguments_without_control_characters(queue: str) -> None:
+    assert "cannot be read" in await refused("explain", "orders", queue, "--operator", "http://127.0.0.1:9")
+
+
+async def test_cli_error_relays_a_response_without_control_characters() -> None:
+    async with saying({"error": f"no{ESCAPES}"}, 400) as url:
+        assert (await refused("status", "--operator", url)).startswith("no\N{REPLACEMENT CHARACTER}]0;owned")
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+async def test_cli_json_and_yaml_escape_control_characters_without_loss(output: str) -> None:
+    name = f"o\x7f\u00fc\u00a0\U000e0001{ESCAPES}"
+    async with saying(groups(name=name)) as url:
+        shown = (await rota("status", "-A", "-o", output, "--operator", url)).stdout
+    assert shown.replace("\n", "").isprintable()
+    read = json.loads(shown) if output == "json" else yaml.safe_load(shown)
+    assert read["groups"][0]["name"] == name
+
+
+async def test_cli_json_and_yaml_keep_printable_unicode() -> None:
+    async with saying(groups(message="für Größe")) as url:
+        assert "für Größe" in (await rota("status", "-A", "-o", "json", "--operator", url)).stdout
+        assert "für Größe" in (await rota("status", "-A", "-o", "yaml", "--operator", url)).stdout
+
+
+async def test_cli_table_has_no_trailing_spaces_or_blank_lines() -> None:
+    async with saying(groups()) as url:
+        lines = (await rota("status", "-A", "--operator", url)).stdout.splitlines()
+    assert len(lines) == 3
+    assert [line for line in lines if not line or line != line.rstrip()] == []
+
+
+async def test_cli_error_truncates_long_arguments() -> None:
+    long = "x" * 100_000
+    for command in (
+        ["explain", "orders", long],
+        ["lag", long + "!"],
+        ["status", "-n", long],
+        ["lag", "o", "--by", long],
+    ):
+        assert len(await refused(*command, "--operator", "http://127.0.0.1:9")) <= LONGEST + 1
+    assert len(await refused("explain", "orders", long)) < 300
+    assert len(await refused("status", "--operator", long)) < 300
+
+
+# Usage.
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["lag"], "Missing argument 'GROUP'; see rota lag --help"),
+        (
+            ["lag", "o", "--by", "foo"],
+            "Invalid value for '--by': 'foo' is not one of 'queue', 'lag'; see rota lag --help",
+        ),
+        (["lag", "o", "--top", "0"], "Invalid value for '--top': 0 is not in the range x>=1; see rota lag --help"),
+        (["status", "-o", "xml"], "Invalid value for '-o' / '--output': 'xml' is not one of"),
+        (["members", "o", "--nope"], "No such option '--nope'"),
+        (["nope"], "No such command 'nope'; see rota --help"),
+        (["pipeline", "nope"], "No such command 'nope'; see rota pipeline --help"),
+        (["operator", "--port", "0"], "Invalid value for '--port': 0 is not in the range"),
+    ],
+)
+async def test_cli_usage_error_is_one_sentence(command: list[str], sentence: str) -> None:
+    assert (await refused(*command)).startswith(sentence)
+
+
+async def test_cli_help_and_version_go_to_standard_output() -> None:
+    for command in (["--help"], ["lag", "-h"], ["pipeline", "--help"], ["--version"]):
+        shown = await rota(*command)
+        assert (shown.exit_code, shown.stderr) == (0, "")
+        assert "rota" in shown.stdout
+    bare = await rota()
+    assert (bare.exit_code, "Usage: rota" in bare.output) == (2, True)
+
+
+# Who is asked.
+
+
+async def test_cli_rejects_a_compressed_response_over_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST", 1 << 20)
+    packed = gzip.compress(b" " * (16 << 20))
+    async with saying(packed, headers={"content-encoding": "gzip"}) as url:
+        told = await refused("status", "--operator", url)
+    assert told == f"The answer at {url} is larger than 1 MiB; is it Rota's operator?"
+
+
+async def test_cli_does_not_follow_redirects() -> None:
+    async with saying(groups()) as other, saying(b"", 302, {"location": f"{other}/v1/groups"}) as url:
+        told = await refused("status", "--operator", url)
+        assert told.startswith(f"Who answers at {url} sends on to {other}/v1/groups, which is not followed")
+
+
+@pytest.mark.parametrize("given", ["http://u:secret@127.0.0.1:9", "http://u:secret@h:x", "u:secret@h"])
+async def test_cli_rejects_a_password_in_the_url_without_repeating_it(given: str) -> None:
+    told = await refused("status", "--operator", given)
+    assert told.startswith("--operator has a name or a password in it")
+    assert "secret" not in told
+
+
+async def test_cli_https_to_an_http_server_is_reported_as_such() -> None:
+    async with saying(groups()) as url:
+        told = await refused("status", "--operator", url.replace("http:", "https:"))
+    assert "it does not speak https, or its certificate is not trusted" in told
+    assert "not permitted" not in told
+
+
+# The kubeconfig.
+
+USER = b"users: [{name: me, user: {token: t}}]\n"
+CONTEXT = b"current-context: a\ncontexts: [{name: a, context: {cluster: c, user: me}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"some words", "The kubeconfig cannot be used: it is not made as kubectl makes it, or has no server; mend it"),
+        (
+            b"contexts: 5",
+            "The kubeconfig cannot be used: it is not made as kubectl makes it, or has no server; mend it",
+        ),
+        (CONTEXT + USER + b"clusters: [{name: c}]", "The kubeconfig cannot be used: it is not made as kubectl makes"),
+        (b"\xff\xfe\x00", "The kubeconfig is no text in UTF-8; mend it, or give --operator"),
+        (b"", "The kubeconfig cannot be used: Current context is not set in kubeconfigs; mend it, or give --operator"),
+    ],
+)
+async def test_cli_kubeconfig_that_is_malformed_is_one_sentence(
+    text: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_bytes(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert (await refused("status", "-n", "default")).startswith(sentence)

@@ -1,0 +1,191 @@
+"""`rota inject` as a user meets it: manifests in, manifests out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from rota.cli import main
+from rota.kube.workload.injection import NOTE
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+
+POD = "spec: {containers: [{name: app, image: app}]}"
+DEPLOYMENT = f"""\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: shop}}
+spec:
+  selector: {{matchLabels: {{app: shop}}}}
+  template:
+    metadata: {{labels: {{app: shop}}}}
+    {POD}
+"""
+SERVICE = """\
+# The way in.
+apiVersion: v1
+kind: Service
+metadata:   {name: shop}   # spaces   and  comments stay
+spec: {ports: [{port: 0x50}]}
+"""
+
+
+def inject(feed: str, *options: str, group: str = "orders") -> Result:
+    return CliRunner().invoke(main, ["inject", "--group", group, "-f", "-", *options], input=feed)
+
+
+def sidecars(text: str) -> list[Any]:
+    """Return the sidecar's image in each object of some manifests."""
+    found = []
+    for document in yaml.safe_load_all(text):
+        for it in document["items"] if document["kind"] == "List" else [document]:
+            template = it if it["kind"] == "Pod" else it["spec"].get("template", {})
+            init = template.get("spec", {}).get("initContainers", [])
+            found.append(next((one["image"] for one in init if one["name"] == "rota-sidecar"), None))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet"])
+def test_injection_adds_the_sidecar_to_workloads(kind: str) -> None:
+    ran = inject(DEPLOYMENT.replace("Deployment", kind), "--image", "sidecar:1")
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert sidecars(ran.stdout) == ["sidecar:1"]
+    assert yaml.safe_load(ran.stdout)["spec"]["template"]["metadata"]["labels"]["rota.dev/group"] == "orders"
+
+
+def test_injection_adds_the_sidecar_to_a_pod() -> None:
+    ran = inject(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: shop}}\n{POD}", "--image", "sidecar:1")
+    assert sidecars(ran.stdout) == ["sidecar:1"]
+    assert yaml.safe_load(ran.stdout)["metadata"]["annotations"][NOTE] == "sidecar:1"
+
+
+def test_injection_keeps_other_documents_verbatim_and_names_them() -> None:
+    ran = inject(f"{SERVICE}---\n# The app.\n{DEPLOYMENT}---\n{SERVICE}")
+    assert ran.stdout.startswith(f"{SERVICE}---\n# The app.\napiVersion: apps/v1\n")
+    assert ran.stdout.endswith(f"---\n{SERVICE}")
+    assert ran.stderr == "rota: left as they are: Service shop, Service shop\n"
+
+
+def test_injection_counts_skipped_documents_when_there_are_many() -> None:
+    ran = inject("---\n".join([DEPLOYMENT, *[SERVICE] * 7]))
+    assert ran.stderr.endswith("Service shop and 2 more\n")
+
+
+def test_injection_handles_items_of_a_list() -> None:
+    items = [yaml.safe_load(DEPLOYMENT), yaml.safe_load(SERVICE)]
+    ran = inject(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}), "--image", "sidecar:1")
+    assert sidecars(ran.stdout) == ["sidecar:1", None]
+    assert ran.stderr == "rota: left as they are: Service shop\n"
+
+
+@pytest.mark.parametrize("job", ["Job", "CronJob", "ReplicaSet", "ConfigMap"])
+def test_injection_skips_jobs_replica_sets_and_config_maps(job: str) -> None:
+    ran = inject(DEPLOYMENT + "---\n" + DEPLOYMENT.replace("Deployment", job))
+    assert sidecars(ran.stdout)[1] is None
+    assert f"left as they are: {job} shop" in ran.stderr
+
+
+def test_injection_is_idempotent_to_the_byte() -> None:
+    once = inject(f"{SERVICE}---\n{DEPLOYMENT}").stdout
+    assert inject(once).stdout == once
+
+
+def test_injection_updates_an_injected_manifest() -> None:
+    once = inject(DEPLOYMENT, "--image", "sidecar:1", "--drain-timeout", "2m").stdout
+    assert inject(once, "--image", "sidecar:2").stdout == inject(DEPLOYMENT, "--image", "sidecar:2").stdout
+
+
+def test_injection_uninject_restores_the_manifest() -> None:
+    ran = inject(inject(DEPLOYMENT, "--ca-secret", "ca").stdout, "--uninject")
+    assert yaml.safe_load(ran.stdout) == yaml.safe_load(DEPLOYMENT)
+
+
+def test_injection_uninject_skips_plain_manifests_and_other_groups() -> None:
+    others = inject(DEPLOYMENT, group="payments").stdout
+    ran = inject(f"{DEPLOYMENT}---\n{others}", "--uninject")
+    assert ran.stdout == f"{DEPLOYMENT}---\n{others}"
+    assert ran.stderr == "rota: left as they are: Deployment shop, Deployment shop\n"
+
+
+def test_injection_options_set_drain_timeout_and_secrets() -> None:
+    ran = inject(DEPLOYMENT, "--drain-timeout", "1m", "--credentials-secret", "acl", "--ca-secret", "ca")
+    spec = yaml.safe_load(ran.stdout)["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 75
+    secrets = {it["secret"]["secretName"] for it in spec["volumes"] if "secret" in it}
+    assert secrets == {"acl", "ca", "orders-rota-key"}
+    (sidecar,) = spec["initContainers"]
+    assert sidecar["image"].startswith("ghcr.io/rota-dev/rota-sidecar:")
+
+
+def test_injection_accepts_the_docs_example() -> None:
+    ran = CliRunner().invoke(main, ["inject", "--group", "orders", "-f", str(EXAMPLES / "local-app.yaml")])
+    assert ran.exit_code == 0
+    assert ran.stdout.startswith("# Three pods that answer HTTP")
+
+
+TRICKY = {
+    "a": "'1e3'",
+    "b": "'089'",
+    "c": "'y'",
+    "d": "'true'",
+    "e": "12:30",
+    "f": "2026-11-21T08:00:00Z",
+    "g": '"2026-11-21"',
+    "h": "'0o17'",
+    "i": "=",
+    "j": '"a: b\\n  c\\n"',
+    "k": "'12e5678'",
+    "l": "'null'",
+    "m": "ÄÖ",
+}
+
+
+def test_injection_keeps_yaml_strings_quoted_for_kubectl() -> None:
+    annotations = "".join(f"    {key}: {text}\n" for key, text in TRICKY.items())
+    written = inject(
+        DEPLOYMENT.replace("metadata: {name: shop}\n", f"metadata:\n  name: shop\n  annotations:\n{annotations}")
+    )
+    shown = [line.strip() for line in written.stdout.splitlines()]
+    for text in ("a: '1e3'", "b: '089'", "c: 'y'", "d: 'true'", "h: '0o17'", "i: '='", "k: '12e5678'", "l: 'null'"):
+        assert text in shown
+    for text in ("f: '2026-11-21T08:00:00Z'", "g: '2026-11-21'", "j: |", "m: ÄÖ"):
+        assert text in shown
+    assert yaml.safe_load(written.stdout)["metadata"]["annotations"]["e"] == "12:30"
+
+
+def test_injection_keeps_values_of_yaml_numbers_and_anchors() -> None:
+    feed = DEPLOYMENT.replace(
+        "spec:\n  selector", "x: {a: &a [0x10, 017, 1.5, .5, -3, yes, ~], b: *a}\nspec:\n  selector"
+    )
+    found = yaml.safe_load(inject(feed).stdout)["x"]
+    assert found["a"] == found["b"] == [16, 15, 1.5, 0.5, -3, True, None]
+
+
+@pytest.mark.parametrize(
+    ("feed", "options", "told"),
+    [
+        (SERVICE, (), "Standard input holds none of Deployment, StatefulSet, DaemonSet, Pod; give it one"),
+        ("", (), "Standard input holds none of"),
+        ("just text", (), "Standard input holds none of"),
+        ("{", (), "Standard input is no YAML, line 1; give Kubernetes manifests"),
+        (DEPLOYMENT.replace("template", "pods"), (), "Deployment shop: spec.template is missing"),
+        (DEPLOYMENT.replace("containers", "c"), (), "Deployment shop: spec.template.spec: object missing required"),
+        ("{apiVersion: v1, kind: Pod, spec: {containers: 1}}", (), "rota: Pod: spec.containers: expected array"),
+        (DEPLOYMENT, ("--drain-timeout", "soon"), "--drain-timeout: Expected a duration such as 500ms, 30s or 1m"),
+        (
+            DEPLOYMENT,
+            ("--credentials-secret", "Not A Name"),
+            "--credentials-secret 'Not A Name' is no name of a Secret",
+        ),
+        (DEPLOYMENT, ("--image", "a b"), "--image 'a b' is no image"),
+        (DEPLOYMENT, ("--group", "x" * 64), "is no name of a ConsumerGroup; give its metadata.name"),
+        (DEPLOYMENT, ("--group", ""), "--group '' is no name of a ConsumerGroup"),
+    ],
+)
+def test_injection_error_is_one_sentence(feed: str, options: tuple[str, ...], told: str) -> None:
+    ran = inject(feed, *options)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert told in ran.stderr
+    assert ran.stderr.count("\n") == 1

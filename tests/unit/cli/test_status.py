@@ -1,0 +1,762 @@
+"""The commands that read a live group: what they ask of the operator, by which way, and how they tell it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from click.testing import CliRunner, Result
+
+from rota.cli import main
+from rota.cli.client import http
+from rota.cli.console import formatting
+from rota.kube.http.schema import Condition, Detail, Groups, Member, Operator, Queue, Reason, Reasons, Settings, Summary
+from rota.kube.http.schema import Topic as OfTopic
+from rota.kube.state.rebalance import Rebalance
+from shop import ConsumerFleet
+
+ROOT = Path(__file__).parents[3]
+LONG_AGO = (datetime.now(UTC) - timedelta(days=2, hours=4, minutes=1)).isoformat()
+LATER = re.compile(r"\b2d([4-9]|1\d)h ago")  # where the tests before have taken an hour and more
+NOW_AND_THEN = re.compile(r"\b(?:\d+[hm])*\d+[hms] ago")
+
+JOINED = Rebalance("MemberJoined", "m-2 joined", LONG_AGO, 7, 5, 1, 3.4, 1.2)
+LEADS = Operator("rota-0", "0.1.0", leads=True)
+
+
+def a_summary(namespace: str = "shop", name: str = "orders", **given: Any) -> Summary:
+    known: dict[str, Any] = {
+        "ready": True,
+        "reason": "Settled",
+        "message": "Each of 16 queues has an owner that works it",
+        "moving": False,
+        "members": 3,
+        "queues": 16,
+        "idle": 0,
+        "unowned": 0,
+        "generation": 7,
+        "strategy": "Sticky",
+        "lag": 120,
+        "retrying": 0,
+        "dead": 2,
+        "delay": 130.0,
+        "verdicts": {"KeepingUp": 15, "Slow": 1},
+        "last_rebalance": JOINED,
+    }
+    return Summary(namespace, name, **known | given)
+
+
+def a_queue(number: int, lag: int | None = 0, **given: Any) -> Queue:
+    known: dict[str, Any] = {"topic": "orders", "broker": "broker-a", "id": number, "kind": "Subscribed"}
+    known |= {"state": "Owned", "owner": f"m-{number % 3}", "verdict": "KeepingUp", "lag": lag}
+    if lag is not None:
+        known |= {"first": 0, "last": 500 + lag, "committed": 500, "delay": float(lag)}
+    return Queue(**known | given)
+
+
+MEMBERS = [
+    Member("m-0", "10.0.0.1@m-0#1", "Rota", "Ready", "10.0.0.1", "V5_1_4", "PYTHON", 6, 7, 12.34),
+    Member("m-1", "10.0.0.2@m-1#2", "Rota", "Ready", queues=5, troubles=["its app answers 500"]),
+    Member("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9", "V4_9_4", "JAVA"),
+]
+QUEUES = [a_queue(0, 3), a_queue(1, None), a_queue(2, 117, estimate=True), a_queue(3, 0)]
+RETRIES = Queue("%RETRY%orders", "broker-a", 0, "Retry", "Free", to="m-1")
+DETAIL = Detail(
+    LEADS,
+    a_summary(),
+    "orders",
+    [Condition("Ready", "True", "Settled", "All is well", LONG_AGO)],
+    MEMBERS,
+    [
+        OfTopic("orders", "Subscribed", 4, 120, 130.0, estimate=True),
+        OfTopic("%RETRY%orders", "Retry", 1, 0, 0.0),
+    ],
+    [*QUEUES, RETRIES],
+    [JOINED],
+    datetime.now(UTC).isoformat(),
+    [
+        Settings("broker-a", enabled=True, retries=16, retry_queues=1),
+        Settings("broker-b", enabled=False, retries=3, retry_queues=2),
+    ],
+)
+OTHER = a_summary("pay", "bills", ready=False, reason="NoView", lag=None, delay=None, last_rebalance=None, idle=1)
+GROUPS = Groups(LEADS, [OTHER, a_summary()])
+REASONS = Reasons(
+    "Sticky",
+    7,
+    [
+        Reason(
+            "orders",
+            "broker-a",
+            3,
+            "m-0",
+            "orders/broker-a/3 stays with m-0: m-0 keeps 6 of its 8 queues (an even share is 5 or 6)",
+        )
+    ],
+    JOINED,
+)
+
+
+class Service:
+    """Somebody at the other end of HTTP, who says what is put there."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, tuple[int, Any]] = {}
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.url = ""
+        self.looked = asyncio.Condition()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        async with self.looked:
+            self.asked.append((request.path, dict(request.query)))
+            self.looked.notify_all()
+        status, said = self.says.get(request.path, (404, {"error": "There is no such group"}))
+        body = said if isinstance(said, bytes) else msgspec.json.encode(said)
+        return web.Response(status=status, body=body)
+
+    async def looks(self, times: int) -> None:
+        """Wait until it was asked so many times more."""
+        async with self.looked:
+            wanted = len(self.asked) + times
+            await self.looked.wait_for(lambda: len(self.asked) >= wanted)
+
+
+async def served() -> AsyncIterator[Service]:
+    service = Service()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", service.answer)
+    async with TestServer(app) as server:
+        service.url = str(server.make_url("/")).rstrip("/")
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no kubeconfig but the test's own."""
+    for name in ("KUBECONFIG", "ROTA_OPERATOR", "ROTA_OPERATOR_NAMESPACE", "ROTA_LEASE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[Service]:
+    async for service in served():
+        service.says = {
+            "/v1/groups": (200, GROUPS),
+            "/v1/groups/shop/orders": (200, DETAIL),
+            "/v1/groups/shop/orders/why": (200, REASONS),
+        }
+        yield service
+
+
+async def rota(*arguments: str, **env: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments, env=env)
+
+
+async def told(service: Service, *arguments: str) -> list[str]:
+    """Return the lines that a command prints, without the spaces that fill a table."""
+    shown = await rota(*arguments, "--operator", service.url)
+    assert shown.exit_code == 0, shown.output
+    lines = [" ".join(line.split()) for line in shown.output.splitlines() if line.strip(" ─")]
+    return [LATER.sub("2d4h ago", line) for line in lines]
+
+
+async def refused(sentence: str, *arguments: str, **env: str) -> None:
+    shown = await rota(*arguments, **env)
+    assert shown.exit_code == 2
+    assert sentence in shown.output
+    assert shown.output.startswith("rota: ")
+    assert len(shown.output.splitlines()) == 1
+
+
+async def test_cli_status_shows_one_line_per_group_of_a_namespace(operator: Service) -> None:
+    head, line = await told(operator, "status", "-n", "shop")
+    assert head == "GROUP READY MEMBERS QUEUES LAG DELAY STRATEGY LAST REBALANCE"
+    assert line == "orders yes (Settled) 3 16 120 2m10s Sticky MemberJoined 2d4h ago, 5 queues moved, 1 forced"
+
+
+async def test_cli_status_of_all_namespaces_shows_unknown_figures(operator: Service) -> None:
+    _, line, _ = await told(operator, "status", "-A")
+    assert line == "pay/bills no (NoView) 3 (1 idle) 16 unknown unknown Sticky none"
+
+
+async def test_cli_shows_impossible_figures_as_unknown(operator: Service) -> None:
+    odd = a_summary(members=-1, queues=-2, idle=-1, unowned=-1, lag=-5, delay=1e300)
+    operator.says["/v1/groups"] = 200, Groups(LEADS, [odd])
+    assert (await told(operator, "status", "-A"))[1].startswith(f"shop/orders yes (Settled) {'unknown ' * 4}Sticky")
+    member = Member("m-0", "it", "Rota", "Ready", queues=-1, generation=-1, rate=1e300)
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
+    assert (await told(operator, "members", "shop/orders"))[1].endswith("Ready unknown unknown unknown")
+
+
+async def test_cli_status_rejects_namespace_with_all_namespaces() -> None:
+    await refused("leave one of them out", "status", "-n", "default", "-A")
+
+
+async def test_cli_status_without_groups_hints_at_all_namespaces(operator: Service) -> None:
+    assert await told(operator, "status") == [
+        "There is no group in namespace default; -A shows those in all namespaces"
+    ]
+
+
+async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(operator: Service) -> None:
+    lines = await told(operator, "status", "shop/orders")
+    assert "Each of 16 queues has an owner that works it" in lines
+    assert "Verdicts: 15 queues KeepingUp, 1 queue Slow" in lines
+    assert "At broker-a: consumption on, 16 retries, 1 retry queue" in lines
+    assert "At broker-b: consumption OFF, 3 retries, 2 retry queues" in lines
+    assert "To be tried again: 0; dead letters: 2" in lines
+    assert "Ready True Settled 2d4h ago All is well" in lines
+    assert "MemberJoined 2d4h ago 7 5 1 3s 1s m-2 joined" in lines
+
+
+async def test_cli_omits_results_of_a_rebalance_under_way(operator: Service) -> None:
+    begun = Rebalance("MemberLeft", "m-2 left", LONG_AGO, 8)
+    operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun, moving=True)])
+    assert "MemberLeft 2d4h ago, under way" in (await told(operator, "status", "-A"))[1]
+    operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun)])
+    assert "MemberLeft 2d4h ago, 0 queues moved" in (await told(operator, "status", "-A"))[1]
+    operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], begun)
+    lines = await told(operator, "explain", "shop/orders")
+    assert lines == [
+        "No queue has an owner in generation 8",
+        "Last rebalance: MemberLeft 2d4h ago, generation 8: m-2 left",
+        "It is under way, or nobody saw its end",
+    ]
+
+
+async def test_cli_members_lists_members_with_their_problems(operator: Service) -> None:
+    lines = await told(operator, "members", "orders", "-n", "shop")
+    assert lines == [
+        "NAME CLIENT ID ADDRESS VERSION ORIGIN STATE QUEUES GENERATION RATE",
+        "m-0 10.0.0.1@m-0#1 10.0.0.1 V5_1_4 (PYTHON) Rota Ready 6 7 12.3/s",
+        "m-1 10.0.0.2@m-1#2 unknown unknown Rota Ready 5 unknown unknown",
+        "10.0.0.9@1 10.0.0.9@1 10.0.0.9 V4_9_4 (JAVA) Foreign Foreign unknown unknown unknown",
+        "3 members, 1 of them not Rota's; generation 7",
+        "m-1: its app answers 500",
+    ]
+
+
+async def test_cli_lag_orders_by_queue_and_lists_retries_separately(operator: Service) -> None:
+    lines = await told(operator, "lag", "shop/orders")
+    assert NOW_AND_THEN.sub("now", lines.pop()) == "Brokers were last asked now"
+    assert lines == [
+        "TOPIC BROKER QUEUE FIRST LAST COMMITTED LAG DELAY VERDICT MEMBER",
+        "orders broker-a 0 0 503 500 3 3s KeepingUp m-0",
+        "orders broker-a 1 unknown unknown unknown unknown unknown KeepingUp m-1",
+        "orders broker-a 2 0 617 500 ~117 1m57s KeepingUp m-2",
+        "orders broker-a 3 0 500 500 0 0s KeepingUp m-0",
+        "orders: 4 queues, lag ~120, delay 2m10s",
+        "To be tried again:",
+        "TOPIC BROKER QUEUE FIRST LAST COMMITTED LAG DELAY VERDICT MEMBER",
+        "%RETRY%orders broker-a 0 unknown unknown unknown unknown unknown unknown nobody, goes to m-1",
+        "%RETRY%orders: 1 queue, lag 0, delay 0s",
+        "Dead letters: 2",
+    ]
+
+
+async def test_cli_lag_by_lag_shows_largest_first_and_unknown_last(operator: Service) -> None:
+    shown = await rota("lag", "shop/orders", "--by", "lag", "--operator", operator.url, "-o", "json")
+    assert [it["id"] for it in json.loads(shown.output)["queues"]] == [2, 0, 3, 1, 0]
+    lines = await told(operator, "lag", "shop/orders", "--by", "lag", "--top", "1")
+    assert lines[1:3] == [
+        "orders broker-a 2 0 617 500 ~117 1m57s KeepingUp m-2",
+        "orders: 4 queues, lag ~120, delay 2m10s; 3 queues not shown",
+    ]
+
+
+async def test_cli_lag_shows_current_and_next_owner_of_a_queue_in_handover(operator: Service) -> None:
+    going = a_queue(0, state="Releasing", owner="m-0", to="m-1")
+    taken = a_queue(1, owner="m-1", forced=True)
+    gone = a_queue(2, state="Releasing", owner="m-2")
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[going, taken, gone])
+    lines = await told(operator, "lag", "shop/orders")
+    assert [line.partition("KeepingUp ")[2] for line in lines[1:4]] == [
+        "m-0, goes to m-1",
+        "m-1 (forced)",
+        "m-2, released",
+    ]
+
+
+async def test_cli_lag_shows_everyone_as_owner_in_a_broadcasting_group(operator: Service) -> None:
+    shared = a_queue(0, None, state="Everyone", owner=None, verdict=None)
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[shared])
+    assert (await told(operator, "lag", "shop/orders"))[1].split()[-1] == "everyone"
+
+
+async def test_cli_lag_shows_an_unmanaged_consumer_as_owner(operator: Service) -> None:
+    theirs = a_queue(0, 3, state="Foreign", owner=None)
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[theirs])
+    assert (await told(operator, "lag", "shop/orders"))[1].endswith(" a foreigner")
+
+
+async def test_cli_explain_shows_known_parts_of_an_incomplete_rebalance(operator: Service) -> None:
+    before = Rebalance("MemberLeft", "", LONG_AGO, 0, 3, seconds=4.0)
+    operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], before)
+    lines = await told(operator, "explain", "shop/orders")
+    assert lines[1:] == ["Last rebalance: MemberLeft 2d4h ago", "It moved 3 queues, and took 4s"]
+    operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [])
+    assert (await told(operator, "explain", "shop/orders"))[1:] == ["The operator remembers no rebalance"]
+
+
+async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: Service) -> None:
+    blank = Summary("shop", "orders", False, "", "", False, 0, 0, 0, 0, 0, "")  # noqa: FBT003 - in its order
+    operator.says["/v1/groups/shop/orders"] = 200, Detail(LEADS, blank, "shop-orders", [], [], [], [], [])
+    assert (await told(operator, "status", "shop/orders"))[1:] == [
+        "shop/orders no (unknown) 0 0 unknown unknown unknown none",
+        "At brokers it is called shop-orders",
+        "To be tried again: unknown; dead letters: unknown",
+    ]
+    assert await told(operator, "members", "shop/orders") == ["0 members; generation 0"]
+    assert await told(operator, "lag", "shop/orders") == [
+        "Dead letters: unknown",
+        "No topic of the group is known yet",
+        "Brokers have not been asked yet how far the group is",
+    ]
+
+
+async def test_cli_lag_of_a_standby_operator_says_it_asks_no_broker(operator: Service) -> None:
+    standby = msgspec.structs.replace(DETAIL, operator=Operator("rota-1", "0.1.0", leads=False), looked_at=None)
+    operator.says["/v1/groups/shop/orders"] = 200, standby
+    assert (await told(operator, "lag", "shop/orders"))[-1].startswith("Operator rota-1 stands by and asks no broker")
+
+
+async def test_cli_explain_gives_reasons_and_the_last_rebalance(operator: Service) -> None:
+    assert await told(operator, "explain", "shop/orders", "%RETRY%orders/b/3") == [
+        "orders/broker-a/3 stays with m-0: m-0 keeps 6 of its 8 queues (an even share is 5 or 6)",
+        "Last rebalance: MemberJoined 2d4h ago, generation 7: m-2 joined",
+        "It moved 5 queues, 1 of them forced, and took 3s; the longest that one queue took is 1s",
+    ]
+    assert operator.asked == [("/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"), [("status", DETAIL), ("members", DETAIL), ("lag", DETAIL), ("explain", REASONS)]
+)
+@pytest.mark.parametrize("output", ["json", "yaml"])
+async def test_cli_json_and_yaml_are_the_operators_response(
+    command: str, answer: msgspec.Struct, output: str, operator: Service
+) -> None:
+    shown = await rota(command, "shop/orders", "--operator", operator.url, "-o", output)
+    assert yaml.safe_load(shown.output) == msgspec.to_builtins(answer)  # JSON is YAML
+    assert output == "yaml" or json.loads(shown.output)
+
+
+async def test_cli_status_json_has_only_groups_of_the_namespace(operator: Service) -> None:
+    shown = await rota("status", "-n", "shop", "--operator", operator.url, "-o", "json")
+    assert [it["lastRebalance"]["reason"] for it in json.loads(shown.output)["groups"]] == ["MemberJoined"]
+
+
+async def test_cli_members_prints_hostile_names_as_plain_text(operator: Service) -> None:
+    name = "[red]: #\x1b[2J'\"{\n%é"
+    stranger = Member(name, name, "Foreign", "Foreign", troubles=[f"{name} sleeps"])
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[stranger])
+    lines = await told(operator, "members", "shop/orders")
+    assert lines[1].startswith("[red]: #\N{REPLACEMENT CHARACTER}[2J'\"{ %é ")
+    assert "\x1b" not in "".join(lines)
+    shown = await rota("members", "shop/orders", "--operator", operator.url, "-o", "yaml")
+    assert yaml.safe_load(shown.output)["members"][0]["name"] == name
+
+
+@pytest.mark.parametrize("command", ["status", "members", "lag", "explain"])
+async def test_cli_relays_the_operators_error_for_an_unknown_group(command: str, operator: Service) -> None:
+    await refused("There is no such group", command, "shop/none", "--operator", operator.url)
+
+
+async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(operator: Service) -> None:
+    operator.says["/v1/groups/shop/orders/why"] = 400, {"error": "There is no queue orders/a/9"}
+    await refused(
+        "rota: There is no queue orders/a/9", "explain", "shop/orders", "orders/a/9", "--operator", operator.url
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["members", "Orders!"], "GROUP 'Orders!' is no name; write NAME or NAMESPACE/NAME"),
+        (["members", "a/b/c"], "GROUP 'a/b/c' is no name"),
+        (["members", ""], "GROUP '' is no name"),
+        (["members", "../x"], "GROUP '../x' is no name"),
+        (["lag", "a/b", "-n", "c"], "GROUP a/b is in another namespace than --namespace c; leave one of them out"),
+        (["lag", "b", "-n", "Shop"], "--namespace 'Shop' is no name; give one that kubectl get namespaces shows"),
+        (["status", "b", "-A"], "--all-namespaces is for all groups, and b is one; leave one of them out"),
+        (["explain"], "Nothing is named to explain; give a GROUP, or -f with a file"),
+        (["explain", "b", "orders/x"], "The queue 'orders/x' cannot be read: write it as TOPIC/BROKER/ID"),
+        (["explain", "b", "--queues", "a=b:1"], "--queues describes a group on files: give -f, too, or leave it out"),
+        (["explain", "-f", "x", "--watch"], "--watch is for a live group: leave -f or it out"),
+        (["explain", "-f", "x", "a", "b"], "With -f the group is in the file: leave 'a' out, or -f"),
+        (["status", "--operator", "rota"], "--operator 'rota' is no address; write it as http://127.0.0.1:8080"),
+        (["status", "--operator", "http://a:99999"], "--operator 'http://a:99999' is no address"),
+        (["status", "--operator", "http://"], "--operator 'http://' is no address"),
+        (["status", "--operator", "ftp://a"], "--operator 'ftp://a' is no address"),
+        (["status", "--operator", "http://a/?x=1"], "--operator 'http://a/?x=1' is no address"),
+        (["status", "--operator-namespace", "A"], "--operator-namespace 'A' is no name"),
+        (["status", "--lease", "a/b"], "--lease 'a/b' is no name"),
+    ],
+)
+async def test_cli_user_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    await refused(sentence, *arguments)
+
+
+async def test_cli_explain_on_files_requires_queues() -> None:
+    shown = await rota("explain", "-f", str(ROOT / "docs/examples/group.yaml"))
+    assert (shown.exit_code, "Give either --queues" in shown.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>Please log in</html>"),
+        (200, b""),
+        (200, b"[" * 100_000),
+        (200, b'{"groups": []}'),
+        (200, b'{"operator": null, "groups": []}'),
+        (404, b"404: Not Found"),
+        (502, b"<html>Bad gateway</html>"),
+        (500, b'{"error": 5}'),
+    ],
+)
+async def test_cli_rejects_a_response_unlike_the_operators(status: int, body: bytes, operator: Service) -> None:
+    operator.says["/v1/groups"] = status, body
+    await refused("is it Rota's operator of this version?", "status", "--operator", operator.url)
+
+
+async def test_cli_connection_refused_is_one_sentence(unused_tcp_port: int) -> None:
+    where = f"http://127.0.0.1:{unused_tcp_port}"
+    sentence = f"The operator does not answer at {where}: Connection refused; start the operator, or give another"
+    await refused(sentence, "status", ROTA_OPERATOR=where)
+
+
+async def test_cli_gives_up_on_an_operator_that_never_responds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SECONDS", 0.1)
+    over = asyncio.Event()
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(hold, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await refused("nothing came for 0.1 s", "status", "--operator", f"http://127.0.0.1:{port}")
+        over.set()
+
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/rota-system/leases/rota"
+PROXY = "/api/v1/namespaces/rota-system/pods/rota-0:8080/proxy"
+
+
+def held_by(holder: str | None, renewed: str = "2999-01-01T00:00:00.000000Z") -> dict[str, Any]:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed}
+    return {"kind": "Lease", "metadata": {"name": "rota"}, "spec": spec}
+
+
+def no(code: int, message: str = "no") -> tuple[int, Mapping[str, Any]]:
+    """Return how the API server refuses."""
+    return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+
+
+@pytest.fixture
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+    """An API server with an operator behind it, and a kubeconfig that leads there."""
+    async for service in served():
+        service.says = {
+            LEASE: (200, held_by("rota-0")),
+            f"{PROXY}/v1/groups": (200, GROUPS),
+            f"{PROXY}/v1/groups/shop/orders/why": (200, REASONS),
+            f"{PROXY}/v1/groups/shop/none": (404, {"error": "There is no group shop/none"}),
+        }
+        config = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "one", "user": "me", "namespace": "shop"}}],
+            "clusters": [{"name": "one", "cluster": {"server": service.url}}],
+            "users": [{"name": "me", "user": {"token": "t"}}],
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield service
+
+
+async def test_cli_with_kubeconfig_asks_the_leader_through_the_api_server(api: Service) -> None:
+    shown = await rota("explain", "orders", "%RETRY%orders/b/3", "-o", "json")
+    assert json.loads(shown.output)["queues"][0]["owner"] == "m-0"
+    assert api.asked == [(LEASE, {}), (f"{PROXY}/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
+
+
+async def test_cli_namespace_defaults_to_that_of_the_kubeconfig_context(api: Service, operator: Service) -> None:
+    assert [line.split()[0] for line in (await rota("status")).output.splitlines()[2:3]] == ["orders"]
+    assert (await told(operator, "status"))[1].startswith("orders ")
+    assert len(api.asked) == 2
+
+
+async def test_cli_finds_the_operator_by_lease_name_and_namespace(api: Service) -> None:
+    api.says["/apis/coordination.k8s.io/v1/namespaces/ops/leases/mine"] = 200, held_by("rota-7")
+    api.says["/api/v1/namespaces/ops/pods/rota-7:8080/proxy/v1/groups"] = 200, GROUPS
+    assert (await rota("status", "--lease", "mine", ROTA_OPERATOR_NAMESPACE="ops")).exit_code == 0
+
+
+async def test_cli_relays_the_operators_error_through_the_api_server(api: Service) -> None:
+    await refused("rota: There is no group shop/none\n", "members", "none")
+    api.says[f"{PROXY}/v1/groups"] = 404, b"404: Not Found"
+    await refused("is it Rota's operator of this version?", "status")
+
+
+@pytest.mark.parametrize(
+    ("lease", "proxied", "sentence"),
+    [
+        (no(404), None, "There is no Lease rota in namespace rota-system; see whether the operator runs"),
+        (no(403), None, "You may not read the Lease rota in namespace rota-system; ask for the right to get leases"),
+        (no(401), None, "The API server does not know you"),
+        (no(403, 'User "system:anonymous" cannot get leases'), None, "The API server does not know you"),
+        (no(500, "etcd is away"), None, "The Lease rota in namespace rota-system cannot be read: etcd is away"),
+        ((200, b"<html>log in</html>"), None, "look at the kubeconfig and its cluster"),
+        ((200, held_by("")), None, "Nobody leads: no one holds the Lease rota in namespace rota-system"),
+        ((200, held_by(None)), None, "Nobody leads"),
+        ((200, held_by("my laptop/7")), None, "is held by 'my laptop/7', which is no pod; give --operator"),
+        (None, no(404), "rota-0 holds the Lease rota, and is no pod in namespace rota-system; wait until another one"),
+        (None, no(403), "You may not ask pod rota-0, which leads; ask for the right to get pods/proxy"),
+        (None, no(401), "The API server does not know you"),
+        (None, no(503, "connection refused"), "The API server cannot reach pod rota-0 in namespace rota-system: conn"),
+        ((200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")), no(404), "Nobody leads: rota-0 should have renewed"),
+        ((200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")), no(503), "Nobody leads: rota-0 should have renewed"),
+    ],
+)
+async def test_cli_lease_or_proxy_failure_is_one_sentence(
+    lease: tuple[int, Any] | None, proxied: tuple[int, Any] | None, sentence: str, api: Service
+) -> None:
+    api.says[LEASE] = lease or api.says[LEASE]
+    api.says[f"{PROXY}/v1/groups"] = proxied or api.says[f"{PROXY}/v1/groups"]
+    await refused(sentence, "status")
+
+
+async def test_cli_ignores_an_expired_lease_while_its_holder_responds(api: Service) -> None:
+    api.says[LEASE] = 200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")  # clocks differ
+    assert (await rota("status")).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "config cannot be read: No such file or directory; set KUBECONFIG to the cluster's file, or give"),
+        ("a: [", "The kubeconfig is no YAML; mend it, or give --operator"),
+        ("current-context: gone", "The kubeconfig has no 'gone', which it refers to"),
+        ("{}", "The kubeconfig cannot be used: Current context is not set in kubeconfigs"),
+        ("[]", "The kubeconfig cannot be used: "),
+    ],
+)
+async def test_cli_kubeconfig_that_is_unusable_is_one_sentence(text: str | None, sentence: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config").write_text(text)
+    await refused(sentence, "status", KUBECONFIG=str(tmp_path / "config"))
+
+
+async def test_cli_without_kubeconfig_says_how_to_set_one() -> None:
+    await refused("There is no kubeconfig and no service account; set KUBECONFIG", "status")
+
+
+async def test_cli_unreachable_api_server_is_one_sentence(api: Service, tmp_path: Path, unused_tcp_port: int) -> None:
+    text = (tmp_path / "config").read_text().replace(api.url, f"http://127.0.0.1:{unused_tcp_port}")
+    (tmp_path / "config").write_text(text)
+    await refused("The API server did not answer GET", "status")
+
+
+def _heeds_ctrl_c() -> None:
+    """Have it heeded also where we ourselves run in the background, and do not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Running:
+    """`rota` as a process, at a terminal or at a pipe."""
+
+    def __init__(self, service: Service, *arguments: str, columns: int = 0) -> None:
+        self.service = service
+        mine, its = os.openpty() if columns else os.pipe()
+        program = "from rota.cli import main; from rota.cli.client import watch; watch.EVERY = 0.05; main()"
+        command = [sys.executable, "-c", program, *arguments, "--operator", service.url]
+        env = os.environ | {"COLUMNS": str(columns), "LINES": "50", "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            command,
+            stdout=its,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            preexec_fn=_heeds_ctrl_c,  # noqa: PLW1509 - no thread of ours holds anything that it needs
+        )
+        os.close(its)
+        self._mine, self.text = mine, ""
+
+    async def prints(self, wanted: str) -> str:
+        """Wait until it has printed something; return all that it printed since it was last asked."""
+        while wanted not in self.text:
+            read = await asyncio.to_thread(os.read, self._mine, 65536)
+            assert read, "it has ended"
+            self.text += read.decode()
+        printed, self.text = self.text, ""
+        return printed
+
+    async def interrupted(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        _, said = await asyncio.to_thread(self.process.communicate)
+        os.close(self._mine)
+        return self.process.returncode, said
+
+
+async def test_cli_watch_to_a_pipe_prints_changes_until_interrupted(operator: Service) -> None:
+    running = Running(operator, "status", "-n", "shop", "--watch", "-o", "json")
+    assert json.loads(await running.prints("\n}\n"))["groups"][0]["members"] == 3
+    await operator.looks(2)
+    operator.says["/v1/groups"] = 503, {"error": "It has just begun"}
+    await operator.looks(2)
+    operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(members=4)])
+    assert json.loads(await running.prints("\n}\n"))["groups"][0]["members"] == 4
+    assert await running.interrupted() == (130, "rota: It has just begun\n")
+
+
+async def test_cli_watch_prints_nothing_for_a_new_poll_time_alone(operator: Service) -> None:
+    running = Running(operator, "lag", "shop/orders", "--watch", "-o", "yaml")
+    await running.prints("lookedAt")
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, looked_at=LONG_AGO)
+    await operator.looks(2)
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, at_broker="changed")
+    printed = await running.prints("atBroker: changed")
+    assert (printed.count("---"), printed.count("atBroker")) == (1, 1)
+    assert (await running.interrupted())[0] == 130
+
+
+async def test_cli_watch_on_a_terminal_updates_in_place(operator: Service) -> None:
+    running = Running(operator, "status", "-n", "shop", "--watch", columns=120)
+    assert "yes (Settled)" in await running.prints("moved")
+    operator.says["/v1/groups"] = 503, {"error": "It has just begun"}
+    printed = await running.prints("rota: It has just begun")
+    assert "\x1b[2K" in printed  # lines are written anew
+    assert "yes (Settled)" in printed  # what was known last stays
+    code, said = await running.interrupted()
+    assert (code, said) == (130, "")
+
+
+async def test_cli_watch_that_cannot_start_ends_with_a_sentence(operator: Service) -> None:
+    await refused("There is no such group", "lag", "shop/none", "--watch", "--operator", operator.url)
+
+
+async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Service) -> None:
+    running = Running(operator, "lag", "shop/orders", columns=40)
+    lines = (await running.prints("last asked")).splitlines()
+    assert lines[1:11] == [
+        "TOPIC: orders",
+        "BROKER: broker-a",
+        "QUEUE: 0",
+        "FIRST: 0",
+        "LAST: 503",
+        "COMMITTED: 500",
+        "LAG: 3",
+        "DELAY: 3s",
+        "VERDICT: KeepingUp",
+        "MEMBER: m-0",
+    ]
+    await asyncio.to_thread(running.process.communicate)
+    os.close(running._mine)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, "unknown"),
+        (-5.0, "0s"),
+        (0.0, "0s"),
+        (0.44, "0.4s"),
+        (3.4, "3s"),
+        (59.9, "1m"),
+        (130.0, "2m10s"),
+        (3900.0, "1h5m"),
+        (3599.0, "59m59s"),
+        (187_200.0, "2d4h"),
+        (1e300, "unknown"),
+        (float("inf"), "unknown"),
+        (float("nan"), "unknown"),
+    ],
+)
+def test_cli_duration_has_at_most_two_units(seconds: float | None, said: str) -> None:
+    assert formatting.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ("2026-11-21T08:00:00Z", "1m5s ago"),
+        ("2026-11-21T08:00:00", "1m5s ago"),
+        ("2027-01-01T00:00:00Z", "0s ago"),
+        ("", "unknown"),
+        ("soon", "soon"),
+    ],
+)
+def test_cli_time_is_shown_as_age(at: str, said: str) -> None:
+    assert formatting.ago(at, datetime(2026, 11, 21, 8, 1, 5, tzinfo=UTC)) == said
+
+
+def test_cli_live_commands_import_no_kopf_numpy_or_planner() -> None:
+    program = (
+        "import sys; from rota.cli.client import http, watch; from rota.cli.commands import status\n"
+        "print([it for it in ('kopf', 'numpy', 'rich.console', 'rota.planner') if it in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def test_cli_kubectl_plugin_is_the_same_program() -> None:
+    (plugin,) = entry_points(group="console_scripts", name="kubectl-rota")
+    assert plugin.load() is main
+
+
+PAGE = (ROOT / "docs" / "command-line.md").read_text()
+
+
+def test_docs_list_every_command_and_every_option_of_live_commands() -> None:
+    headings = set(re.findall(r"^## rota (\w+)$", PAGE, re.MULTILINE))
+    assert headings == set(main.commands)
+    reading = [main.commands[name] for name in ("status", "members", "lag", "explain")]
+    options = {opt for command in reading for it in command.params if isinstance(it, click.Option) for opt in it.opts}
+    assert sorted(option for option in options if f"`{option}" not in PAGE) == []
+
+
+def the_shop() -> Mapping[str, tuple[int, Any]]:
+    """Return what an operator answers of groups that our own code has planned: what the page shows can happen."""
+    began = datetime.fromisoformat(LONG_AGO).timestamp()
+    orders, payments = ConsumerFleet("orders", 16, began), ConsumerFleet("payments", 8, began, expression="paid")
+    orders.join(0, 1)
+    orders.join(2)
+    orders.looked_at({0: (3, 40), 2: (117, 40)})
+    payments.join(0, 1)
+    payments.is_troubled("m-1", "AppPathNotFound", "The app answers 404 to POST /; correct spec.delivery.push.path")
+    payments.meets("10.0.0.9@1", "10.0.0.9:41000", "JAVA", "V4_9_4")
+    payments.looked_at({0: (10, 40), 5: (6, 20)})
+    details = {f"/v1/groups/shop/{it.name}": (200, it.detail()) for it in (orders, payments)}
+    every = Groups(LEADS, [it.summary for _, it in details.values()])
+    return {
+        **details,
+        "/v1/groups": (200, every),
+        "/v1/groups/shop/orders/why": (200, orders.why(orders.queues[3])),
+    }
+
+
+SAMPLES = re.findall(r"^```text\n\$ rota (.*?)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "shown"), SAMPLES, ids=[command for command, _ in SAMPLES])
+async def test_docs_command_line_samples_match_the_output(command: str, shown: str, operator: Service) -> None:
+    operator.says = {**the_shop()}
+    printed = (await rota(*command.split(), "--operator", operator.url)).output
+    given, got = ([line.rstrip() for line in text.splitlines() if line.strip()] for text in (shown, printed))
+    assert given == [LATER.sub("2d4h ago", NOW_AND_THEN.sub("3s ago", line)) for line in got]

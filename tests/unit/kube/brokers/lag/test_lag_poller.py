@@ -1,0 +1,766 @@
+"""How far groups are behind, read from brokers in memory: what is told, and what is not known."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from ground.poll import soon
+from rota.brokers.errors import Refused
+from rota.brokers.memory import NAME_SERVER, Memory, MemoryConsumer
+from rota.brokers.port import Ends, Membership, Progress
+from rota.kube.brokers.lag import lag_poller
+from rota.kube.brokers.lag.lag_history import NOTHING, Judged
+from rota.kube.brokers.lag.lag_poller import Lag, Lags
+from rota.kube.brokers.route_watcher import Interest, Views
+from rota.lag import Judgement
+from rota.model import RETRY, Queue
+from rota.spec import StartFrom, Subscription
+
+KEY = ("shop", "orders")
+A, B = "broker-a", "broker-b"
+AT_A, AT_B = Queue("orders", A, 0), Queue("orders", B, 0)
+RETRIED = Queue(RETRY + "orders", A, 0)
+
+
+class Slow(Memory):
+    """A cluster of which some brokers do not answer for as long as that is wanted, and others change meanwhile."""
+
+    def __init__(self, brokers: Collection[str]) -> None:
+        super().__init__(tuple(brokers))
+        self.silent: set[str] = set()
+        self.freed = asyncio.Event()
+        self.between: list[Queue] = []  # sent to after a group's progress was told
+        self.asked = 0
+        self.forgotten: set[str] = set()  # brokers that the name servers have lost sight of
+        self.hangs: set[tuple[str, str]] = set()  # what is not answered, by which broker or of which group
+        self.hung = 0
+        self.refused: set[str] = set()  # groups
+        self.takes = 0.0  # seconds, each answer about a group
+        self.ends_of: dict[Queue, tuple[int, int]] = {}  # which it tells otherwise than they are
+        self.breaks: set[str] = set()  # brokers whose answers nobody can bear
+        self.invented = 0  # queues that are on no route, of which brokers tell all the same
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        return tuple(it for it in await super().queues(topic) if it.broker not in self.forgotten)
+
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+        while broker in self.silent:
+            await self.freed.wait()
+        await asyncio.sleep(self.takes)
+        await self.maybe("progress", broker)
+        await self.maybe("progress", group)
+        if group in self.refused:
+            raise Refused("No permission")
+        told = await super().progress(group, broker, topics)
+        told |= dict.fromkeys(self.invent("orders", broker), Progress(9, 5, 5, 0.0))
+        told |= dict.fromkeys(self.invent("other", broker), Progress(9, 5, 5, 0.0))
+        for queue in self.between:
+            await self.send(queue.topic, b"new", queue=queue)
+            self.offsets[group][queue] = len(await self.log(queue))
+        return told
+
+    async def committed(self, group: str, queue: Queue) -> int | None:
+        self.asked += 1
+        await self.maybe("committed", queue.broker)
+        return await super().committed(group, queue)
+
+    async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
+        await self.maybe("dead" if topic.startswith(lag_poller.DEAD) else "ends", broker)
+        if broker in self.breaks:
+            raise OverflowError
+        found = await super().ends(topic, broker)
+        found |= {queue: Ends(*it) for queue, it in self.ends_of.items() if queue in found}
+        return found | dict.fromkeys(self.invent(topic, broker), Ends(0, 9))
+
+    def invent(self, topic: str, broker: str) -> list[Queue]:
+        return [Queue(topic, broker, 1 + number) for number in range(self.invented)]
+
+    async def maybe(self, what: str, who: str) -> None:
+        if (what, who) in self.hangs:
+            self.hung += 1
+            await asyncio.Event().wait()  # who asks gives up, or waits for ever
+
+
+@dataclass
+class Cluster:
+    """Brokers in memory, a group that reads from them, and what is known of it."""
+
+    memory: Slow
+    views: Views
+    lags: Lags
+    worked: set[Queue] = field(default_factory=set)
+    reported: dict[Queue, int] = field(default_factory=dict)
+    begun: dict[str, float] = field(default_factory=dict)
+
+    async def sends(self, queue: Queue, count: int) -> None:
+        for _ in range(count):
+            await self.memory.send(queue.topic, b"it", queue=queue)
+
+    def commits(self, queue: Queue, offset: int) -> None:
+        self.memory.offsets["orders"][queue] = offset
+
+    @property
+    def lag(self) -> Lag:
+        return self.lags.of(KEY)
+
+    async def tells(self, queue: Queue, lag: int | None) -> Judged:
+        """Wait until that is told of a queue."""
+
+        async def told() -> Judged | None:
+            found = self.lag.queues.get(queue)
+            return found if found and found.lag == lag else None
+
+        found = await soon(told)
+        assert found
+        return found
+
+    async def unknown(self, queue: Queue) -> Judged:
+        """Wait until nothing is told of how far behind a queue is."""
+
+        async def untold() -> Judged | None:
+            found = self.lag.queues.get(queue, NOTHING)
+            return found if found.lag is None else None
+
+        found = await soon(untold)
+        assert found
+        return found
+
+    async def is_asked(self, broker: str) -> None:
+        """Wait until a broker is one of those to ask, by what is known of routes now."""
+        now = asyncio.get_running_loop().time()
+
+        async def asked() -> bool:
+            return broker in self.lags._known and self.lags._known[broker].wanted > now
+
+        await soon(asked)
+
+    async def looks(self, broker: str = A, times: int = 1) -> None:
+        """Wait until one broker was looked at again."""
+        known = self.lags._known[broker]
+        wanted = known.looks + times
+
+        async def looked() -> bool:
+            return known.looks >= wanted
+
+        await soon(looked)
+
+
+@asynccontextmanager
+async def a_cluster(*brokers: str, begins: StartFrom = StartFrom()) -> AsyncIterator[Cluster]:  # noqa: B008 - a value
+    memory = Slow(brokers or (A,))
+    for broker in brokers or (A,):
+        await memory.create_topic("orders", broker, 1)
+    views = Views(memory, lambda _: None)
+    worked: set[Queue] = set()
+    reported: dict[Queue, int] = {}
+    begun: dict[str, float] = {}
+    known = Lags(memory, views, lambda _: worked, reported=lambda _: reported, begun=lambda _: begun)
+    known.seconds = 0.01
+    views.want(KEY, Interest("orders", ("orders",), broadcasting=False, begins=begins))
+    await views.look(KEY)
+    running = asyncio.create_task(known.run())
+    try:
+        yield Cluster(memory, views, known, worked, reported, begun)
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_lag_is_reported_by_queue() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_A, 5)
+        await it.sends(AT_B, 3)
+        it.commits(AT_A, 2)
+        it.commits(AT_B, 3)
+        assert (await it.tells(AT_A, 3))[:3] == (0, 5, 2)
+        assert (await it.tells(AT_B, 0))[:3] == (0, 3, 3)
+        assert it.lag.at is not None
+
+
+async def test_lag_of_a_group_without_online_members_is_reported() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        assert not it.memory.members["orders"]
+        await it.tells(AT_A, 4)
+
+
+async def test_lag_of_an_uncommitted_queue_is_0_with_start_from_latest() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        assert (await it.tells(AT_A, 0)).committed is None
+        await it.looks(times=3)
+        assert it.lag.queues[AT_A].lag == 0
+
+
+async def test_lag_with_start_from_latest_counts_messages_since_consumption_started() -> None:
+    """So it is for a queue that the topic got later, and that nobody has taken up yet."""
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.begun["orders"] = (await it.memory.log(AT_A))[-1].stored / 1000 + 0.001
+        await soon(lambda: later_than(it.begun["orders"]))
+        await it.sends(AT_A, 3)
+        assert (await it.tells(AT_A, 3))[:3] == (0, 8, 5)
+        await it.looks(times=lag_poller.BELIEVED + 1)
+        assert it.lag.queues[AT_A].lag == 3
+        it.commits(AT_A, 7)
+        await it.tells(AT_A, 1)
+
+
+async def test_lag_with_start_from_earliest_ignores_when_consumption_started() -> None:
+    async with a_cluster(begins=StartFrom(position="Earliest")) as it:
+        it.begun["orders"] = time.time() + 60
+        await it.sends(AT_A, 5)
+        await it.tells(AT_A, 5)
+
+
+async def later_than(at: float) -> bool:
+    return time.time() > at
+
+
+async def test_lag_with_start_from_earliest_is_the_whole_queue() -> None:
+    async with a_cluster(begins=StartFrom(position="Earliest")) as it:
+        await it.sends(AT_A, 5)
+        it.memory.firsts[AT_A] = 2
+        assert (await it.tells(AT_A, 3)).committed is None
+
+
+async def test_lag_with_start_from_timestamp_is_unknown() -> None:
+    async with a_cluster(begins=StartFrom(position="Timestamp")) as it:
+        await it.sends(AT_A, 5)
+        await it.tells(AT_A, None)
+
+
+async def test_lag_at_committed_offset_0_is_the_whole_queue() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 0)
+        assert (await it.tells(AT_A, 5)).committed == 0
+
+
+async def test_lag_of_a_queue_missing_from_broker_statistics_is_queried() -> None:
+    """While somebody is online who reads other topics, a broker's statistics are silent about this one."""
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 2)
+        await it.memory.create_topic("others", A, 1)
+        wanted = [Subscription(topic="others")]
+        other = MemoryConsumer(it.memory, Membership(group="orders", client_id="foreign", subscriptions=wanted))
+        await other.join()
+        await it.looks(times=2)
+        assert it.lag.queues[AT_A].lag == 3
+
+
+async def test_lag_polls_do_not_query_an_uncommitted_queue_each_time() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        await it.looks(times=40)
+        assert it.memory.asked < 20
+
+
+async def test_lag_is_not_negative_when_responses_differ_in_age() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 5)
+        it.memory.between = [AT_A]
+        for _ in range(20):
+            await it.looks()
+            lag = it.lag.queues[AT_A].lag
+            assert lag is not None
+            assert lag >= 0
+
+
+async def test_lag_with_an_offset_above_the_end_is_unknown() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 7)
+        assert (await it.tells(AT_A, None)).committed == 7
+
+
+async def test_lag_is_unknown_only_at_the_broker_that_is_down() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_A, 5)
+        await it.sends(AT_B, 5)
+        it.commits(AT_A, 1)
+        it.commits(AT_B, 1)
+        await it.tells(AT_A, 4)
+        it.memory.down(A)
+        assert await it.tells(AT_A, None) == NOTHING
+        it.commits(AT_B, 2)
+        await it.tells(AT_B, 3)
+        it.memory.up(A)
+        await it.tells(AT_A, 4)
+
+
+async def test_lag_polls_of_a_slow_broker_delay_no_other() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_B, 5)
+        it.commits(AT_B, 1)
+        it.memory.silent.add(A)
+        await it.tells(AT_B, 4)
+        it.commits(AT_B, 4)
+        await it.tells(AT_B, 1)
+        it.memory.silent.clear()
+        it.memory.freed.set()
+        await it.tells(AT_A, 0)
+
+
+async def test_lag_of_retries_counts_from_the_oldest_and_dead_letters_are_counted() -> None:
+    async with a_cluster() as it:
+        it.memory.make(RETRIED.topic, A, 1)
+        it.memory.make(lag_poller.DEAD + "orders", A, 1)
+        await it.sends(RETRIED, 2)
+        await it.sends(Queue(lag_poller.DEAD + "orders", A, 0), 3)
+        await it.views.look(KEY)
+        await it.tells(RETRIED, 2)
+
+        async def counted() -> bool:
+            return it.lag.dead == 3
+
+        await soon(counted)
+
+
+async def test_lag_of_a_deleted_topic_is_removed() -> None:
+    async with a_cluster() as it:
+        await it.tells(AT_A, 0)
+        await it.memory.delete_topic("orders")
+
+        async def gone() -> bool:
+            return AT_A not in it.lag.queues
+
+        await soon(gone)
+
+
+async def test_verdict_is_stopped_without_owner_and_stalled_with_one() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+
+        async def judged(verdict: Judgement) -> None:
+            async def told() -> bool:
+                return AT_A in it.lag.queues and it.lag.queues[AT_A].verdict is verdict
+
+            await soon(told)
+
+        await judged(Judgement.STOPPED)
+        it.worked.add(AT_A)
+        await judged(Judgement.STALLED)
+
+
+async def test_broadcasting_lag_uses_offsets_reported_by_members_not_brokers() -> None:
+    async with a_cluster(A, B) as it:
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        await it.sends(AT_A, 5)
+        await it.sends(AT_B, 4)
+        it.commits(AT_A, 1)
+        it.reported[AT_A] = 2
+        await it.tells(AT_A, 3)
+        await it.looks(A, times=3)
+        await it.looks(B, times=2)
+        found = it.lag.queues[AT_A]
+        assert (found.lag, found.committed, found.delay, found.verdict, found.worked) == (3, 2, None, None, None)
+        assert it.lag.queues[AT_B][:4] == (0, 4, None, None), "nobody told it; it is not 0 for beginning at the end"
+        assert it.memory.asked == 0
+        assert it.lag.dead == 0
+        it.reported[AT_B] = 0
+        await it.tells(AT_B, 4)
+
+
+async def test_broadcasting_offsets_are_dropped_when_the_group_becomes_clustering() -> None:
+    async with a_cluster() as it:
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        await it.sends(AT_A, 5)
+        it.reported[AT_A] = 4
+        await it.tells(AT_A, 1)
+        it.commits(AT_A, 2)
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+        assert it.lag.queues == {}
+        await it.tells(AT_A, 3)
+        await it.looks(times=2)
+        assert it.lag.queues[AT_A].verdict is not Judgement.REWOUND
+
+
+async def test_lag_is_incomplete_for_a_while_after_a_broker_leaves_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_cluster(A, B) as it:
+        await it.tells(AT_B, 0)
+        await soon(lambda: _is(it.lag.dead == 0))
+        assert it.lag.missing == frozenset()
+        it.memory.forgotten = {B}
+        await it.views.look(KEY)
+        await it.looks(times=3)
+        assert (it.lag.missing, it.lag.dead) == (frozenset({"orders"}), None)
+        it.memory.forgotten = set()
+        await it.views.look(KEY)
+        assert it.lag.missing == frozenset()
+        it.memory.forgotten = {B}
+        await it.views.look(KEY)
+        monkeypatch.setattr(lag_poller, "GONE_SECONDS", 0.0)
+        await soon(lambda: _is(not it.lag.missing))
+        assert {*it.lag.queues} == {AT_A}
+
+
+async def test_lag_grace_for_a_lost_broker_excludes_time_without_route() -> None:
+    memory = Slow((A, B))
+    for broker in (A, B):
+        await memory.create_topic("orders", broker, 1)
+    views = Views(memory, lambda _: None)
+    known = Lags(memory, views, lambda _: ())
+    views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+    await views.look(KEY)
+    known._note_routes(0.0)
+    memory.down(NAME_SERVER)
+    await views.look(KEY)
+    known._note_routes(1000.0)
+    memory.up(NAME_SERVER)
+    memory.forgotten = {B}
+    await views.look(KEY)
+    known._note_routes(1000.0 + lag_poller.GONE_SECONDS - 1)
+    assert known.of(KEY).missing == {"orders"}
+    known._note_routes(1000.0 + lag_poller.GONE_SECONDS)
+    assert known.of(KEY).missing == frozenset()
+
+
+async def _is(true: bool) -> bool:  # noqa: FBT001 - a value
+    return true
+
+
+async def test_lag_records_since_when_a_silent_broker_has_been_polled() -> None:
+    async with a_cluster() as it:
+        it.memory.down(A)
+        await soon(lambda: _is(it.lag.asked is not None))
+        first = it.lag.asked
+        await it.looks(times=2)
+        assert it.lag.asked == first is not None
+        assert it.lag.at is None
+        it.memory.up(A)
+        await it.tells(AT_A, 0)
+        assert it.lag.asked is not None
+        assert it.lag.asked > first
+
+
+async def test_lag_of_another_groups_retries_follows_start_from() -> None:
+    others = Queue(RETRY + "others", A, 0)
+    async with a_cluster() as it:
+        it.memory.make(others.topic, A, 1)
+        await it.sends(others, 2)
+        it.views.want(KEY, Interest("orders", (others.topic,), broadcasting=False))
+        await it.views.look(KEY)
+        await it.tells(others, 0)
+
+
+async def test_lag_of_a_replaced_group_is_not_that_of_its_predecessor() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.tells(AT_A, 4)
+        it.memory.offsets["others"][AT_A] = 3
+        it.views.want(KEY, Interest("others", ("orders",), broadcasting=False))
+        assert it.lag == Lag({})
+        found = await it.tells(AT_A, 2)
+        assert found.verdict is None or found.verdict is Judgement.STOPPED
+
+
+async def test_lag_samples_are_kept_while_no_route_is_known() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.looks(times=3)
+        it.memory.down(NAME_SERVER)
+        await it.views.look(KEY)
+
+        async def unknown() -> bool:
+            return it.lag == Lag({})
+
+        await soon(unknown)
+        it.memory.up(NAME_SERVER)
+        await it.views.look(KEY)
+        assert (await it.tells(AT_A, 4)).verdict is Judgement.STOPPED
+
+
+async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
+    async with a_cluster() as it:
+        it.memory.invented = 1000
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.looks(times=3)
+        await it.tells(AT_A, 4)
+        known = it.lags._known[A]
+        assert {queue for told in known.told.values() for queue in told.judged} == {AT_A}
+        assert [history._ids for history in known.histories.values() if history._ids] == [(0,)]
+        assert known.resolved.keys() <= {("orders", AT_A)}
+        (offsets,) = (await it.lags._offsets(known, {KEY: it.views.interests[KEY]}, {KEY: {"orders": 1}})).values()
+        assert offsets == {"orders": {0: 1}}
+
+
+async def test_lag_samples_of_brokers_that_left_the_route_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server may tell of other brokers each time."""
+    monkeypatch.setattr(lag_poller, "MOST_KEPT", 3)
+    brokers = [f"broker-{number}" for number in range(10)]
+    async with a_cluster(*brokers) as it:
+        for broker in brokers:
+            it.memory.forgotten = {*brokers} - {broker}
+            await it.views.look(KEY)
+            await it.is_asked(broker)
+        assert {*it.lags._known} == {*brokers[6:]}, "the last one is on the route, and three were before"
+
+
+async def test_lag_at_offset_0_of_many_queues_is_known_after_several_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag_poller, "MOST_DOUBTS", 1)
+    async with a_cluster() as it:
+        await it.memory.create_topic("orders", A, 3)
+        await it.views.look(KEY)
+        for number in range(3):
+            await it.sends(Queue("orders", A, number), 5)
+            it.commits(Queue("orders", A, number), 0)
+
+        async def all_known() -> bool:
+            return [judged.lag for judged in it.lag.queues.values()] == [5, 5, 5]
+
+        await soon(all_known)
+
+
+class Away(Memory):
+    """A broker that only its name server knows."""
+
+    asked = 0
+
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+        self.asked += 1
+        self.down(broker)
+        return await super().progress(group, broker, topics)
+
+
+async def test_lag_polls_of_an_unreachable_broker_are_bounded() -> None:
+    memory = Away((A,))
+    await memory.create_topic("orders", A, 1)
+    views = Views(memory, lambda _: None)
+    for number in range(1000):
+        views.want(("shop", str(number)), Interest(str(number), ("orders",), broadcasting=False))
+    await views.look(("shop", "0"))
+    looked = asyncio.Event()
+    known = Lags(memory, views, lambda _: (), lambda _: looked.set())
+    running = asyncio.create_task(known.run())
+    await looked.wait()
+    running.cancel()
+    assert memory.asked <= 2 * lag_poller.AT_ONCE
+
+
+async def test_lag_at_a_hanging_broker_is_unknown_after_one_unanswered_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever it hangs at: where groups are, where queues end, whether a group ever was at a queue, dead letters."""
+    monkeypatch.setattr(lag_poller, "ANSWER_SECONDS", 0.1)
+    for hangs in ("progress", "ends", "committed", "dead"):
+        async with a_cluster(A, B) as it:
+            for number in range(100):
+                queue = Queue("orders", A, number)
+                it.memory.make("orders", A, number + 1)
+                await it.sends(queue, 5)
+                it.commits(queue, 0)
+            await it.views.look(KEY)
+            it.lags._known.clear()
+            await soon(lambda: _is(len(it.lag.queues) > 100))
+            it.commits(AT_A, 1)
+            await it.tells(AT_A, 4)
+            at_broker = it.lags._known[A]
+            looks = at_broker.looks
+            it.memory.hangs.add((hangs, A))
+            assert await it.tells(AT_A, None) == NOTHING
+            begun = at_broker.looks - looks + 1
+            assert it.memory.hung <= begun * lag_poller.AT_ONCE, f"in {begun} looks"
+            assert it.lag.queues[AT_B].lag == 0
+            it.memory.hangs.clear()
+            await it.tells(AT_A, 4)
+
+
+async def test_broadcasting_lag_is_unknown_while_the_broker_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lag_poller, "ANSWER_SECONDS", 0.05)
+    async with a_cluster() as it:
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        await it.sends(AT_A, 5)
+        it.reported[AT_A] = 2
+        await it.tells(AT_A, 3)
+        it.memory.hangs.add(("ends", A))
+        await it.tells(AT_A, None)
+
+
+async def test_lag_of_other_groups_is_known_when_one_response_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag_poller, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(lag_poller, "TOGETHER", 2)
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        for name in ("one", "other"):
+            it.views.want(("shop", name), Interest(name, ("orders",), broadcasting=False))
+            it.memory.offsets[name][AT_A] = 4
+        it.commits(AT_A, 4)
+        await it.tells(AT_A, 1)
+        it.memory.hangs.add(("progress", "one"))
+        looks = it.lags._known[A].looks
+        await it.looks(times=3)
+        assert it.lags._known[A].looks > looks
+        for _ in range(5):
+            await it.looks()
+            assert it.lag.queues[AT_A].lag == 1
+            assert it.lags.of(("shop", "other")).queues[AT_A].lag == 1
+            assert it.lags.of(("shop", "one")).queues.get(AT_A, NOTHING) == NOTHING
+
+
+async def test_lag_of_other_groups_is_known_when_the_broker_rejects_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lag_poller, "TOGETHER", 2)
+    async with a_cluster() as it:
+        for name in ("one", "other", "third"):
+            it.views.want(("shop", name), Interest(name, ("orders",), broadcasting=False))
+            it.memory.refused.add(name)
+        await it.tells(AT_A, 0)
+        await it.looks(times=3)
+        assert it.lag.queues[AT_A].lag == 0
+        assert it.lags.of(("shop", "one")).queues == {}
+
+
+async def test_lag_polls_limited_in_time_reach_every_group_eventually(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lag_poller, "TOGETHER", 1)
+    monkeypatch.setattr(lag_poller, "LOOK_SECONDS", 0.08)
+    async with a_cluster() as it:
+        keys = [("shop", str(number)) for number in range(6)]
+        for key in keys:
+            it.views.want(key, Interest(key[1], ("orders",), broadcasting=False))
+        it.memory.takes = 0.03
+        told: set[tuple[str, str]] = set()
+
+        async def each() -> bool:
+            told.update(key for key in keys if AT_A in (queues := it.lags.of(key).queues) and queues[AT_A].lag == 0)
+            return told == {*keys}
+
+        await soon(each)
+
+
+async def test_lag_is_unknown_after_an_invalid_offset_or_broken_response() -> None:
+    async with a_cluster(A, B) as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 1)
+        await it.tells(AT_A, 4)
+        await it.memory.create_topic("orders", A, 2)
+        await it.views.look(KEY)
+        other = Queue("orders", A, 1)
+        await it.tells(other, 0)
+        for ends in [(0, 2**63), (-1, 5), (9, 5)]:
+            it.memory.ends_of[AT_A] = ends
+            assert (await it.unknown(AT_A)).lag is None
+            assert it.lag.queues[other].lag == 0, "of others it is believed"
+            it.memory.ends_of.clear()
+            await it.tells(AT_A, 4)
+        for committed in (2**63, -2):
+            it.commits(AT_A, committed)
+            assert (await it.unknown(AT_A)).lag is None
+            assert it.lag.queues[other].lag == 0
+            it.commits(AT_A, 1)
+            await it.tells(AT_A, 4)
+        it.memory.breaks.add(A)
+        assert await it.unknown(AT_A) == NOTHING
+        assert it.lag.queues[AT_B].lag == 0
+        it.memory.breaks.clear()
+        await it.tells(AT_A, 4)
+
+
+async def test_dead_letter_queue_that_ends_before_its_start_is_not_counted() -> None:
+    async with a_cluster() as it:
+        letters = Queue(lag_poller.DEAD + "orders", A, 0)
+        it.memory.make(letters.topic, A, 1)
+        await it.sends(letters, 3)
+        await soon(lambda: _is(it.lag.dead == 3))
+        it.memory.ends_of[letters] = (9, 5)
+        await soon(lambda: _is(it.lag.dead is None))
+
+
+async def test_lag_of_a_replaced_group_keeps_no_dead_letters_or_offsets() -> None:
+    async with a_cluster() as it:
+        await it.sends(AT_A, 5)
+        it.commits(AT_A, 0)
+        it.memory.make(lag_poller.DEAD + "orders", A, 1)
+        await it.sends(Queue(lag_poller.DEAD + "orders", A, 0), 3)
+        await it.tells(AT_A, 5)
+        await soon(lambda: _is(it.lag.dead == 3))
+        for looks in range(lag_poller.DEAD_EVERY):
+            name = f"others{looks}"
+            it.views.want(KEY, Interest(name, ("orders",), broadcasting=False))
+            await soon(lambda: _is(AT_A in it.lag.queues))
+            found = it.lag
+            assert found.dead == 0
+            assert (found.queues[AT_A].committed, found.queues[AT_A].lag) == (None, 0)
+            it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+            await soon(lambda: _is(AT_A in it.lag.queues))
+            assert it.lag.dead == 3
+            assert it.lag.queues[AT_A].committed == 0
+            await it.looks()
+
+
+async def test_lag_distinguishes_no_offset_from_offset_0_of_an_empty_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_cluster() as it:
+        found = await it.tells(AT_A, 0)
+        assert found.committed is None
+        it.commits(AT_A, 0)
+        await soon(lambda: _is(it.lag.queues[AT_A].committed == 0))
+        del it.memory.offsets["orders"][AT_A]
+        await soon(lambda: _is(it.lag.queues[AT_A].committed is None))
+        monkeypatch.setattr(lag_poller, "BELIEVED", 1000)
+        it.commits(AT_A, 0)
+        await it.sends(AT_A, 3)
+        await it.tells(AT_A, 3)
+        it.memory.firsts[AT_A] = 3
+        await it.tells(AT_A, 0)
+        monkeypatch.setattr(lag_poller, "MOST_DOUBTS", 1)
+        await it.memory.create_topic("orders", A, 3)
+        await it.views.look(KEY)
+        last = Queue("orders", A, 2)
+        await it.sends(last, 5)
+        it.commits(last, 0)
+        it.lags._known[A].resolved.clear()
+        found = await it.tells(last, 5)
+        assert found.committed == 0, "those that something lies in come first"
+        assert [it.lag.queues[Queue("orders", A, number)].lag for number in range(2)] == [0, 0]
+
+
+async def test_lag_poller_notifies_when_lag_becomes_unknown_or_known_again() -> None:
+    turned: list[tuple[str, str]] = []
+    async with a_cluster() as it:
+        it.lags._turned = turned.append
+        await it.tells(AT_A, 0)
+        await it.looks(times=3)
+        turned.clear()
+        await it.looks(times=3)
+        assert turned == []
+        it.memory.down(A)
+        await it.unknown(AT_A)
+        await it.looks(times=3)
+        assert turned == [KEY]
+        it.memory.up(A)
+        await it.tells(AT_A, 0)
+        await it.looks(times=3)
+        assert turned == [KEY, KEY]
+
+
+async def test_lag_flows_are_kept_for_weighted_groups_while_the_broker_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_cluster() as it:
+        await it.tells(AT_A, 0)
+        assert it.lag.flows == {}
+        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False, weighed=True))
+        await soon(lambda: _is(it.lag.flows == {AT_A: None}))
+        monkeypatch.setattr("rota.kube.brokers.lag.lag_history.LOOKED_LONG", 0.0)
+        await it.sends(AT_A, 5)
+        await soon(lambda: _is((it.lag.flows[AT_A] or 0) > 0))
+        it.memory.down(A)
+        await it.unknown(AT_A)
+        assert (it.lag.flows[AT_A] or 0) > 0

@@ -1,0 +1,105 @@
+"""Which of several ConsumerGroups with the same consumer group owns it."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rota.brokers.memory import BROKER, Memory
+from rota.brokers.port import Brokers
+from rota.brokers.rocketmq.routing import Site
+from rota.documents import Assignment
+from rota.kube.brokers.registry import Places
+from rota.kube.client.objects import Custom, Metadata
+from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.group import Group
+from rota.model import Reason
+
+NOBODY: Any = None  # the API server is not asked
+
+
+class Clusters:
+    """Clusters of brokers by the first name server that a group names."""
+
+    def __init__(self, clusters: Mapping[str, Memory]) -> None:
+        self.clusters = clusters
+        self.places = Places(NOBODY, self.connect)
+        self.places.lead(leads=True)
+        self.news: list[tuple[str, str]] = []
+        self.places.news = self.news.append
+
+    def connect(self, site: Site) -> Brokers:
+        return self.clusters[site.name_servers[0]]
+
+    def group(self, name: str, created: str, *name_servers: str) -> Group:
+        """Make a group that has the consumer group `billing`."""
+        spec = {
+            "group": "billing",
+            "broker": {"rocketmq": {"nameServers": list(name_servers)}},
+            "subscriptions": [{"topic": "orders"}],
+        }
+        group = Group("shop", name)
+        metadata = Metadata(name, uid=name, namespace="shop", creation_timestamp=created, generation=1)
+        group.wants(Custom(metadata, spec), None)
+        self.places.want(group)
+        return group
+
+    async def seen(self, group: Group) -> AtBroker:
+        await self.places.look(group)
+        return self.of(group)
+
+    def of(self, group: Group) -> AtBroker:
+        return self.places.of(group, 0.0)
+
+
+def reasons(found: AtBroker) -> list[Reason]:
+    return [problem.reason for problem in found.problems]
+
+
+@pytest.fixture
+async def clusters() -> AsyncIterator[Clusters]:
+    made = Clusters({"ours:9876": Memory(), "evil:9876": Memory()})
+    for memory in made.clusters.values():
+        await memory.create_topic("orders", BROKER, 4)
+    yield made
+    await made.places.close()
+
+
+async def test_duplicate_consumer_group_belongs_to_the_older_group(clusters: Clusters) -> None:
+    older = clusters.group("older", "2026-11-27T08:00:00Z", "ours:9876")
+    newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
+    for group in (newer, older):
+        await clusters.seen(group)
+    assert reasons(clusters.of(older)) == []
+    (problem,) = clusters.of(newer).problems
+    assert problem.reason is Reason.CLAIMED_TWICE
+    assert problem.message.startswith("The older ConsumerGroup older manages the consumer group billing at the same")
+    clusters.news.clear()
+    clusters.places.forget(("shop", "older"))
+    assert clusters.news == [("shop", "newer")]
+    assert reasons(clusters.of(newer)) == []
+
+
+async def test_duplicate_consumer_group_is_not_owned_without_access_to_its_brokers(clusters: Clusters) -> None:
+    """A name server of its own answers for the older group, though it names the other one's, too."""
+    older = clusters.group("older", "2026-11-27T08:00:00Z", "evil:9876", "ours:9876")
+    newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
+    for group in (older, newer):
+        await clusters.seen(group)
+    assert reasons(clusters.of(newer)) == []
+    assert clusters.of(newer).views["orders"]
+
+
+async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_first_assignment(
+    clusters: Clusters,
+) -> None:
+    clusters.group("older", "2026-11-27T08:00:00Z", "ours:9876")
+    newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
+    found = await clusters.seen(newer)
+    assert (found.views["orders"], found.foreigners, reasons(found)) == (None, None, [])
+    document = Assignment(group="shop/newer", generation=1, issued_at="")
+    newer.record = replace(newer.record, document=document)
+    found = clusters.of(newer)
+    assert found.views["orders"], "what it has goes on until the older one is known to be let in"
+    assert reasons(found) == []

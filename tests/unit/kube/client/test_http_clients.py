@@ -1,0 +1,201 @@
+"""HTTP clients follow no redirect, decompress no report, and read bounded answers, but for the API server's own."""
+
+import asyncio
+import gzip
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import kopf
+import msgspec
+import pytest
+from aiohttp import web
+
+import rota
+from builders import a_report
+from ground.poll import PATIENCE_SECONDS
+from rota.kube.client.api import Api, Unanswered
+from rota.kube.members import report_client
+from rota.kube.members.report_client import Endpoint, Reports
+from rota.model import Reason
+
+HOST = "127.0.0.1"
+MEBIBYTE = 2**20
+UID = "uid-m1"
+REDIRECTS = [301, 302, 303, 307, 308]
+ARCHITECTURE = Path(__file__).parents[4] / "docs/architecture.md"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Recorder:
+    """A server that remembers what it was asked for."""
+
+    def __init__(self, handler: Handler | None = None) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        self.port = 0
+        self._handler = handler
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Remember a request and answer it."""
+        self.requests.append((request.method, request.path))
+        self.headers.append(dict(request.headers))
+        return await self._handler(request) if self._handler else web.json_response({})
+
+
+@asynccontextmanager
+async def recording(handler: Handler | None = None) -> AsyncIterator[Recorder]:
+    """Start a server on loopback, and stop it."""
+    recorder = Recorder(handler)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", recorder.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    recorder.port = int(runner.addresses[0][1])
+    try:
+        yield recorder
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Reports]:
+    created = Reports()
+    yield created
+    await created.close()
+
+
+def redirect_to(port: int, status: int, path: str) -> Handler:
+    """Return a handler that sends every request on to another server."""
+
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": f"http://{HOST}:{port}{path}"})
+
+    return redirect
+
+
+@pytest.mark.parametrize("status", REDIRECTS)
+async def test_http_client_for_reports_follows_no_redirect_to_another_member(client: Reports, status: int) -> None:
+    async with recording() as victim, recording(redirect_to(victim.port, status, "/v1/drain")) as attacker:
+        asked = Endpoint(UID, HOST, attacker.port)
+        assert (await client.read(asked)).report is None
+        assert (await client.read_with_offsets(asked))[0].report is None
+        assert (await client.next(asked, 1)).report is None
+        assert await client.last_words(asked) is None
+        await client.drain(asked)
+        assert len(attacker.requests) == 5
+        assert victim.requests == []
+
+
+async def test_http_client_neither_requests_nor_decompresses_a_compressed_report(
+    client: Reports,
+) -> None:
+    packed = gzip.compress(msgspec.json.encode(a_report("m1", 7)))
+
+    async def answer_compressed(_: web.Request) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    async with recording(answer_compressed) as member:
+        asked = Endpoint(UID, HOST, member.port)
+        assert (await client.read(asked)).report is None
+        assert [headers["Accept-Encoding"] for headers in member.headers] == ["identity"]
+
+
+async def test_http_client_stops_reading_a_report_that_is_too_long(
+    client: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = 0
+
+    async def answer_without_end(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while sent < 64 * report_client.LARGEST:
+            await response.write(bytes(2**16))
+            sent += 2**16
+        return response
+
+    monkeypatch.setattr(report_client, "LARGEST", 2**20)
+    async with recording(answer_without_end) as member:
+        asked = Endpoint(UID, HOST, member.port)
+        answer = await client.read(asked)
+    assert (answer.report, answer.doubt) == (None, Reason.REPORT_TOO_LARGE), "it is not silent"
+    assert sent < 64 * report_client.LARGEST
+
+
+async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_client, "LARGEST", 64 * MEBIBYTE)
+    monkeypatch.setattr(report_client, "MAX_LARGE_REPORTS", 1)
+    monkeypatch.setattr(report_client, "READ_SECONDS", PATIENCE_SECONDS)
+    being_read: set[int] = set()
+    most = 0
+
+    async def answer_large(request: web.Request) -> web.StreamResponse:
+        nonlocal most
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for sent in range(32):
+            await response.write(bytes(MEBIBYTE))
+            if sent >= 16:  # far more than all buffers on the way hold
+                being_read.add(id(request))
+                most = max(most, len(being_read))
+        await response.write_eof()
+        being_read.discard(id(request))
+        return response
+
+    client = Reports()
+    async with recording(answer_large) as member:
+        asked = Endpoint(UID, HOST, member.port)
+        await asyncio.gather(*(client.read(asked) for _ in range(4)))
+    await client.close()
+    assert (len(member.requests), most) == (4, 1)
+
+
+@pytest.mark.parametrize("status", REDIRECTS)
+async def test_http_client_for_the_api_server_follows_no_redirect(status: int) -> None:
+    async with recording() as victim, recording(redirect_to(victim.port, status, "/api/v1/pods")) as server:
+        access = kopf.ConnectionInfo(server=f"http://{HOST}:{server.port}", token="anything")  # noqa: S106 - of nobody
+        async with Api(lambda: access) as api:
+            with pytest.raises(
+                Unanswered, match=r"GET /api/v1/pods was answered by a redirect to .*, which is not followed"
+            ):
+                await api.list("/api/v1/pods", msgspec.Raw)
+            with pytest.raises(Unanswered, match="POST /api/v1/pods was answered by a redirect"):
+                await api.create("/api/v1/pods", {}, msgspec.Raw)
+            with pytest.raises(Unanswered, match="was answered by a redirect"):
+                await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 100)
+            async with aclosing(api.watch("/api/v1/pods", msgspec.Raw, "0")) as events:
+                with pytest.raises(Unanswered, match="was answered by a redirect"):
+                    await anext(events)
+        assert len(server.requests) == 4
+        assert victim.requests == []
+
+
+async def test_http_client_limits_the_decompressed_size_of_a_proxied_response() -> None:
+    async def answer_with_a_bomb(_: web.Request) -> web.Response:
+        return web.Response(body=gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"})
+
+    async with recording(answer_with_a_bomb) as server:
+        access = kopf.ConnectionInfo(server=f"http://{HOST}:{server.port}")
+        async with Api(lambda: access) as api:
+            with pytest.raises(Unanswered, match="is too long"):
+                await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 2**20)
+
+
+def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
+    root = Path(rota.__file__).parent
+    openers = {
+        f"{path.relative_to(root)}"
+        for path in root.rglob("*.py")
+        if re.search(
+            r"aiohttp\.(ClientSession|request)\(|create_connection\(_Connection|kopf\.run_tasks\(", path.read_text()
+        )
+    }
+    rows = re.findall(r"^\| `([a-z_/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert openers <= {*rows}, "docs/architecture.md, HTTP clients"
+    kube = ("client/api", "telemetry/otlp", "members/report_client", "informers")
+    assert openers >= {f"kube/{name}.py" for name in kube}
+    assert openers >= {"cli/client/http.py", "sidecar/delivery/http_post.py"}

@@ -1,0 +1,71 @@
+"""The Lease, where it cannot be had: that is said once, and asked for without haste."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rota.kube import operator, options
+from rota.kube.client import leader_election
+from rota.kube.client.api import ApiError
+from rota.kube.client.leader_election import Leader
+
+
+class NoSuchNamespace:
+    """An API server without the namespace; it counts how often it is asked to make something there."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.over = times, asyncio.Event()
+
+    async def get(self, *_: Any) -> Any:
+        raise ApiError(404, "NotFound", "leases not found")
+
+    async def create(self, *_: Any) -> Any:
+        self.left -= 1
+        if self.left <= 0:
+            self.over.set()
+        raise ApiError(404, "NotFound", 'namespaces "nosuch" not found')
+
+
+async def test_leader_election_logs_an_unobtainable_lease_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leader_election, "RENEW", 0.001)
+    monkeypatch.setattr(leader_election, "LOOK", 1000.0)  # a refusal is no reason for haste, but for the other pace
+    api: Any = NoSuchNamespace(5)
+    running = asyncio.create_task(Leader(api, "nosuch", "rota-0", lambda _: None, "rota").run())
+    await api.over.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "The Lease /apis/coordination.k8s.io/v1/namespaces/nosuch/leases/rota could not be renewed"
+    )
+    assert 'namespaces "nosuch" not found' in said[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (options.Options(lease="O 3"), "--lease 'O 3' is no name that an object can have"),
+        (options.Options(lease=""), "--lease '' is no name"),
+        (options.Options(own_namespace="no such"), "--own-namespace 'no such' is no name"),
+        (options.Options(own_namespace="a.b"), "--own-namespace 'a.b' is no name"),
+        (options.Options(identity="a/b"), "--identity 'a/b' is no name; files of the journal have it, too"),
+        (options.Options(identity="a\nb"), "--identity 'a b' is no name"),
+        (options.Options(identity="a\n"), "--identity 'a' is no name"),
+        (options.Options(identity=".."), "--identity '..' is no name"),
+        (options.Options(identity="x" * 256), "--identity 'xxx"),
+    ],
+)
+def test_leader_election_rejects_invalid_names_at_start(options: options.Options, sentence: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - what it says is looked at below
+        operator.process(options)
+    assert str(refused.value).startswith(sentence)
+    assert len(str(refused.value)) < 300
+
+
+def test_leader_election_accepts_names_of_pods_and_machines() -> None:
+    for identity in ("", "rota-0", "My_Laptop.local-4711", "x" * 240):
+        options.check(options.Options(identity=identity, own_namespace="rota-system", lease="rota.dev"))

@@ -1,0 +1,360 @@
+"""What is known of groups, as the values that page and command line show."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from builders import NOW, a_document, a_view
+from rota.brokers.port import Client
+from rota.documents import Assignment, Report, write_assignment
+from rota.kube.brokers.lag.lag_history import Judged
+from rota.kube.brokers.lag.lag_poller import Lag
+from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
+from rota.kube.http import presenters, schema
+from rota.kube.state import rebalance
+from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.group import Group
+from rota.kube.telemetry.operator_metrics import Fact, Measures
+from rota.kube.telemetry.rebalances import Tally
+from rota.lag import Judgement
+from rota.model import Queue
+from rota.planner import Plan
+from rota.planner.members import Standing
+from rota.ranges import to_ranges
+
+Q = [Queue("orders", "a", number) for number in range(6)]
+RETRY = "%RETRY%orders"
+LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
+READY = {"type": "Ready", "status": "True", "reason": "Settled", "message": "6 queues, 2 members"}
+STATUS = {
+    "members": 2,
+    "queues": 6,
+    "idleMembers": 1,
+    "unownedQueues": 0,
+    "conditions": [{**READY, "lastTransitionTime": "2026-11-21T08:00:00.000Z"}],
+    "lastRebalance": {"reason": "MemberLeft", "at": "2026-11-21T08:00:00.000Z", "moved": 3, "seconds": 1.5},
+}
+
+
+def a_pod(name: str, ready: str = "True") -> Pod:
+    """Return a pod with a sidecar as the API server has it."""
+    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
+    body = {
+        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-{name}", "labels": {"rota.dev/group": "orders"}},
+        "spec": {"initContainers": [sidecar], "volumes": [{"name": "it", "configMap": {"name": "orders-rota"}}]},
+        "status": {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": ready}]},
+    }
+    return msgspec.convert(body, Pod)
+
+
+def a_group(document: Assignment | None = None, status: dict[str, Any] | None = None, **spec: Any) -> Group:
+    """Return a group with a record, of which no pod was seen yet."""
+    found = Group("shop", "orders")
+    broker = {"rocketmq": {"nameServers": ["rmq:9876"]}}
+    body = {"broker": broker, "subscriptions": [{"topic": "orders"}], **spec}
+    found.wants(Custom(Metadata("orders", uid="1", namespace="shop"), body, status or {}), None)
+    if document:
+        labels, owners = {"rota.dev/group": "orders"}, [Owner("1", controller=True)]
+        texts = {name: text for name, text in write_assignment(document).items() if isinstance(text, str)}
+        metadata = Metadata("orders-rota", "2", "shop", "42", labels=labels, owner_references=owners)
+        found.keep(ConfigMap(metadata, data=texts))
+    return found
+
+
+def a_fact(group: Group, lags: dict[Queue, Judged] | None = None, **known: Any) -> Fact:
+    """Return what is known of a group whose topic has six queues."""
+    broker = AtBroker({"orders": a_view(6)}, known.pop("foreigners", ()))
+    dead, at = known.pop("dead", None), known.pop("at", None)
+    return Fact(group, Tally(plan=Plan(**known)), broker, Lag(lags or {}, dead, at))
+
+
+def lagging(*lags: int | None, **given: Any) -> dict[Queue, Judged]:
+    found = {}
+    for queue, lag in zip(Q, lags, strict=False):
+        told: dict[str, Any] = {"first": 0, "last": 9, "lag": lag, "verdict": Judgement.KEEPING_UP, "worked": 2.0}
+        found[queue] = Judged(**told | {"committed": None if lag is None else 9 - lag, "delay": lag} | given)
+    return found
+
+
+def owning(**changed: Any) -> Assignment:
+    return a_document(members={"m1": Q[:3], "m2": Q[3:6]}, **changed)
+
+
+def test_api_group_without_a_plan_has_no_invented_figures() -> None:
+    fact = a_fact(a_group())
+    nothing: dict[str, Any] = dict.fromkeys(("members", "queues", "idle", "unowned", "generation"), 0)
+    nothing |= {"ready": False, "moving": False} | dict.fromkeys(("reason", "message", "strategy"), "")
+    assert presenters.summary(fact) == schema.Summary("shop", "orders", **nothing)
+    found = presenters.detail(LEADS, fact, {})
+    assert (found.members, found.conditions, found.rebalances, found.looked_at) == ([], [], [], None)
+    assert {(queue.state, queue.owner, queue.lag) for queue in found.queues} == {("Free", None, None)}
+
+
+def test_api_shows_a_group_without_topics_or_valid_spec() -> None:
+    group = Group("shop", "orders")
+    group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {"subscriptions": 5}), None)
+    found = presenters.detail(LEADS, Fact(group, Tally(), AtBroker(), Lag({})), {})
+    assert (found.at_broker, found.topics, found.queues) == ("orders", [], [])
+
+
+def test_api_shows_the_published_status_before_the_first_plan() -> None:
+    found = presenters.summary(a_fact(a_group(owning(), STATUS)))
+    assert (found.ready, found.reason, found.message) == (True, "Settled", "6 queues, 2 members")
+    assert (found.members, found.queues, found.idle, found.unowned) == (2, 6, 1, 0)
+    assert (found.generation, found.strategy, found.moving) == (5, "Sticky", False)
+    assert found.last_rebalance == rebalance.Rebalance("MemberLeft", "", "2026-11-21T08:00:00.000Z", 0, 3, 0, 1.5)
+
+
+def test_api_shows_the_status_of_the_latest_plan() -> None:
+    now = {**STATUS, "members": 7, "conditions": [{**READY, "status": "False", "reason": "NoMembers"}]}
+    fact = a_fact(a_group(owning(), STATUS), status=now)
+    fact.tally.rebalances.appendleft(rebalance.Rebalance("MemberJoined", "m2 joined", "later", 6))
+    found = presenters.summary(fact)
+    assert (found.members, found.ready, found.reason) == (7, False, "NoMembers")
+    assert found.last_rebalance == fact.tally.rebalances[0]
+    assert presenters.detail(LEADS, fact, {}).rebalances == [*fact.tally.rebalances]
+
+
+@pytest.mark.parametrize(("progressing", "moving"), [("True", True), ("False", False)])
+def test_api_shows_a_handover_under_way_by_plan_or_stored_assignment(progressing: str, moving: bool) -> None:  # noqa: FBT001 - a row of the table
+    status = {"conditions": [{"type": "Progressing", "status": progressing, "reason": "x"}]}
+    assert presenters.summary(a_fact(a_group(owning(), status))).moving == moving
+    taken = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m1", "m2")})
+    assert presenters.summary(a_fact(a_group(taken, status))).moving
+
+
+def test_api_shows_conditions_as_in_the_status() -> None:
+    bare = {"type": "Degraded", "status": "False", "reason": "Settled"}
+    found = presenters.detail(
+        LEADS,
+        a_fact(a_group(None, {"conditions": [READY | {"lastTransitionTime": "2026-11-21T08:00:00.000Z"}, bare]})),
+        {},
+    )
+    assert found.conditions == [
+        schema.Condition("Ready", "True", "Settled", "6 queues, 2 members", "2026-11-21T08:00:00.000Z"),
+        schema.Condition("Degraded", "False", "Settled", "", ""),
+    ]
+
+
+def test_api_shows_lag_by_queue_topic_and_group() -> None:
+    fact = a_fact(a_group(owning()), lagging(1, 2, 3, 0, 0, 0), dead=4, at=NOW)
+    found = presenters.detail(LEADS, fact, {})
+    assert found.looked_at == "2025-11-21T08:00:00.000Z"
+    assert found.topics == [schema.Topic("orders", "Subscribed", 6, 6, 3)]
+    assert (found.summary.lag, found.summary.delay, found.summary.dead, found.summary.retrying) == (6, 3, 4, None)
+    assert found.summary.verdicts == {"KeepingUp": 6}
+    orders: dict[str, Any] = {"topic": "orders", "broker": "a", "id": 2, "kind": "Subscribed", "estimate": False}
+    offsets: dict[str, Any] = {"first": 0, "last": 9, "committed": 6, "lag": 3, "delay": 3, "verdict": "KeepingUp"}
+    assert found.queues[2] == schema.Queue(**orders, **offsets, state="Owned", owner="m1")
+
+
+def test_api_shows_unknown_lag_as_null_without_a_verdict() -> None:
+    lags = lagging(1, 2, 3, 0, 0) | lagging(None, verdict=None)
+    found = presenters.detail(LEADS, a_fact(a_group(owning()), lags), {})
+    assert [queue.lag for queue in found.queues] == [None, 2, 3, 0, 0, None]
+    assert [queue.verdict for queue in found.queues][:2] == [None, "KeepingUp"]
+    assert (found.summary.lag, found.summary.delay, found.topics[0].lag) == (None, None, None)
+    assert found.summary.verdicts == {"KeepingUp": 4}
+
+
+def test_api_marks_lag_with_a_filter_as_estimate() -> None:
+    group = a_group(owning(), subscriptions=[{"topic": "orders", "expression": "paid"}])
+    found = presenters.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    assert found.summary.estimate
+    assert found.topics[0].estimate
+    assert {queue.estimate for queue in found.queues} == {True}
+
+
+def test_api_shows_owner_next_owner_and_forced_grant_of_each_queue() -> None:
+    document = a_document(
+        members={"m1": Q[:2], "m2": Q[2:3]}, taken={Q[3]: ("m1", "m2"), Q[4]: ("m2", None)}, forced={Q[2]: 4}
+    )
+    found = {queue.id: queue for queue in presenters.detail(LEADS, a_fact(a_group(document)), {}).queues}
+    assert {number: (it.state, it.owner, it.to, it.forced) for number, it in found.items()} == {
+        0: ("Owned", "m1", None, False),
+        1: ("Owned", "m1", None, False),
+        2: ("Owned", "m2", None, True),
+        3: ("Releasing", "m1", "m2", False),
+        4: ("Releasing", "m2", None, False),
+        5: ("Free", None, None, False),
+    }
+
+
+def test_api_does_not_show_queues_of_unmanaged_consumers_as_free() -> None:
+    group = a_group(a_document(members={"m1": Q[:3]}))
+    fact = a_fact(group, foreign=frozenset({*Q[2:5]}), foreigners=("10.0.0.9@1",))
+    assert [(it.state, it.owner) for it in presenters.detail(LEADS, fact, {}).queues] == [
+        *[("Owned", "m1")] * 3,
+        *[("Foreign", None)] * 2,
+        ("Free", None),
+    ]
+
+
+def test_api_shows_a_group_with_an_invalid_spec_by_its_last_valid_one() -> None:
+    group = a_group(
+        owning(), group="shop-orders", subscriptions=[{"topic": "orders", "expression": "paid"}, {"topic": RETRY}]
+    )
+    bad = Custom(Metadata("orders", "7", "shop", "1"), {"subscriptions": 5}, {})
+    assert group.uid == "1"
+    group.wants(msgspec.structs.replace(bad, metadata=Metadata("orders", uid="1", namespace="shop")), None)
+    assert group.wish.spec is None
+    found = presenters.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    assert (found.at_broker, found.topics[0].estimate, found.summary.estimate) == ("shop-orders", True, True)
+    group.wants(Custom(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
+    other = presenters.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    assert (other.at_broker, other.topics[0].estimate) == ("orders", False), "it is another group"
+
+
+def test_api_takes_the_group_name_at_brokers_from_stored_settings() -> None:
+    group = a_group()
+    settings = '{"group": "shop-orders", "schema": 1}'
+    group.wants(Custom(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
+    labels, owners = {"rota.dev/group": "orders"}, [Owner("2", controller=True)]
+    metadata = Metadata("orders-rota", "3", "shop", "43", labels=labels, owner_references=owners)
+    for text, told in (("{}", "orders"), (settings, "shop-orders")):
+        metadata = msgspec.structs.replace(metadata, resource_version=f"{int(metadata.resource_version) + 1}")
+        group.keep(ConfigMap(metadata, data={"group.json": text}))
+        assert presenters.detail(LEADS, a_fact(group), {}).at_broker == told
+
+
+def test_api_shows_retry_topics_of_other_groups_as_subscribed() -> None:
+    others = Queue("%RETRY%others", "a", 0)
+    group = a_group(a_document(members={"m1": [others]}), subscriptions=[{"topic": others.topic}])
+    fact = a_fact(group)._replace(broker=AtBroker({others.topic: a_view(1, others.topic)}, ()))
+    found = presenters.detail(LEADS, fact, {})
+    assert [it.kind for it in found.queues] == [found.topics[0].kind] == ["Subscribed"]
+
+
+def test_api_shows_stored_queues_missing_at_brokers_with_their_kind() -> None:
+    retried = Queue(RETRY, "a", 0)
+    document = a_document(members={"m1": [*Q[:6], retried]}, taken={Queue("old", "a", 0): ("m1", None)})
+    fact = a_fact(a_group(document))._replace(broker=AtBroker({"orders": None}))
+    found = presenters.detail(LEADS, fact, {})
+    assert [(it.topic, it.id, it.kind) for it in found.queues] == [
+        (RETRY, 0, "Retry"),
+        ("old", 0, "Subscribed"),
+        *(("orders", number, "Subscribed") for number in range(6)),
+    ]
+    assert found.topics == [schema.Topic("orders", "Subscribed", 0)]
+
+
+def everyones(**spec: Any) -> Group:
+    document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:5]), strategy="")
+    group = a_group(document, messageModel="Broadcasting", **spec)
+    for name in ("m1", "m2", "m3"):
+        group.see(a_pod(name), now=0.0)
+    return group
+
+
+def test_broadcasting_queues_belong_to_everyone_once_stored() -> None:
+    found = presenters.detail(LEADS, a_fact(everyones()), {})
+    assert [(it.state, it.owner, it.to) for it in found.queues] == [("Everyone", None, None)] * 5 + [
+        ("Free", None, None)
+    ]
+
+
+def test_broadcasting_member_with_an_entry_has_every_queue_and_an_unknown_rate() -> None:
+    found = presenters.detail(LEADS, a_fact(everyones()), {})
+    assert {it.name: (it.queues, it.rate) for it in found.members} == {"m1": (5, None), "m2": (5, None), "m3": (0, 0)}
+
+
+def test_broadcasting_group_shows_a_dash_as_strategy() -> None:
+    assert presenters.summary(a_fact(everyones())).strategy == "-"
+
+
+async def test_broadcasting_queues_are_not_counted_as_unowned_in_metrics() -> None:
+    class Known:
+        def fact(self, _: tuple[str, str]) -> Fact:
+            return a_fact(everyones(), status={"unownedQueues": 0, "queues": 5})
+
+        def keys(self) -> list[tuple[str, str]]:
+            return [("shop", "orders")]
+
+    text = await Measures(lambda: True).text(Known())
+    labels = '{namespace="shop",group="orders"}'
+    assert f"rota_unowned_queues{labels} 0\n" in text
+    assert f"rota_queue_unowned_seconds_total{labels} 0\n" in text
+    assert "rota_imbalance_ratio{" not in text
+    assert "rota_queue_lag{" not in text
+
+
+def a_report(name: str, **told: Any) -> Report:
+    return Report(member=name, uid=f"uid-{name}", generation=5, held=to_ranges(Q[:3]), **told)
+
+
+def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
+    group = a_group(owning())
+    group.see(a_pod("m1"), now=0.0)
+    group.pods["m1"].hear(a_report("m1", troubles={"AppNotListening": "its app does not listen"}), 1.0, 1.0)
+    clients = {"10.0.0.1@m1#uid-m1": Client("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
+    fact = a_fact(group, lagging(*[1] * 6), standings={"m1": Standing.READY})
+    (found,) = presenters.detail(LEADS, fact, clients).members
+    assert found == schema.Member(
+        "m1",
+        "10.0.0.1@m1#uid-m1",
+        "Rota",
+        "Ready",
+        "10.0.0.1",
+        "V5_1_4",
+        "PYTHON",
+        queues=3,
+        generation=5,
+        rate=6.0,
+        troubles=["its app does not listen"],
+    )
+
+
+def test_api_shows_unknown_generation_and_client_of_a_silent_member() -> None:
+    group = a_group(owning())
+    group.see(a_pod("m2", "False"), now=0.0)
+    group.see(a_pod("m1"), now=0.0)
+    m1, m2 = presenters.detail(LEADS, a_fact(group, lagging(1)), {}).members
+    assert (m1.name, m1.state, m2.state) == ("m1", "Ready", "Joining"), "before there is a plan"
+    assert (m2.generation, m2.version, m2.language, m2.troubles) == (None, "", "", [])
+    assert (m1.queues, m1.rate) == (3, None), "of two of its queues nobody knows how quickly they are worked"
+
+
+def test_api_shows_no_queues_for_a_recreated_pod_of_the_same_name() -> None:
+    group = a_group(a_document(members={"m1": Q[:3]}))
+    body = a_pod("m1")
+    group.see(msgspec.structs.replace(body, metadata=msgspec.structs.replace(body.metadata, uid="new")), now=0.0)
+    (found,) = presenters.detail(LEADS, a_fact(group), {}).members
+    assert found.queues == 0
+
+
+def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
+    group = a_group(owning())
+    group.see(a_pod("m1"), now=0.0)
+    clients = {"10.0.0.9@1": Client("10.0.0.9@1", "10.0.0.9:41", "JAVA", "V4_9_4")}
+    fact = a_fact(group, foreigners=("10.0.0.9@1", "10.0.0.8@2"))
+    ours, java, unknown = presenters.detail(LEADS, fact, clients).members
+    assert (ours.origin, java.origin, unknown.origin) == ("Rota", "Foreign", "Foreign")
+    assert java == schema.Member("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9:41", "V4_9_4", "JAVA")
+    assert unknown == schema.Member("10.0.0.8@2", "10.0.0.8@2", "Foreign", "Foreign")
+    assert (java.queues, java.generation, java.rate) == (None, None, None)
+
+
+def test_api_lists_no_unmanaged_consumers_while_they_are_unknown() -> None:
+    assert presenters.detail(LEADS, a_fact(a_group(), foreigners=None), {}).members == []
+
+
+def test_api_of_a_standby_operator_shows_owners_without_lag() -> None:
+    standby = schema.Operator("rota-1", "0.1.0", leads=False)
+    fact = Fact(a_group(owning(), STATUS), Tally(), AtBroker(), Lag({}))
+    found = presenters.detail(standby, fact, {})
+    assert not found.operator.leads
+    assert [queue.owner for queue in found.queues] == ["m1"] * 3 + ["m2"] * 3
+    assert {queue.lag for queue in found.queues} == {None}
+    assert (found.summary.lag, found.summary.queues, found.topics, found.looked_at) == (None, 6, [], None)
+
+
+def test_api_shows_the_group_name_at_brokers_from_the_spec() -> None:
+    assert presenters.detail(LEADS, a_fact(a_group(group="shop-orders")), {}).at_broker == "shop-orders"
+    assert presenters.detail(LEADS, a_fact(a_group()), {}).at_broker == "orders"
+
+
+def test_api_detail_round_trips_through_json() -> None:
+    group = everyones()
+    found = presenters.detail(LEADS, a_fact(group, lagging(1, None), at=NOW), {})
+    assert msgspec.json.decode(msgspec.json.encode(found), type=schema.Detail) == found

@@ -1,0 +1,176 @@
+"""What the page is drawn from: who is told of changes, and how all groups are told of at once."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from rota.aio import GENTLY
+from rota.kube import operator, options
+from rota.kube.brokers.registry import Places
+from rota.kube.client.objects import Custom, Metadata
+from rota.kube.http import events, schema, site
+from rota.kube.http.read_model import Sight
+from rota.kube.reconcile.controller import Brain
+from rota.kube.telemetry.operator_metrics import Measures
+
+LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
+NOBODY: Any = None  # who is not asked here
+
+
+def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_STREAMS", 2)
+    hub = events.Hub()
+    with ExitStack() as open_:
+        first, second, third = [open_.enter_context(hub.listening()) for _ in range(3)]
+        assert (first.ended, second.ended, third.ended) == (True, False, False)
+        open_.enter_context(hub.listening())
+        assert second.ended
+    with hub.listening() as alone, hub.listening():
+        assert not alone.ended, "closed streams do not count"
+
+
+async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
+    brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
+    names = [f"g{number}" for number in range(10 * GENTLY)]
+    for name in names:
+        brain.group_seen(Custom(Metadata(name, uid=name, namespace="shop", generation=1), {}))
+    clock = asyncio.get_running_loop().time
+    sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    going_on = asyncio.create_task(others())
+    told = await sight.groups()
+    going_on.cancel()
+    assert [it.name for it in told.groups] == sorted(names)
+    assert turns >= 9
+
+
+class Slow:
+    """Groups whose lines are made when a test lets them be."""
+
+    def __init__(self) -> None:
+        self.made, self.begun, self.may = 0, asyncio.Event(), asyncio.Semaphore(0)
+
+    async def groups(self) -> schema.Groups:
+        self.made += 1
+        operator = schema.Operator(f"made {self.made}", "0.1.0", leads=True)
+        self.begun.set()
+        await self.may.acquire()
+        return schema.Groups(operator, [])
+
+    def knows(self, namespace: str, name: str) -> bool:
+        return (namespace, name) == ("shop", "orders")
+
+    def group(self, namespace: str, name: str) -> schema.Detail | None:
+        raise NotImplementedError
+
+    async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+        assert (namespace, name, queue) == ("shop", "orders", None)
+        self.begun.set()
+        await self.may.acquire()
+        return schema.Reasons("Sticky", 1, [], None)
+
+
+async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
+    slow, came = Slow(), asyncio.Semaphore(0)
+
+    @web.middleware
+    async def counted(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        came.release()
+        return await handler(request)
+
+    app = web.Application(middlewares=[counted])
+    app.add_routes(site.routes(slow, events.Hub()))
+    async with TestClient(TestServer(app)) as client:
+
+        async def asks() -> Any:
+            async with client.get("/v1/groups") as answer:
+                return (await answer.json())["operator"]["identity"]
+
+        first = asyncio.create_task(asks())
+        await slow.begun.wait()
+        others = [asyncio.create_task(asks()) for _ in range(5)]
+        for _ in range(6):
+            await came.acquire()
+        slow.may.release()
+        slow.may.release()
+        assert await first == "made 1"
+        assert await asyncio.gather(*others) == ["made 2"] * 5, "what has changed meanwhile is in them"
+        slow.may.release()
+        assert await asks() == "made 3", "nothing is kept for those who ask later"
+
+
+async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "MAX_DETAILS", 1)
+    slow = Slow()
+    app = web.Application()
+    app.add_routes(site.routes(slow, events.Hub()))
+    async with TestClient(TestServer(app)) as client:
+        first = asyncio.create_task(client.get("/v1/groups/shop/orders/why"))
+        await slow.begun.wait()
+        async with client.get("/v1/groups/shop/orders") as answer:
+            assert answer.status == 503
+        slow.may.release()
+        assert (await first).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "sentence"),
+    [
+        ("POST", "/v1/groups", 405, "POST is not answered here; GET is"),
+        ("DELETE", "/v1/groups/shop/orders", 405, "DELETE is not answered here; GET is"),
+        ("HEAD", "/v1/events", 405, ""),
+        ("GET", "/v1/what", 404, "There is nothing at /v1/what; see docs/page.md"),
+        ("GET", "/v1", 404, "There is nothing at /v1; see docs/page.md"),
+        ("GET", "/v1/events?group=a/b/c", 400, "group is NAMESPACE/NAME, not 'a/b/c'"),
+        ("GET", "/v1/events?group=", 400, "group is NAMESPACE/NAME, not ''"),
+        ("GET", "/v1/events?group=shop/none", 404, "There is no group shop/none, or it is not looked after"),
+    ],
+)
+async def test_api_error_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
+    app = web.Application()
+    app.add_routes(site.routes(Slow(), events.Hub()))
+    async with TestClient(TestServer(app)) as client, client.request(method, path) as answer:
+        assert (answer.status, answer.content_type) == (status, "application/json")
+        assert answer.headers.get("allow") == ("GET" if status == 405 else None)
+        assert method == "HEAD" or await answer.json() == {"error": sentence}
+
+
+async def test_api_explain_rejects_an_empty_queue() -> None:
+    brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
+    brain.group_seen(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
+    clock = asyncio.get_running_loop().time
+    sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
+    assert (sight.knows("shop", "orders"), sight.knows("shop", "other")) == (True, False)
+    with pytest.raises(ValueError, match="The queue '' cannot be read"):
+        await sight.why("shop", "orders", "")
+
+
+@pytest.fixture
+def usual() -> Iterator[tuple[int, int, int]]:
+    thresholds = gc.get_threshold()
+    yield thresholds
+    gc.set_threshold(*thresholds)
+
+
+def test_memory_garbage_collector_of_the_operator_runs_less_often(
+    monkeypatch: pytest.MonkeyPatch, usual: tuple[int, int, int]
+) -> None:
+    async def operate(_: options.Options) -> int:
+        return 7
+
+    monkeypatch.setattr(operator, "operate", operate)
+    assert operator.process(options.Options()) == 7
+    assert gc.get_threshold() > usual

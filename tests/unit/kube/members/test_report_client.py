@@ -1,0 +1,333 @@
+"""Members' reports, asked for over HTTP: which prove something, and which requests members take."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from rota.documents import FullReport, Worked, read_report
+from rota.kube.client.objects import Pod
+from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, Reports
+from rota.kube.state.retention_budget import RetentionBudget
+from rota.model import Queue, Reason
+from rota.ranges import MOST_IDS, MOST_PLACES, to_ranges
+from rota.sidecar.status.control_api import Control, KeyFiles
+from rota.sidecar.status.self_report import QUEUES_IN_A_PAGE, QueuesPage
+from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
+
+HOST, UID, GROUP_UID = "127.0.0.1", "uid-a", "uid-of-the-group"
+KEY, OTHER = (bytes([number]) * KEY_BYTES for number in range(2))
+
+
+@dataclass
+class Member:
+    """What a control port asks of the member behind it."""
+
+    uid: str = UID
+    final: bool = False
+    revision: int = 1
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    offsets: range = range(1)
+    following: int | None = None  # where each page says that the next one begins, if it says the wrong thing
+    pages: list[int] = field(default_factory=list)
+
+    def report(self) -> FullReport:
+        return FullReport(member="a", uid=self.uid, generation=1, revision=self.revision)
+
+    def queues(self, start: int) -> QueuesPage:
+        self.pages.append(start)
+        stop = start + QUEUES_IN_A_PAGE
+        worked = [Worked("orders", "broker-a", it, it, it, 0, locked=False) for it in self.offsets[start:stop]]
+        if self.following is not None:
+            return QueuesPage(worked, self.following)
+        return QueuesPage(worked, stop if stop < len(self.offsets) else None)
+
+    async def news(self, after: int) -> None:
+        while self.revision == after:
+            await self.changed.wait()
+
+    async def drain(self, *, final: bool = False) -> None:
+        self.final = final
+
+
+@asynccontextmanager
+async def serving(member: Member, folder: Path | None) -> AsyncIterator[int]:
+    """Serve the control port of a member; without a folder it has no key."""
+    runner = await Control(member, KeyFiles(str(folder)) if folder else None).serve(HOST, 0)
+    yield int(runner.addresses[0][1])
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def asking(*keys: bytes, budget: RetentionBudget | None = None) -> AsyncIterator[Reports]:
+    """Ask as an operator does that has these keys for the group."""
+    reports = Reports(lambda uid: keys if uid == GROUP_UID else (), budget)
+    yield reports
+    await reports.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "current").write_bytes(KEY)
+    return tmp_path
+
+
+async def test_signature_proves_a_report_and_a_drain(folder: Path) -> None:
+    member = Member()
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        answer = await reports.read(endpoint)
+        assert answer.report is not None
+        assert (answer.report.uid, answer.doubt) == (UID, None)
+        waiting = asyncio.create_task(reports.next(endpoint, 1))
+        member.revision = 2
+        member.changed.set()
+        found = (await waiting).report
+        assert found is not None
+        assert found.revision == 2
+        assert (await reports.read_with_offsets(endpoint))[0].report is not None
+        assert await reports.last_words(endpoint) is not None
+        await reports.drain(endpoint)
+        assert member.final
+
+
+async def test_signature_by_another_key_proves_nothing_and_drains_nobody(folder: Path) -> None:
+    member = Member()
+    async with serving(member, folder) as port, asking(OTHER) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        for answer in (await reports.read(endpoint), await reports.next(endpoint, 1)):
+            assert (answer.report, answer.doubt) == (None, Reason.MEMBER_NOT_AUTHENTICATED)
+        last = await reports.last_words(endpoint)
+        assert last is not None, "it is not known to be gone"
+        assert last.report is None
+        await reports.drain(endpoint)
+        assert not member.final
+
+
+async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder: Path) -> None:
+    async with serving(Member(), folder) as port, asking(OTHER, KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        assert (await reports.read(endpoint)).report, "the member has not got the current key yet"
+        (folder / "current").write_bytes(OTHER)
+        (folder / "previous").write_bytes(KEY)
+        assert (await reports.read(endpoint)).report
+        (folder / "previous").unlink()
+        assert (await reports.read(endpoint)).report
+    async with serving(Member(), folder) as port, asking(KEY) as reports:
+        (folder / "previous").write_bytes(KEY)
+        answer = await reports.read(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID))
+        assert answer.doubt is Reason.MEMBER_NOT_AUTHENTICATED, "reports are signed with the current key"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short"])
+async def test_signature_is_not_expected_to_match_a_key_that_is_missing(folder: Path, content: bytes | None) -> None:
+    (folder / "current").unlink()
+    if content is not None:
+        (folder / "current").write_bytes(content)
+    member = Member()
+    async with serving(member, folder) as port, asking(KEY) as reports, asking() as without_key:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        assert (await reports.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
+        await reports.drain(endpoint)
+        assert (await without_key.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
+        await without_key.drain(endpoint)
+        await without_key.drain(endpoint._replace(signs=False))
+        assert not member.final
+
+
+async def test_signature_is_required_for_each_request_to_the_control_port(folder: Path) -> None:
+    member = Member()
+    signed = {SIGNATURE_HEADER: sign_request([KEY], Request("GET", "/v1/report?nonce=1", UID))}
+    async with serving(member, folder) as port, aiohttp.ClientSession(f"http://{HOST}:{port}") as session:
+        for method, path, headers in [
+            ("GET", "/v1/report", {}),
+            ("GET", "/v1/report?after=1&wait=30s", {}),
+            ("GET", "/v1/report?nonce=2", signed),
+            ("HEAD", "/v1/report?nonce=1", signed),
+            ("POST", "/v1/drain", signed),
+            ("POST", "/v1/drain", {}),
+        ]:
+            async with session.request(method, path, headers=headers, json={"uid": UID}) as response:
+                assert response.status == 401, (method, path)
+        async with session.get("/v1/report?nonce=1", headers=signed) as response:
+            assert response.status == 200
+        for path in ("/healthz", "/metrics", "/v1/drained"):
+            async with session.get(path) as response:
+                assert response.status == 404, path
+        assert not member.final
+
+
+async def test_signature_of_a_report_cannot_be_used_for_another_request(folder: Path) -> None:
+    """Who records a report of a member cannot answer with it at an address that the member had."""
+    recorded: list[web.Response] = []
+
+    async def replay(_: web.Request) -> web.Response:
+        return web.Response(body=recorded[0].body, headers={SIGNATURE_HEADER: recorded[0].headers[SIGNATURE_HEADER]})
+
+    async def record(request: web.Request) -> web.StreamResponse:
+        async with aiohttp.ClientSession() as session:
+            url = f"http://{HOST}:{port}{request.raw_path}"
+            headers = {SIGNATURE_HEADER: request.headers[SIGNATURE_HEADER]}
+            async with session.get(url, headers=headers) as response:
+                headers = {SIGNATURE_HEADER: response.headers[SIGNATURE_HEADER]}
+                recorded.append(web.Response(body=await response.read(), headers=headers))
+        return recorded[0]
+
+    async with serving(Member(), folder) as port, asking(KEY) as reports:
+        for handler, is_believed in ((record, True), (replay, False)):
+            app = web.Application()
+            app.add_routes([web.get("/v1/report", handler)])
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.TCPSite(runner, HOST, 0).start()
+            answer = await reports.read(
+                Endpoint(UID, HOST, int(runner.addresses[0][1]), signs=True, group_uid=GROUP_UID)
+            )
+            assert bool(answer.report) is is_believed
+            await runner.cleanup()
+    assert msgspec.json.decode(bytes(str(recorded[0].text), "utf-8"))["uid"] == UID
+
+
+async def test_signature_is_not_required_of_members_whose_pods_mount_no_key() -> None:
+    member = Member()
+    async with serving(member, None) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port)
+        assert (await reports.read(endpoint)).report
+        await reports.drain(endpoint._replace(uid="uid-b"))
+        assert not member.final
+        await reports.drain(endpoint)
+        assert member.final
+
+
+def a_pod(*, host_network: bool = False, **container: object) -> Pod:
+    spec = {"hostNetwork": host_network, "initContainers": [{"name": "rota-sidecar", **container}]}
+    body = {"metadata": {"name": "a", "uid": UID}, "spec": spec, "status": {"podIP": HOST}}
+    return msgspec.convert(body, Pod)
+
+
+def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None:
+    ports = [{"name": "rota-report", "containerPort": 9911}, {"name": "rota-control", "containerPort": 9913}]
+    mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
+    signed, unsigned = Endpoint(UID, HOST, 9913, signs=True, group_uid="1"), Endpoint(UID, HOST, 9911, group_uid="1")
+    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1") == signed
+    assert Endpoint.of(a_pod(volumeMounts=mounts), "1") == signed, "a manifest made by hand"
+    assert Endpoint.of(a_pod(ports=ports[:1]), "1") == unsigned, "of an earlier version"
+    assert Endpoint.of(a_pod(), "1") == unsigned
+
+
+@pytest.mark.parametrize("number", [22, 2379, 9911, 10250])
+def test_report_of_a_pod_in_the_nodes_network_is_not_requested_at_a_port_of_the_tenants_choice(number: int) -> None:
+    ports = [{"name": "rota-control", "containerPort": number}]
+    mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
+    assert Endpoint.of(a_pod(host_network=True, ports=ports, volumeMounts=mounts), "1").port == 9913
+    assert Endpoint.of(a_pod(host_network=True, ports=ports), "1").port == 9911
+    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1").port == number, "in a network of its own"
+
+
+# Pages about queues.
+
+
+async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
+    member = Member(offsets=range(1201))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        answer, offsets = await reports.read_with_offsets(endpoint)
+        assert answer.report
+        assert offsets == {Queue("orders", "broker-a", number): number for number in range(1201)}
+        assert member.pages == [0, 500, 1000]
+        member.offsets = range(0)
+        assert (await reports.read_with_offsets(endpoint))[1] == {}
+
+
+@pytest.mark.parametrize("following", [0, 2, 500, -1, 2**40])
+async def test_report_pages_that_lead_elsewhere_are_not_followed(folder: Path, following: int) -> None:
+    member = Member(following=following)
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        assert (await reports.read_with_offsets(endpoint))[1] is None
+    assert member.pages == [0]
+
+
+async def test_report_pages_that_never_end_are_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.kube.members.report_client.PAGES_SECONDS", 0.2)
+    member = Member(offsets=range(10**9))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        assert (await reports.read_with_offsets(endpoint))[1] is None
+    assert member.pages[:3] == [0, 500, 1000]
+
+
+async def test_report_pages_of_a_member_that_is_not_authenticated_are_not_requested(folder: Path) -> None:
+    member = Member()
+    async with serving(member, folder) as port, asking(OTHER) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        answer, offsets = await reports.read_with_offsets(endpoint)
+    assert (answer.doubt, offsets, member.pages) == (Reason.MEMBER_NOT_AUTHENTICATED, None, [])
+
+
+@asynccontextmanager
+async def unsigned(respond: Callable[[], object]) -> AsyncIterator[Endpoint]:
+    """Serve reports of a member of an earlier version."""
+
+    async def report(_: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(respond()))
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/report", report)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    yield Endpoint(UID, HOST, int(runner.addresses[0][1]), namespace="shop")
+    await runner.cleanup()
+
+
+async def test_report_of_an_earlier_version_tells_offsets_itself() -> None:
+    queues: list[dict[str, object]] = []
+    report = {"member": "a", "uid": UID, "generation": 1, "queues": queues}
+    async with unsigned(lambda: report) as member, asking() as reports:
+        assert (await reports.read_with_offsets(member))[1] == {}, "it has no queues yet"
+        queues.append({"topic": "orders", "broker": "broker-a", "id": 1, "committed": 7})
+        assert (await reports.read_with_offsets(member))[1] == {Queue("orders", "broker-a", 1): 7}
+
+
+async def test_report_is_not_kept_beyond_the_memory_for_reports_of_a_namespace() -> None:
+    """Forty pods whose reports name 20,000 topics took 280 MB."""
+    report = FullReport(member="a", uid=UID, generation=1, held={f"t{it}": {"a": "0"} for it in range(MOST_PLACES)})
+    size = len(msgspec.json.encode(report)) + BYTES_PER_ENTRY * MOST_PLACES
+    async with unsigned(lambda: report) as member, asking(budget=RetentionBudget(5 * size)) as reports:
+        kept = [(await reports.read(member)).report for _ in range(2)]
+        assert None not in kept
+        answer = await reports.read(member)
+        assert (answer.report, answer.doubt) == (None, Reason.REPORT_TOO_LARGE)
+        assert (await reports.read(member._replace(namespace="other"))).report, "another namespace has room of its own"
+        kept.pop()
+        assert (await reports.read(member)).report
+
+
+async def test_report_offsets_are_not_kept_beyond_the_memory_for_reports() -> None:
+    queues = [{"topic": "orders", "broker": "a", "id": number, "committed": 7} for number in range(1000)]
+    report = {"member": "a", "uid": UID, "generation": 1, "queues": queues}
+    async with unsigned(lambda: report) as member, asking(budget=RetentionBudget(5000 * BYTES_PER_OFFSET)) as reports:
+        kept = [(await reports.read_with_offsets(member))[1] for _ in range(2)]
+        assert [len(offsets or ()) for offsets in kept] == [1000, 1000]
+        answer, offsets = await reports.read_with_offsets(member)
+        assert (answer.report is None, offsets) == (False, None)
+
+
+def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
+    queues = [Queue(f"topic-{number % 4}", "broker-a", number) for number in range(MOST_IDS)]
+    report = FullReport(member="a" * 253, uid="u" * 36, generation=1, held=to_ranges(queues))
+    text = msgspec.json.encode(report)
+    assert len(text) <= 2 * 2**20
+    assert len(read_report(text).working) == MOST_IDS
+
+
+def test_report_page_is_small_however_long_names_are() -> None:
+    worked = [Worked("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1, 2**31, locked=False)] * QUEUES_IN_A_PAGE
+    assert len(msgspec.json.encode(QueuesPage(worked, 2**17))) <= LARGEST_PAGE

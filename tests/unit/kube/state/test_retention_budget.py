@@ -1,0 +1,184 @@
+"""What the operator keeps of objects and reports that tenants make as large as they can."""
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from rota.documents import PLAIN, Assignment, FullReport, Share, write_assignment
+from rota.kube.client.objects import MAX_LABELS, SETTINGS, ConfigMap, Custom, Deployment, Metadata, Pod
+from rota.kube.members.report_client import FREE_BYTES
+from rota.kube.state.group import Group
+from rota.kube.state.retention_budget import RetentionBudget
+from rota.kube.state.stored_assignment import MAX_EARLY_BYTES, MAX_SETTINGS_BYTES, RecordLimits
+from rota.model import Queue, Reason
+from rota.planner import Heard
+from rota.ranges import MOST_IDS, RangedQueues
+
+BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
+
+
+def bytes_added(make: Callable[[], object]) -> int:
+    """Return how much memory the result of a call keeps."""
+    tracemalloc.start()
+    try:
+        kept = make()
+        current, _ = tracemalloc.get_traced_memory()
+        del kept
+    finally:
+        tracemalloc.stop()
+    return current
+
+
+def test_memory_of_a_short_report_that_names_many_queues_is_small() -> None:
+    report = FullReport(
+        member="a", uid="1", generation=1, held={"orders": {"a": "0-65535"}}, releasing={"orders": {"b": "0-65535"}}
+    )
+
+    def parse() -> Heard:
+        heard = Heard(report)
+        assert Queue("orders", "a", 65_535) in heard.held
+        assert len(heard.working) == MOST_IDS
+        return heard
+
+    assert bytes_added(parse) < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("several", "expected"),
+    [
+        (["0-3,7"], [0, 1, 2, 3, 7]),
+        (["7,0-3"], [0, 1, 2, 3, 7]),
+        (["0-3", "2-5"], [0, 1, 2, 3, 4, 5]),
+        (["4-5", "0-3", "9"], [0, 1, 2, 3, 4, 5, 9]),
+    ],
+)
+def test_report_ranges_behave_like_the_set_of_their_queues(several: list[str], expected: list[int]) -> None:
+    found = RangedQueues(*({"orders": {"a": ids}} for ids in several))
+    queues = frozenset(Queue("orders", "a", number) for number in expected)
+    assert queues == frozenset(found)
+    assert not found ^ queues
+    assert hash(found) == hash(queues)
+    assert sorted(found) == sorted(queues)
+    assert found - {Queue("orders", "a", 0)} == queues - {Queue("orders", "a", 0)}
+    assert queues - found == frozenset()
+    others = [Queue("orders", "a", 6), Queue("orders", "b", 0), Queue("bills", "a", 0), "orders/a/0"]
+    assert [it for it in others if it in found] == []
+    assert not RangedQueues({})
+
+
+def decode_ten(text: bytes, kind: type[Any]) -> list[Any]:
+    """Decode a text ten times; the decoder has caches of its own, which count little then."""
+    return [msgspec.json.decode(text, type=kind) for _ in range(10)]
+
+
+def test_memory_of_pods_configmaps_and_deployments_does_not_keep_what_is_not_used() -> None:
+    large = {
+        "name": "a",
+        "labels": {f"label-{number}": "a" * 60 for number in range(10_000)} | {"rota.dev/group": "orders"},
+        "annotations": {"large": "a" * 200_000, "rota.dev/generation": "7-1"},
+        "ownerReferences": [{"uid": str(number)} for number in range(10_000)] + [{"uid": "1", "controller": True}],
+    }
+    sidecar = {
+        "name": "rota-sidecar",
+        "volumeMounts": [{"name": f"v{number}", "mountPath": f"/v{number}"} for number in range(10_000)]
+        + [{"name": "record", "mountPath": "/etc/rota"}],
+        "ports": [{"containerPort": 1, "name": f"p{number}"} for number in range(10_000)]
+        + [{"containerPort": 9913, "name": "rota-control"}],
+    }
+    volumes = [{"name": f"v{number}", "configMap": {"name": "other"}} for number in range(10_000)]
+    volumes += [{"name": "record", "configMap": {"name": "orders-rota"}}]
+    app = {**sidecar, "name": "app"}
+    objects: dict[type[Any], Any] = {
+        Pod: {"metadata": large, "spec": {"containers": [app], "initContainers": [sidecar], "volumes": volumes}},
+        ConfigMap: {"metadata": large, "data": {"other": "a" * 500_000, "group.json": "{}"}},
+        Deployment: {"metadata": large, "spec": {"template": "a" * 500_000}},
+    }
+    for kind, body in objects.items():
+        text = msgspec.json.encode(body)
+        assert bytes_added(partial(decode_ten, text, kind)) < 10 * FREE_BYTES
+    pod = msgspec.json.decode(msgspec.json.encode(objects[Pod]), type=Pod)
+    assert (pod.labelled, pod.works_for, pod.poke.generation, pod.control_port) == ("orders", "orders", 7, 9913)
+    assert pod.metadata.owned_by("1")
+    assert len(pod.metadata.labels) == MAX_LABELS + 1
+
+
+def test_memory_of_a_deployment_does_not_keep_the_response_that_it_was_read_from() -> None:
+    items = b",".join(b'{"metadata": {"name": "d%d"}, "spec": {"replicas": 1}}' % number for number in range(10_000))
+
+    def first() -> Deployment:
+        item = msgspec.json.decode(b"[" + items + b"]", type=list[Raw])[0]
+        return msgspec.json.decode(item, type=Deployment)
+
+    assert bytes_added(first) < FREE_BYTES
+
+
+def test_memory_of_assignments_whose_groups_are_not_seen_is_limited() -> None:
+    limits, size = RecordLimits(), 1_000_000
+    groups = [Group("shop", f"orders-{number}", limits) for number in range(2 * MAX_EARLY_BYTES // size)]
+    for group in groups:
+        metadata = Metadata(f"{group.name}-rota", namespace="shop", resource_version="1")
+        group.keep(ConfigMap(metadata, data={PLAIN: "a" * size}))
+    for group in groups:
+        group.wants(BODY, None)
+    known = [group.name for group in groups if group.record.version]
+    assert len(known) == MAX_EARLY_BYTES // 2 // size  # half of it for one namespace; others are read later
+
+
+def an_assignment(group: str, queues: int, settings: str = "") -> ConfigMap:
+    held = tuple(Queue("orders", "a", number) for number in range(queues))
+    document = Assignment(
+        group=f"shop/{group}", generation=1, issued_at="2026-11-21T08:00:00.000Z", members={"m": Share("1", held)}
+    )
+    text = write_assignment(document)[PLAIN]
+    assert isinstance(text, str)
+    labels = {"rota.dev/group": group}
+    metadata = Metadata(f"{group}-rota", namespace="shop", resource_version="1", labels=labels)
+    return ConfigMap(metadata, data={PLAIN: text, SETTINGS: settings})
+
+
+def test_memory_of_assignments_is_limited_by_the_number_of_their_queues() -> None:
+    limits = RecordLimits(max_queues=1000)
+    one, other = (Group("shop", name, limits) for name in ("one", "other"))
+    for group in (one, other):
+        group.wants(BODY, None)
+        group.keep(an_assignment(group.name, 600))
+    assert one.record.ours
+    assert (other.record.ours, other.record.document) == (False, None)
+    (problem,) = other.record.problems
+    assert problem.reason is Reason.TOO_MANY_QUEUES
+    assert problem.message.startswith("The assignment names 600 queues, and all groups of this operator may have 1,000")
+    assert other.seconds_to_next_read == 60.0
+    one.end()
+    other.keep(an_assignment("other", 600))
+    assert other.record.ours
+
+
+def test_memory_of_settings_in_an_assignment_is_limited() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.keep(an_assignment("orders", 1, "a" * (MAX_SETTINGS_BYTES + 1)))
+    assert group.record.document
+    assert group.record.settings == ""
+
+
+def test_memory_budget_counts_objects_for_as_long_as_they_exist() -> None:
+    @dataclass(eq=False)
+    class Kept:
+        """Can be referred to weakly."""
+
+    budget = RetentionBudget(1000, free=10)
+    kept = [Kept() for _ in range(5)]
+    assert budget.admit("shop", kept[0], 500)
+    assert not budget.admit("shop", kept[1], 11), "a namespace has half of it"
+    assert budget.admit("shop", kept[1], 10), "small objects are not counted"
+    assert budget.admit("other", kept[2], 400)
+    assert not budget.admit("third", kept[3], 101)
+    del kept[0]
+    assert budget.taken == 400
+    assert budget.admit("shop", kept[2], 500)

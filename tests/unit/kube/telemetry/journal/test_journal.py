@@ -1,0 +1,391 @@
+"""The journal: whole lines in hourly files, within bounds, and nobody who waits for a disk."""
+
+import errno
+import logging
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ground.poll import eventually
+from rota import records
+from rota.kube.telemetry.journal import journal_writer as room
+from rota.kube.telemetry.journal.journal_files import Ending, Hours, Unwritten
+from rota.kube.telemetry.journal.journal_writer import STDOUT, Journal, size
+from rota.records import Gap, journal_record, read
+from sidecar.small_disk import a_small_disk, fill
+
+HOUR = "date=2026-11-21/09-a.jsonl"
+
+
+def a_fact(number: int = 1, at: str = "2026-11-21T09:00:00.000Z", message: str = "b joined") -> dict[str, object]:
+    told: dict[str, Any] = {"strategy": "Sticky", "reason": "MemberJoined", "members": 3, "queues": 8, "held": None}
+    return journal_record("plan", "shop/orders", at, generation=number, message=message, **told)
+
+
+EARLY, LATE = a_fact(1, "2026-11-21T08:59:59.999Z"), a_fact(2)
+
+
+def line(fact: dict[str, object]) -> bytes:
+    return msgspec.json.encode(fact)
+
+
+def written(where: str, writer: str, *facts: dict[str, object]) -> None:
+    journal = Journal(where, writer)
+    journal.write(facts)
+    journal.close()
+
+
+def now(journal: Journal, *facts: dict[str, object]) -> None:
+    """Have facts written, and wait until they are, or are left out."""
+    journal.write(facts)
+    eventually(lambda: not journal._behind)
+
+
+def found(text: bytes) -> list[records.AnyRecord | bytes]:
+    """Read what can be read; what cannot comes as it is."""
+    told: list[records.AnyRecord | bytes] = []
+    for it in text.splitlines():
+        try:
+            told.append(read(it))
+        except ValueError:
+            told.append(it)
+    return told
+
+
+@contextmanager
+def no_file_beyond(limit: int) -> Iterator[None]:
+    """Have the system cut off what is written behind so many bytes of a file, in the midst of a line."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once."""
+    monkeypatch.setattr(room, "RETRY_SECONDS", 0.0)
+
+
+def test_journal_records_go_to_the_file_of_their_hour_and_writer(tmp_path: Path) -> None:
+    for _ in range(2):
+        written(str(tmp_path), "operator-a", EARLY, LATE)
+    files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("*/*")}
+    assert files == {
+        "date=2026-11-21/08-operator-a.jsonl": 2 * (line(EARLY) + b"\n"),
+        "date=2026-11-21/09-operator-a.jsonl": 2 * (line(LATE) + b"\n"),
+    }
+
+
+def test_journal_clock_jump_back_puts_records_into_their_own_hour(tmp_path: Path) -> None:
+    later = a_fact(3)
+    written(str(tmp_path), "a", LATE, EARLY, later)
+    assert (tmp_path / HOUR).read_bytes().splitlines() == [line(LATE), line(later)]
+    assert (tmp_path / "date=2026-11-21/08-a.jsonl").read_bytes().splitlines() == [line(EARLY)]
+
+
+def test_journal_hours_are_utc(tmp_path: Path) -> None:
+    written(str(tmp_path), "a", a_fact(at="2026-11-21T23:30:00-04:00"))
+    assert (tmp_path / "date=2026-11-22/03-a.jsonl").exists()
+
+
+def test_journal_writes_records_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    written(STDOUT, "a", EARLY, LATE)
+    assert capfdbinary.readouterr().out.splitlines() == [line(EARLY), line(LATE)]
+
+
+def test_journal_without_a_location_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written("", "a", EARLY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_journal_rejects_a_location_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^--journal .*file/a: nothing can be written there: Not a directory; give "):
+        Journal(str(tmp_path / "file" / "a"), "a")
+
+
+def test_journal_accepts_a_disk_that_is_full_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    written(str(tmp_path), "a", LATE)
+    assert (tmp_path / HOUR).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("8Gi", 8 * 2**30), ("500Mi", 500 * 2**20), ("1.5G", 1_500_000_000), ("2000k", 2_000_000), ("1048576", 2**20)],
+)
+def test_journal_limit_is_a_kubernetes_quantity(text: str, told: int) -> None:
+    assert size(text) == told
+
+
+@pytest.mark.parametrize("text", ["", "much", "8 Gi", "-1Gi", "8i", "8GB", "1e9", "\u0968Gi"])
+def test_journal_limit_that_is_no_size_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^--journal-limit .* is no size; give one such as 8Gi or 500Mi$"):
+        Journal("", "a", text)
+
+
+def test_journal_limit_that_is_too_small_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"^--journal-limit '8' is too little to keep a journal in; give 1Mi or more$"):
+        Journal("", "a", "8")
+
+
+@pytest.mark.parametrize("text", ["999999999999999Pi", "1025Pi", "999999999999999P"])
+def test_journal_limit_beyond_any_disk_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match=f"--journal-limit '{text}' is more than any disk holds"):
+        size(text)
+
+
+def test_journal_does_not_write_to_a_pipe_in_place_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pipe = tmp_path / "date=2026-11-21" / "09-rota-0.jsonl"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    journal = Journal(str(tmp_path), "rota-0")
+    journal.write([a_fact()])
+    journal.close()
+    assert journal.lost == 1
+    assert f"The journal in {tmp_path} cannot be written: {pipe} is no file" in caplog.text
+
+
+def test_journal_truncated_line_never_joins_the_next(tmp_path: Path) -> None:
+    path = tmp_path / HOUR
+    path.parent.mkdir()
+    whole, before = line(a_fact(1)), line(a_fact(0)) + b"\n"
+    for cut in range(len(whole) + 1):
+        path.write_bytes(before + whole[:cut])
+        Hours(tmp_path, "a", 2**20).append("2026-11-21T09", line(LATE) + b"\n")
+        assert path.read_bytes() == before + whole[:cut] + b"\n" * (cut > 0) + line(LATE) + b"\n"
+
+
+def test_journal_line_cut_off_by_the_system_is_ended_and_rewritten(tmp_path: Path) -> None:
+    first, second = line(a_fact(1)) + b"\n", line(a_fact(2)) + b"\n"
+    for cut in range(len(second)):
+        hours = Hours(tmp_path, f"a{cut}", 2**20)
+        with no_file_beyond(len(first) + cut), pytest.raises(Unwritten, match="File too large") as stopped:
+            hours.append("2026-11-21T09", first + second)
+        assert stopped.value.lines == second
+        hours.append("2026-11-21T09", stopped.value.lines)
+        told = (tmp_path / f"date=2026-11-21/09-a{cut}.jsonl").read_bytes()
+        assert told == first + second[:cut] + b"\n" * (cut > 0) + second
+
+
+def test_journal_stream_continues_on_a_new_line_after_a_cut_off(tmp_path: Path) -> None:
+    first, second = line(a_fact(1)) + b"\n", line(a_fact(2)) + b"\n"
+    for cut in range(len(second)):
+        path = tmp_path / str(cut)
+        with path.open("wb", buffering=0) as file:
+            ending = Ending(file.fileno())
+            with no_file_beyond(len(first) + cut):
+                for _ in range(2):
+                    with pytest.raises(Unwritten) as stopped:
+                        ending.append(first + second if not path.stat().st_size else second)
+                    assert stopped.value.lines == second
+            ending.append(second)
+        assert path.read_bytes() == first + second[:cut] + b"\n" * (cut > 0) + second
+
+
+WRITING = """
+import itertools, sys
+from rota.kube.telemetry.journal.journal_writer import Journal
+from rota.records import journal_record
+where, run = sys.argv[1:]
+journal = Journal(where, "a")
+told = dict(strategy="Sticky", reason="MemberJoined", message=run, members=3, queues=8, held=None)
+for start in itertools.count(0, 50):
+    at = "2026-11-21T09:00:00.000Z"
+    journal.write([journal_record("plan", "a/b", at, generation=n, **told) for n in range(start, start + 50)])
+    while journal._behind > 100_000:
+        pass
+    print(start, flush=True)
+"""
+
+
+def test_journal_of_a_killed_writer_loses_only_its_end_and_mixes_no_lines(tmp_path: Path) -> None:
+    runs, torn = 4, 0
+    path = tmp_path / HOUR
+    for run in range(runs):
+        enough = (path.stat().st_size if path.exists() else 0) + 10_000 * (1 + run)
+        command = [sys.executable, "-c", WRITING, str(tmp_path), str(run)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            while not path.exists() or path.stat().st_size < enough:
+                writer.stdout.readline()
+            writer.kill()
+    seen: dict[str, list[int]] = {str(run): [] for run in range(runs)}
+    for it in found(path.read_bytes()):
+        if isinstance(it, records.Plan):
+            seen[it.message].append(it.generation)
+        else:
+            torn += 1
+    assert torn <= runs
+    assert all(told == list(range(len(told))) for told in seen.values())
+    assert all(seen.values())
+
+
+def test_journal_folder_stays_within_its_limit_across_writers_and_restarts(tmp_path: Path) -> None:
+    limit, lines = 2**20, 9_999 * b"x" + b"\n"
+    strangers = [tmp_path / "notes.jsonl", tmp_path / "date=2026-11-01/notes", tmp_path / "date=2026-11-01/x-1.jsonl"]
+    strangers[1].parent.mkdir()
+    for path in strangers:
+        path.write_bytes(b"y")
+    hours = [f"2026-11-{day:02}T{hour:02}" for day in range(1, 5) for hour in range(24)]
+    for number, hour in enumerate(hours):
+        for writer in "ab" if number % 2 else "bc":
+            Hours(tmp_path, writer, limit).append(hour, lines)
+            Hours(tmp_path, writer, limit).append(hour, lines)
+            assert sum(path.stat().st_size for path in tmp_path.glob("*/*.jsonl")) <= limit
+    kept = {f"{path.parent.name[5:]}T{path.name[:2]}" for path in tmp_path.glob("*/??-?.jsonl")}
+    assert 20 <= len(kept) <= 26
+    assert sorted(kept) == hours[-len(kept) :]
+    assert all(path.exists() for path in strangers)
+    assert {path.name for path in tmp_path.glob("date=*")} == {"date=2026-11-01", "date=2026-11-03", "date=2026-11-04"}
+
+
+def test_journal_folder_of_two_concurrent_writers_stays_within_its_limit(tmp_path: Path) -> None:
+    limit, writers = 2**20, [Hours(tmp_path, writer, 2**20) for writer in "ab"]
+    for number in range(400):
+        for writer in writers:
+            writer.append(f"2026-11-{1 + number // 240:02}T{number // 10 % 24:02}", 999 * b"x" + b"\n")
+        assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= limit
+
+
+def test_journal_hour_that_fills_the_limit_stops_writing_until_the_next(tmp_path: Path) -> None:
+    hours, lines = Hours(tmp_path, "a", 2**20), 9_999 * b"x" + b"\n"
+    for _ in range(100):
+        hours.append("2026-11-21T09", lines)
+    with pytest.raises(Unwritten, match=r"^this hour alone takes the 1048576 bytes that the journal may hold$"):
+        hours.append("2026-11-21T09", 5 * lines)
+    with pytest.raises(Unwritten):
+        Hours(tmp_path, "b", 2**20).append("2026-11-21T09", 5 * lines)
+    hours.append("2026-11-21T09", 3 * lines)
+    assert 0.95 * 2**20 < (tmp_path / HOUR).stat().st_size <= 2**20
+    with pytest.raises(Unwritten):
+        hours.append("2026-11-21T09", b"not even a short one\n")
+    hours.append("2026-11-21T10", lines)
+    assert not (tmp_path / HOUR).exists()
+
+
+def test_journal_deletes_hours_of_a_fast_clock_only_when_nothing_is_older(tmp_path: Path) -> None:
+    lines = 99_999 * b"x" + b"\n"
+    for hour in range(12):
+        Hours(tmp_path, "a", 2**20).append(f"2031-01-01T{hour:02}", lines)
+    for number in range(5):
+        Hours(tmp_path, "a", 2**20).append(f"2026-11-21T{number:02}", lines)
+    kept = sorted(f"{path.parent.name[5:]}T{path.name[:2]}" for path in tmp_path.glob("*/*"))
+    assert kept[0] == "2026-11-21T04"
+    assert kept[-1] == "2031-01-01T11"
+
+
+def test_journal_recreates_a_deleted_file_or_folder(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "journal"), "a")
+    now(journal, a_fact(1))
+    (tmp_path / "journal" / HOUR).unlink()
+    now(journal, a_fact(2))
+    assert (tmp_path / "journal" / HOUR).read_bytes() == line(a_fact(2)) + b"\n"
+    shutil.rmtree(tmp_path / "journal")
+    now(journal, a_fact(3))
+    journal.close()
+    assert (tmp_path / "journal" / HOUR).read_bytes() == line(a_fact(3)) + b"\n"
+    assert not journal.lost
+
+
+def test_journal_write_failure_is_logged_once_and_blocks_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = tmp_path / "journal"
+    journal = Journal(str(where), "a")
+    where.rmdir()
+    where.touch()
+    now(journal, EARLY)
+    now(journal, LATE, a_fact(3))
+    journal.close()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert journal.lost == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_journal_gap_record_counts_missing_records_after_recovery(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = tmp_path / "journal"
+    journal = Journal(str(where), "a")
+    where.rmdir()
+    where.touch()
+    now(journal, EARLY)
+    now(journal, LATE, a_fact(3))
+    where.unlink()
+    gaps = eventually(lambda: list(where.glob("*/*.jsonl")))  # though no fact comes
+    now(journal, a_fact(4))
+    journal.close()
+    told = [it for path in {*gaps, where / HOUR} for it in found(path.read_bytes())]
+    (gap,) = [it for it in told if isinstance(it, Gap)]
+    assert (gap.writer, gap.missing, gap.since) == ("a", 3, read(line(EARLY)).at)
+    assert [it.generation for it in told if isinstance(it, records.Plan)] == [4]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert caplog.messages[1] == "The journal is written again; 3 facts were left out"
+    assert journal.lost == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_journal_resumes_after_a_full_disk(tmp_path: Path) -> None:
+    with a_small_disk(tmp_path):
+        journal = Journal(str(tmp_path), "a")
+        now(journal, a_fact(0))
+        fill(tmp_path)
+        for number in range(1, 31):
+            now(journal, a_fact(number, message=400 * "x"))
+        lost = journal.lost
+        (tmp_path / "filler").unlink()
+        now(journal, a_fact(31))
+        journal.close()
+        told = [it for path in tmp_path.glob("*/*.jsonl") for it in found(path.read_bytes())]
+    assert 0 < lost < 30
+    assert journal.lost == lost
+    assert [it.missing for it in told if isinstance(it, Gap)] == [lost]
+    assert [it.generation for it in told if isinstance(it, records.Plan)] == [*range(31 - lost), 31]
+
+
+def test_journal_on_a_hanging_disk_blocks_no_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(room, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(room, "MOST_WAITING", 1000)
+    over = threading.Event()
+    monkeypatch.setattr(Hours, "append", lambda *_: over.wait())
+    journal = Journal(str(tmp_path), "a")
+    for number in range(2000):
+        journal.write([a_fact(number, message=1000 * "x")])
+    journal.close()
+    assert journal.lost > 1500
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "the disk is too slow; facts are left out until it can" in caplog.messages[0]
+    assert caplog.messages[1] == "The journal ends before all of it is written: its disk hangs"
+    caplog.set_level(logging.CRITICAL)
+    over.set()
+    journal._thread.join()
+
+
+def test_journal_drops_only_records_that_cannot_be_encoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    odd = [a_fact(message="\ud800"), a_fact() | {"held": object()}, a_fact(at="yesterday")]
+    journal = Journal(str(tmp_path), "a")
+    now(journal, a_fact(1), *odd, a_fact(2))
+    journal.close()
+    assert (tmp_path / HOUR).read_bytes().splitlines() == [line(a_fact(1)), line(a_fact(2))]
+    assert journal.lost == 3
+    assert "surrogates not allowed" in caplog.messages[0]

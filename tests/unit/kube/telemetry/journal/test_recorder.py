@@ -1,0 +1,142 @@
+"""What the journal keeps besides what plans tell: a reader may begin with it."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from builders import LONG, NOW, a_document, a_pod, a_report, a_snapshot, a_view, obeying
+from rota import records
+from rota.kube.reconcile.reconciler import Done
+from rota.kube.state.group import Group
+from rota.kube.state.rebalance import Rebalance
+from rota.kube.state.stored_assignment import Record as Kept
+from rota.kube.telemetry.journal.recorder import Notes
+from rota.kube.telemetry.rebalances import Handover, News, Past
+from rota.model import Holder, Queue
+from rota.planner import Plan, Snapshot, beginning, plan
+from rota.spec import Budget, PolicySpec, Seconds, policy_body, policy_spec
+
+Q = [Queue("orders", "a", number) for number in range(8)]
+DOCUMENT = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", None)})
+SNAPSHOT = a_snapshot(
+    document=DOCUMENT,
+    pods=(*obeying(DOCUMENT), replace(a_pod("m3", a_report("m3", 5, ()), steady=LONG), room="east")),
+    views={"orders": a_view(7)},
+    policy=PolicySpec(strategy="Sticky", budget=Budget(max_moves=5, per=Seconds(1.25))),
+)
+
+
+def read(told: object) -> Any:
+    return records.read(msgspec.json.encode(told))
+
+
+def whole(snapshot: Snapshot = SNAPSHOT) -> records.Owners:
+    assert snapshot.document
+    assert snapshot.spec
+    found = read(beginning(snapshot, plan(snapshot, NOW), snapshot.document, snapshot.spec, NOW))
+    assert isinstance(found, records.Owners)
+    return found
+
+
+def test_journal_owners_record_is_complete() -> None:
+    told = whole()
+    assert (told.group, told.generation, told.at.timestamp()) == (SNAPSHOT.group, DOCUMENT.generation, NOW)
+    assert {name: it.queues for name, it in told.members.items()} == {
+        "m1": {"orders": {"a": "0-1"}},
+        "m2": {"orders": {"a": "2-3"}},
+        "m3": {},
+    }
+    assert {name: (it.standing, it.room) for name, it in told.members.items()} == {
+        "m1": ("Ready", None),
+        "m2": ("Ready", None),
+        "m3": ("Ready", "east"),
+    }
+    assert [(it.holder, it.holder_uid, it.to, it.queues) for it in told.releasing] == [
+        ("m2", "uid-m2", "m1", {"orders": {"a": "4"}}),
+        ("m0", "uid-m0", None, {"orders": {"a": "5"}}),
+    ]
+    assert told.unowned == {"orders": {"a": "6"}}
+
+
+def test_journal_owners_record_has_rules_that_restore_the_policy() -> None:
+    assert policy_spec({"spec": whole().rules}) == SNAPSHOT.policy
+    assert policy_body(PolicySpec()) == {"strategy": "Averagely"}
+    assert whole(replace(SNAPSHOT, policy=None)).rules == {}
+
+
+def test_journal_owners_record_lists_a_deleted_pod_of_the_stored_assignment() -> None:
+    snapshot = replace(SNAPSHOT, pods=tuple(pod for pod in SNAPSHOT.pods if pod.name != "m2"))
+    assert (whole(snapshot).members["m2"].standing, whole(snapshot).members["m2"].uid) == ("Ended", "uid-m2")
+
+
+def done(generation: int, *, barrier: int = 0) -> Done:
+    namespace, name = SNAPSHOT.group.split("/")
+    group = Group(namespace, name)
+    group.wish = replace(group.wish, spec=SNAPSHOT.spec, policy=SNAPSHOT.policy)
+    group.record = Kept(document=replace(DOCUMENT, generation=generation, barrier=barrier))
+    return Done(group, Plan(standings=dict.fromkeys(("m1", "m2", "m3"), "Ready")), 0.0, {})
+
+
+def kinds(notes: Notes, it: Done, now: float = NOW, news: News = News()) -> list[str]:  # noqa: B008 - a value
+    return [str(line["kind"]) for line in notes.of(it, news, now, lambda: SNAPSHOT)]
+
+
+def test_journal_owners_record_is_written_first_and_then_hourly() -> None:
+    notes = Notes()
+    assert kinds(notes, done(5)) == ["owners"]
+    assert kinds(notes, done(5)) == kinds(notes, done(6)) == []
+    assert kinds(notes, done(6), NOW + 3600) == ["owners"]
+
+
+def test_journal_owners_record_is_written_at_a_generation_gap() -> None:
+    notes = Notes()
+    assert kinds(notes, done(5)) == ["owners"]
+    assert kinds(notes, done(7)) == ["owners"]
+    assert kinds(notes, done(8, barrier=8)) == ["owners"]
+    assert kinds(notes, done(8, barrier=8)) == []
+    assert kinds(notes, done(1)) == ["owners"]
+
+
+def test_journal_owners_record_is_written_again_by_a_new_leader() -> None:
+    notes = Notes()
+    assert kinds(notes, done(5)) == ["owners"]
+    notes.forget(lambda group: group == SNAPSHOT.group)
+    assert kinds(notes, done(5)) == []
+    notes.forget(lambda _: False)
+    assert kinds(notes, done(5)) == ["owners"]
+
+
+def test_journal_has_no_record_for_a_group_without_valid_spec_or_assignment() -> None:
+    one, other = done(5), done(5)
+    one.group.wish = replace(one.group.wish, spec=None)
+    other.group.record = Kept()
+    assert kinds(Notes(), one) == kinds(Notes(), other) == []
+
+
+OBEYED = News(
+    handovers=tuple(
+        Handover(queue, Holder("m2", "uid-m2"), Holder(name, f"uid-{name}"), 0.0, 1.0, 1.5, forced=False, generation=6)
+        for queue, name in zip(Q, ["m1", "m1", "m3"], strict=False)
+    )
+)
+
+
+def test_journal_obeyed_handovers_make_a_record_per_member() -> None:
+    told = [read(line) for line in Notes().of(done(6), OBEYED, NOW, lambda: SNAPSHOT)]
+    assert [(it.generation, it.member, it.uid, it.queues) for it in told[:2]] == [
+        (6, "m1", "uid-m1", {"orders": {"a": "0-1"}}),
+        (6, "m3", "uid-m3", {"orders": {"a": "2"}}),
+    ]
+
+
+def test_journal_completed_rebalance_makes_a_record() -> None:
+    past = Past(Rebalance("MemberLeft", "m2 left", "2026-11-21T08:59:59.999Z", 6, 4, 1, 0.5), (), 4)
+    [told, _] = [read(line) for line in Notes().of(done(6), News(past=past), NOW, lambda: SNAPSHOT)]
+    assert (told.generation, told.reason, told.outcome, told.moved, told.forced, told.seconds) == (
+        *(6, "MemberLeft", "Forced"),
+        *(4, 1, 0.5),
+    )
+    for at in ("yesterday", "2026-11-21T08:59:59"):
+        broken = News(past=past._replace(rebalance=Rebalance("MemberLeft", "", at, 6, 4, 0, 0.5)))
+        assert kinds(Notes(), done(6), NOW, broken) == ["owners"]

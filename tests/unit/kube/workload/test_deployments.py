@@ -1,0 +1,94 @@
+"""Deployments of groups with a template, at an API server that answers as a test says."""
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from rota.kube.client.api import Api, ApiError, Stale
+from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, MAX_SPEC_BYTES, Custom, Deployment, Metadata, Owner
+from rota.kube.state.group import Group
+from rota.kube.workload.deployments import Fleets
+from rota.model import Reason
+
+SPEC: dict[str, Any] = {
+    "broker": {"rocketmq": {"nameServers": ["rmq:9876"]}},
+    "subscriptions": [{"topic": "orders"}],
+    "replicas": 2,
+    "template": {"spec": {"containers": [{"name": "app", "image": "app"}]}},
+}
+BODY = Custom(Metadata("orders", uid="1", namespace="shop"), SPEC)
+OWNED = Deployment(
+    Metadata("orders", uid="2", namespace="shop", resource_version="7", owner_references=[Owner("1", controller=True)]),
+    Raw(b'{"replicas": 1}'),
+)
+
+
+@dataclass
+class ConflictingServer:
+    """Has a Deployment that another client has just changed, so that writes conflict."""
+
+    deleted: list[str] = field(default_factory=list)
+
+    async def get(self, _: str, __: type[Deployment]) -> Deployment:
+        return replace(OWNED, metadata=replace(OWNED.metadata, resource_version="8"))
+
+    async def apply(self, *_: object) -> Deployment:
+        raise ApiError(HTTPStatus.CONFLICT, "Conflict", "the object has been modified")
+
+    async def delete(self, path: str, _: str) -> None:
+        self.deleted.append(path)
+
+
+async def test_template_is_rejected_by_an_operator_without_rights_to_deployments() -> None:
+    server = ConflictingServer()
+    fleets = Fleets(cast("Api", server), enabled=False)
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    assert await fleets.keep(group) == 0
+    ((reason, message),) = group.fleet
+    assert reason is Reason.TEMPLATE_REFUSED
+    assert message.startswith("This operator manages no Deployments (--no-fleets; rbac.fleets in the chart)")
+    group.wants(replace(BODY, spec={**SPEC, "template": None, "replicas": None}), None)
+    assert await fleets.keep(group) == 0
+    assert group.fleet == ()
+    assert server.deleted == []
+
+
+async def test_deployment_is_deleted_though_its_template_is_removed_after_a_write_conflict() -> None:
+    server = ConflictingServer()
+    fleets = Fleets(cast("Api", server))
+    fleets.seen(OWNED)
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    with pytest.raises(Stale):
+        await fleets.keep(group)
+    without_template = {name: value for name, value in SPEC.items() if name not in {"template", "replicas"}}
+    group.wants(replace(BODY, spec=without_template), None)
+    assert await fleets.keep(group) == 1
+    assert server.deleted == ["/apis/apps/v1/namespaces/shop/deployments/orders"]
+
+
+@pytest.mark.parametrize("kind", ["group", "deployment"])
+async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> None:
+    fleets, group = Fleets(cast("Api", ConflictingServer())), Group("shop", "orders")
+    group.wants(BODY, None)
+    if kind == "group":
+        image = "a" * MAX_SPEC_BYTES
+        large = {**SPEC, "template": {"spec": {"containers": [{"name": "app", "image": image}]}}}
+        body = replace(BODY, spec=large)
+        group.wants(body, None)
+        (problem,) = group.wish.problems
+        assert (body.spec, problem.reason) == (None, Reason.INVALID_SPEC)
+        assert problem.message.endswith("and 131,072 are the most: shorten spec.template")
+    else:
+        large_deployment = replace(OWNED, spec=Raw(b'{"paused": "%s"}' % (b"a" * MAX_DEPLOYMENT_BYTES)))
+        assert bytes(large_deployment.spec) == b""
+        fleets.seen(large_deployment)
+        await fleets.keep(group)
+        ((reason, message),) = group.fleet
+        assert reason is Reason.TEMPLATE_REFUSED
+        assert message == "The Deployment orders has a spec of more than 262,144 bytes; shorten spec.template"

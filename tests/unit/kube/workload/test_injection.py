@@ -1,0 +1,425 @@
+"""Pod templates with the sidecar in them: what is put in, and that it comes out again without a trace."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builders import a_spec
+from rota.kube.client.objects import WISH, Custom, Metadata, Pod
+from rota.kube.workload.deployment_manifest import deployment
+from rota.kube.workload.injection import BEFORE, NOTE, injected, uninjected
+from rota.kube.workload.reverse_patch import noted, undone
+from rota.kube.workload.sidecar_container import SidecarSpec
+from rota.spec import Mistake
+
+Object = dict[str, Any]
+
+SIDECAR = SidecarSpec(image="rota-sidecar:1")
+DRAINED = {"preStop": {"httpGet": {"path": "/v1/drained", "port": 9911}}}
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def a_template(*containers: Object, **spec: Any) -> Object:
+    return {"metadata": {"labels": {"app": "shop"}}, "spec": {"containers": [*containers] or [{"name": "app"}], **spec}}
+
+
+def an_app(**fields: Any) -> Object:
+    return {"name": "app", "image": "app", **fields}
+
+
+def the_sidecar(template: Object) -> Object:
+    (found,) = [it for it in template["spec"]["initContainers"] if it["name"] == "rota-sidecar"]
+    assert isinstance(found, dict)
+    return found
+
+
+def mounts(template: Object) -> dict[str, str]:
+    return {it["mountPath"]: it["name"] for it in the_sidecar(template)["volumeMounts"]}
+
+
+def volumes(template: Object) -> Object:
+    return {it["name"]: {key: it[key] for key in it if key != "name"} for it in template["spec"]["volumes"]}
+
+
+# What is put in.
+
+
+def test_injection_labels_pods_with_the_group_and_annotates_the_sidecar_image() -> None:
+    metadata = injected(a_template(), "orders", SIDECAR)["metadata"]
+    assert metadata["labels"] == {"app": "shop", "rota.dev/group": "orders"}
+    assert metadata["annotations"][NOTE] == "rota-sidecar:1"
+
+
+def test_injection_adds_a_native_sidecar_after_the_apps_init_containers() -> None:
+    made = injected(a_template(an_app(), initContainers=[{"name": "migrate"}]), "orders", SIDECAR)
+    assert [it["name"] for it in made["spec"]["initContainers"]] == ["migrate", "rota-sidecar"]
+    assert the_sidecar(made)["restartPolicy"] == "Always"
+    assert the_sidecar(made)["command"] == ["python", "-m", "rota.sidecar"]
+
+
+def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
+    env = {it["name"]: it for it in the_sidecar(injected(a_template(), "orders", SIDECAR))["env"]}
+    fields = {name: it["valueFrom"]["fieldRef"]["fieldPath"] for name, it in env.items() if "valueFrom" in it}
+    assert fields == {
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_UID": "metadata.uid",
+        "POD_IP": "status.podIP",
+        "HOST_IP": "status.hostIP",
+    }
+    told = {name: it["value"] for name, it in env.items() if "value" in it}
+    assert told == {
+        "ROTA_DOCUMENTS": "/etc/rota",
+        "ROTA_KEY": "/etc/rota-key",
+        "ROTA_STATE": "/var/lib/rota",
+        "ROTA_RUN": "/run/rota",
+    }
+
+
+def test_injection_mounts_the_config_map_whole_and_as_optional() -> None:
+    made = injected(a_template(), "orders", SIDECAR)
+    assert volumes(made)[mounts(made)["/etc/rota"]] == {"configMap": {"name": "orders-rota", "optional": True}}
+    assert not any("subPath" in it for it in the_sidecar(made)["volumeMounts"])
+
+
+def test_injection_hides_the_service_account_token_from_the_sidecar_only() -> None:
+    made = injected(a_template(an_app()), "orders", SIDECAR)
+    assert volumes(made)[mounts(made)[TOKEN]] == {"emptyDir": {}}
+    assert "volumeMounts" not in made["spec"]["containers"][0]
+    assert "automountServiceAccountToken" not in made["spec"]
+
+
+def test_injection_mounts_secrets_that_the_group_names() -> None:
+    tls = {"enabled": True, "caSecret": {"name": "authorities"}}
+    rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
+    asked = SidecarSpec.of(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
+    made = injected(a_template(), "orders", asked)
+    assert volumes(made)[mounts(made)["/etc/rota-credentials"]] == {"secret": {"secretName": "acl"}}
+    assert volumes(made)[mounts(made)["/etc/rota-ca"]] == {"secret": {"secretName": "authorities"}}
+    others = {"/etc/rota", "/etc/rota-key", TOKEN, "/var/lib/rota", "/run/rota"}
+    assert mounts(injected(a_template(), "orders", SIDECAR)).keys() == others
+
+
+def test_injection_mounts_the_groups_key_and_the_hooks_socket_into_the_sidecar_alone() -> None:
+    made = injected(a_template(an_app()), "orders", SIDECAR)
+    key = {"secret": {"secretName": "orders-rota-key", "optional": True}}
+    assert volumes(made)[mounts(made)["/etc/rota-key"]] == key
+    socket = {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    assert volumes(made)[mounts(made)["/run/rota"]] == socket
+    hook = {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}}
+    assert the_sidecar(made)["lifecycle"] == hook
+    assert made["spec"]["containers"] == [an_app(lifecycle=DRAINED)]
+
+
+def test_injection_keeps_state_in_an_empty_dir_unless_the_app_mounts_a_volume() -> None:
+    made = injected(a_template(), "orders", SIDECAR)
+    assert volumes(made)[mounts(made)["/var/lib/rota"]] == {"emptyDir": {"sizeLimit": "256Mi"}}
+    mount = {"name": "data", "mountPath": "/var/lib/rota/", "subPath": "offsets"}
+    made = injected(a_template(an_app(volumeMounts=[mount])), "orders", SIDECAR)
+    assert mounts(made)["/var/lib/rota"] == "data"
+    assert {"name": "data", "mountPath": "/var/lib/rota", "subPath": "offsets"} in the_sidecar(made)["volumeMounts"]
+    assert "rota-state" not in volumes(made)
+
+
+def test_injection_probes_find_a_hanging_sidecar_unready_before_dead() -> None:
+    made = the_sidecar(injected(a_template(), "orders", SIDECAR))
+    probes = [made[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert [it["httpGet"] for it in probes] == [{"path": p, "port": 9911} for p in ("/healthz", "/readyz", "/healthz")]
+    _, readiness, liveness = ((it["periodSeconds"] + it["timeoutSeconds"]) * it["failureThreshold"] for it in probes)
+    assert readiness < 10  # lostAfter
+    assert liveness > 40  # who stood still for so long goes on
+    assert made["ports"] == [
+        {"name": "rota-report", "containerPort": 9911},
+        {"name": "rota-control", "containerPort": 9913},
+    ]
+
+
+def test_injection_sets_resources_of_the_group_or_small_defaults() -> None:
+    assert the_sidecar(injected(a_template(), "orders", SIDECAR))["resources"] == {
+        "requests": {"cpu": "20m", "memory": "64Mi"},
+        "limits": {"memory": "256Mi"},
+    }
+    asked = SidecarSpec.of(a_spec(sidecar={"resources": {"limits": {"cpu": 1}}}), "rota-sidecar:1", 30.0)
+    assert the_sidecar(injected(a_template(), "orders", asked))["resources"] == {"limits": {"cpu": 1}}
+
+
+def test_injection_adds_a_drain_hook_unless_the_app_has_a_pre_stop_hook() -> None:
+    sleeps = {"preStop": {"sleep": {"seconds": 5}}}
+    starts = {"postStart": {"exec": {"command": ["warm-up"]}}}
+    apps = [an_app(), {"name": "busy", "lifecycle": sleeps}, {"name": "slow", "lifecycle": starts}]
+    made = injected(a_template(*apps), "orders", SIDECAR)
+    assert [it["lifecycle"] for it in made["spec"]["containers"]] == [DRAINED, sleeps, starts | DRAINED]
+
+
+@pytest.mark.parametrize(
+    ("given_", "drain", "made"),
+    [(None, 30.0, 45), (None, 10.0, None), (5, 10.0, 25), (300, 30.0, 300), (45, 30.0, 45), (None, 30.5, 46)],
+)
+def test_injection_raises_the_grace_period_to_drain_plus_15_seconds_and_never_lowers_it(
+    given_: int | None, drain: float, made: int | None
+) -> None:
+    template = a_template(**({} if given_ is None else {"terminationGracePeriodSeconds": given_}))
+    found = injected(template, "orders", SidecarSpec(image="rota-sidecar:1", drain_timeout=drain))
+    assert found["spec"].get("terminationGracePeriodSeconds") == made
+
+
+def test_injection_is_recognized_by_the_operator() -> None:
+    made = injected(a_template(), "orders", SIDECAR)
+    assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).works_for == "orders"
+
+
+# Out again.
+
+NAMES = st.sampled_from(["a", "b", "app", "rota-state"])
+LABELS = st.dictionaries(st.sampled_from(["app", "tier", "rota.dev/group"]), st.sampled_from(["x", "orders"]))
+HOOKS = st.sampled_from([None, {}, {"exec": {"command": ["true"]}}, {"httpGet": {"path": "/bye", "port": 80}}])
+LIFECYCLES: st.SearchStrategy[Any] = st.none() | st.fixed_dictionaries(
+    {}, optional={"preStop": HOOKS, "postStart": st.just({"exec": {}})}
+)
+MOUNTS = st.fixed_dictionaries(
+    {"name": st.sampled_from(["data", "rota-state"]), "mountPath": st.sampled_from(["/data", "/var/lib/rota"])}
+)
+CONTAINERS = st.fixed_dictionaries(
+    {"name": NAMES},
+    optional={
+        "image": st.just("app"),
+        "lifecycle": LIFECYCLES,
+        "volumeMounts": st.none() | st.lists(MOUNTS, max_size=2),
+        "resources": st.just({}),
+    },
+)
+VOLUMES: st.SearchStrategy[Object] = st.fixed_dictionaries(
+    {"name": st.sampled_from(["data", "tmp"])}, optional={"emptyDir": st.just({})}
+)
+TEMPLATES: st.SearchStrategy[Object] = st.fixed_dictionaries(
+    {
+        "spec": st.fixed_dictionaries(
+            {"containers": st.lists(CONTAINERS, min_size=1, max_size=3)},
+            optional={
+                "initContainers": st.none() | st.lists(CONTAINERS, max_size=2),
+                "volumes": st.none() | st.lists(VOLUMES, max_size=2),
+                "terminationGracePeriodSeconds": st.none() | st.integers(0, 90),
+                "nodeSelector": st.just({}),
+            },
+        )
+    },
+    optional={
+        "metadata": st.none()
+        | st.fixed_dictionaries(
+            {}, optional={"labels": st.none() | LABELS, "annotations": st.none() | st.just({"a": "b"}) | st.just({})}
+        )
+    },
+)
+SIDECARS = st.builds(
+    SidecarSpec,
+    image=st.sampled_from(["rota-sidecar:1", "rota-sidecar:2"]),
+    drain_timeout=st.sampled_from([1.0, 30.0, 60.5]),
+    credentials_secret=st.sampled_from(["", "acl"]),
+    ca_secret=st.sampled_from(["", "ca"]),
+)
+
+
+@given(TEMPLATES, SIDECARS)
+def test_injection_is_fully_reverted(template: Object, sidecar: SidecarSpec) -> None:
+    assert uninjected(template) == template
+    assert uninjected(injected(template, "orders", sidecar)) == template
+
+
+@given(TEMPLATES, SIDECARS, SIDECARS)
+def test_injection_twice_equals_the_last_one(template: Object, first: SidecarSpec, then: SidecarSpec) -> None:
+    once = injected(template, "orders", then)
+    assert injected(once, "orders", then) == once
+    assert injected(injected(template, "payments", first), "orders", then) == once
+
+
+@given(TEMPLATES, SIDECARS)
+def test_injection_does_not_modify_its_input(template: Object, sidecar: SidecarSpec) -> None:
+    before = json.dumps(template)
+    made = injected(template, "orders", sidecar)
+    kept = json.dumps(made)
+    uninjected(made)
+    injected(made, "payments", sidecar)
+    assert (json.dumps(template), json.dumps(made)) == (before, kept)
+
+
+def test_injection_revert_keeps_a_volume_of_the_app_with_the_sidecars_name() -> None:
+    mount = {"name": "rota-state", "mountPath": "/var/lib/rota"}
+    template = a_template(an_app(volumeMounts=[mount]), volumes=[{"name": "rota-state", "emptyDir": {}}])
+    made = injected(template, "orders", SIDECAR)
+    assert mounts(made)["/var/lib/rota"] == "rota-state"
+    assert uninjected(made) == template
+
+
+def test_injection_writes_no_revert_note_if_names_suffice() -> None:
+    template = a_template(terminationGracePeriodSeconds=60)
+    assert BEFORE not in injected(template, "orders", SIDECAR)["metadata"]["annotations"]
+
+
+def test_injection_revert_keeps_later_changes() -> None:
+    made = injected(a_template(), "orders", SIDECAR)
+    made["spec"]["terminationGracePeriodSeconds"] = 300
+    made["spec"]["containers"].insert(0, {"name": "another"})
+    assert uninjected(made)["spec"] == {"containers": [{"name": "another"}, {"name": "app"}]} | {
+        "terminationGracePeriodSeconds": 300
+    }
+
+
+def test_injection_revert_ignores_defaults_of_the_api_server() -> None:
+    made = injected(a_template(), "orders", SIDECAR)
+    hook = made["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"]
+    hook["scheme"] = "HTTP"
+    for it in made["spec"]["volumes"]:
+        if "configMap" in it:
+            it["configMap"]["defaultMode"] = 420
+    assert uninjected(made) == a_template()
+
+
+DEEP_NOTE = '[[["spec"],' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "note", ["", "?", "[]", "{}", "[1]", "[[[],[],[]]]", '[[["spec","containers",9,"x"],[],[1]]]', DEEP_NOTE]
+)
+def test_injection_revert_with_a_corrupt_note_restores_nothing(note: str) -> None:
+    made = injected(a_template(), "orders", SIDECAR)
+    made["metadata"]["annotations"][BEFORE] = note
+    assert uninjected(made) == a_template(terminationGracePeriodSeconds=45)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from("ab"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), VALUES), st.dictionaries(st.sampled_from("abc"), VALUES))
+def test_injection_revert_note_restores_any_value(found: Object, was: Object) -> None:
+    assert undone(found, noted(found, was)) == was
+    assert noted(was, was) == ""
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ({}, "spec.template: object missing required field spec"),
+        ({"spec": {"containers": []}}, "spec.template.spec.containers: expected array of length >= 1"),
+        ({"spec": {"containers": "app"}}, "spec.template.spec.containers: expected array, got str"),
+        ({"spec": {"containers": [{"image": "app"}]}}, "spec.template.spec.containers[0]: object missing required"),
+        (a_template(an_app(lifecycle={"preStop": "bye"})), "lifecycle.preStop: expected object | null, got str"),
+        ({"metadata": {"labels": {"v": 1}}, **a_template()} | {"metadata": {"labels": {"v": 1}}}, "got int"),
+        (a_template({"name": "rota-sidecar"}), "spec.template.spec.containers has a rota-sidecar"),
+        (a_template(volumes=[{"name": "rota-documents"}]), "spec.template.spec.volumes has a rota-documents"),
+    ],
+)
+def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(template: Object, told: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        injected(template, "orders", SIDECAR)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# The Deployment of a group.
+
+BODY = Custom(Metadata("orders", uid="1-2-3", namespace="shop"))
+
+
+def a_deployment(image: str = "rota-sidecar:1", standing: Object | None = None, **spec: Any) -> Object:
+    asked = a_spec(**{"replicas": 3, "template": a_template(), **spec})
+    return deployment(BODY, asked, SidecarSpec.of(asked, image, 30.0), standing)
+
+
+def image_of(body: Object) -> str:
+    return str(the_sidecar(body["spec"]["template"])["image"])
+
+
+def test_deployment_is_owned_by_its_group() -> None:
+    body = a_deployment(rollout={"maxSurge": "25%", "maxUnavailable": 1})
+    metadata, spec = body["metadata"], body["spec"]
+    assert (metadata["name"], metadata["namespace"]) == ("orders", "shop")
+    assert metadata["labels"] == {"rota.dev/group": "orders", "app.kubernetes.io/managed-by": "rota"}
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"], owner["controller"]) == (
+        "ConsumerGroup",
+        "orders",
+        "1-2-3",
+        True,
+    )
+    assert spec["replicas"] == 3
+    assert spec["selector"] == {"matchLabels": {"rota.dev/group": "orders"}}
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": 1}
+
+
+def test_deployment_keeps_user_labels_and_annotations_except_the_selector_label() -> None:
+    labels = {"app": "shop", "rota.dev/group": "another"}
+    template = a_template() | {"metadata": {"labels": labels, "annotations": {"team": "a"}}}
+    metadata = a_deployment(template=template)["spec"]["template"]["metadata"]
+    assert metadata["labels"] == {"app": "shop", "rota.dev/group": "orders"}
+    assert metadata["annotations"]["team"] == "a"
+
+
+def test_deployment_keeps_its_sidecar_under_a_new_operator() -> None:
+    standing = a_deployment("rota-sidecar:1")
+    old = the_sidecar(standing["spec"]["template"])
+    del old["livenessProbe"]  # an earlier version made it in another way
+    standing["spec"]["template"]["spec"]["volumes"][0]["configMap"]["defaultMode"] = 420
+    assert a_deployment("rota-sidecar:2", standing)["spec"]["template"] == standing["spec"]["template"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"template": a_template(an_app(image="app:2"))},
+        {"sidecar": {"resources": {"limits": {"memory": "1Gi"}}}},
+        {"sidecar": {"autoUpgrade": True}},
+        {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}}}},
+    ],
+)
+def test_deployment_gets_the_new_sidecar_with_a_pod_change_or_auto_upgrade(changed: Object) -> None:
+    assert image_of(a_deployment("rota-sidecar:2", a_deployment("rota-sidecar:1"), **changed)) == "rota-sidecar:2"
+
+
+def test_deployment_keeps_the_sidecar_and_hooks_of_an_earlier_version() -> None:
+    standing = a_deployment("rota-sidecar:1")
+    sidecar, pod = the_sidecar(standing["spec"]["template"]), standing["spec"]["template"]["spec"]
+    del sidecar["lifecycle"]
+    pod["containers"][0]["lifecycle"]["preStop"]["httpGet"]["path"] = "/v1/drain"
+    wish = standing["metadata"]["annotations"][WISH]
+    assert wish.endswith("-2"), "an earlier version, which cannot keep this sidecar, must find another wish"
+    standing["metadata"]["annotations"][WISH] = wish.removesuffix("-2")
+    made = a_deployment("rota-sidecar:2", standing)
+    assert made["spec"]["template"] == standing["spec"]["template"]
+    assert made["metadata"]["annotations"] == standing["metadata"]["annotations"]
+
+
+def test_deployment_keeps_its_sidecar_when_only_replicas_or_rollout_change() -> None:
+    standing = a_deployment("rota-sidecar:1")
+    made = a_deployment("rota-sidecar:2", standing, replicas=7, rollout={"maxSurge": 2})
+    assert (image_of(made), made["spec"]["replicas"]) == ("rota-sidecar:1", 7)
+
+
+def test_deployment_reverts_manual_changes_of_its_template() -> None:
+    standing = a_deployment("rota-sidecar:1")
+    wanted = json.dumps(standing)
+    standing["spec"]["template"]["spec"]["containers"][0]["image"] = "by-hand"
+    assert a_deployment("rota-sidecar:2", standing) == json.loads(wanted)
+
+
+def test_deployment_without_sidecar_gets_the_current_one() -> None:
+    standing = {"metadata": {"annotations": None}, "spec": {"template": a_template()}}
+    assert image_of(a_deployment("rota-sidecar:2", standing)) == "rota-sidecar:2"
+
+
+def test_manifest_module_imports_neither_kopf_nor_aiohttp() -> None:
+    loaded = "import sys, rota.kube.workload.injection; print({'kopf', 'aiohttp'} & sys.modules.keys())"
+    ran = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"

@@ -1,0 +1,201 @@
+"""What the documents say is true: what they name is there, and commands they show on files run."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kube.pages import ON_A_NODE, blocks, typed
+from rota import strategies
+from rota.cli import main
+from rota.documents import read_assignment, write_assignment
+from rota.model import Queue, Reason, Roster
+
+ROOT = Path(__file__).parents[3]
+PAGES = [page for place in ("", "docs", "bench", "charts/rota") for page in sorted((ROOT / place).glob("*.md"))]
+# These pages are typed line by line.
+ON_A_FLEET = ("command-line", "conditions", "fleets", "journal", "lag", "operator", "page", "runbook")
+TYPED = {
+    "tutorial.md": "tests/kube/test_tutorial.py",
+    "migration.md": "tests/kube/test_migration.py",
+    **{f"{page}.md": "tests/kube/test_pages.py" for page in ON_A_FLEET},
+    "policies.md": "tests/unit/project/test_policies_page.py",
+    "pull.md": "tests/sidecar/test_pull_examples.py",
+}
+# What begins so is done by other tests, mostly in other words.
+ELSEWHERE = {
+    **dict.fromkeys(ON_A_NODE, "tests/e2e/test_install.py"),
+    "kubectl apply -f advice/": "tests/kube/test_pages.py",
+    "kubectl patch consumergroup": "tests/kube/test_pages.py",
+    "kubectl patch secret rota-operator-key": "tests/kube/test_operator.py",
+    "rota pipeline ": "tests/pipeline/test_page.py",
+    "sha256sum --check": "tests/chart/test_release.py",
+    "make demo": "tests/ground/tests/test_demo.py",
+    "make test": ".ci/run",
+    "make install": ".ci/run",
+    "python -m ground up": "tests/ground/tests/test_command.py",
+    "python -m ground status": "tests/ground/tests/test_command.py",
+    "python -m ground down": "tests/ground/tests/test_command.py",
+    "rota sidecar --group": "tests/sidecar/test_command.py",
+    "docker build": "tests/images/test_images.py",
+    "helm install": "tests/e2e/test_install.py",
+    "helm test": "tests/e2e/test_install.py",
+    "helm uninstall": "tests/e2e/test_ends.py",
+    "kubectl delete namespace": "tests/e2e/test_ends.py",
+    "kubectl delete": "tests/e2e/test_ends.py",
+    "kubectl label -f crds/": "tests/e2e/test_ends.py",
+    "kubectl annotate --overwrite -f crds/": "tests/e2e/test_ends.py",
+}
+
+
+def commands(page: Path) -> list[str]:
+    """Return what a page tells to type, without what it says about it; where `rota` and python are does not matter."""
+    return [re.sub(r"  +# .*|\.venv/bin/", "", it.command).strip() for it in typed(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_docs_links_and_paths_exist(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    paths = re.findall(r"`((?:docs|tests|operator|bench|charts)/[\w./-]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_docs_make_targets_exist(page: Path) -> None:
+    offered = subprocess.run(["make", "-qp"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    named = set(re.findall(r"(?:`|\$ |^    )make ([a-z-]+)", page.read_text(), re.MULTILINE))
+    assert [target for target in named if f"\n{target}:" not in offered] == []
+
+
+ON_THE_GROUND = {command for page in PAGES if page.name in TYPED for command in commands(page)}
+OTHERS = [(page.name, command) for page in PAGES if page.name not in TYPED for command in commands(page)]
+SHOWN = [
+    (page, command)
+    for page, command in OTHERS
+    if command.startswith("rota ") and command not in ON_THE_GROUND and not command.startswith(tuple(ELSEWHERE))
+]
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN, ids=[f"{page}: {command}" for page, command in SHOWN])
+def test_docs_rota_commands_run(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0, f"{page}: {command}"
+
+
+def test_docs_commands_are_each_run_by_a_test() -> None:
+    tests = {*TYPED.values(), *ELSEWHERE.values()}
+    assert [test for test in tests if not (ROOT / test).exists()] == []
+    assert [page for page, test in TYPED.items() if page not in (ROOT / test).read_text()] == []
+    assert [
+        (page, command)
+        for page, command in OTHERS
+        if command not in ON_THE_GROUND and (page, command) not in SHOWN and not command.startswith(tuple(ELSEWHERE))
+    ] == []
+
+
+def test_docs_contain_every_command_listed_as_run_elsewhere() -> None:
+    shown = [*ON_THE_GROUND, *(command for _, command in OTHERS), *(it for page in PAGES for it in in_bash(page))]
+    assert [start for start in ELSEWHERE if not any(command.startswith(start) for command in shown)] == []
+
+
+IN_BASH = [
+    (page.name, command)
+    for page in PAGES
+    for block in blocks(page, "bash")
+    for line in block.splitlines()
+    for command in re.findall(r"(?:^|\| )(?:\.venv/bin/)?(rota [^|>&#]*)", line)
+    if "${" not in command
+]
+
+
+@pytest.mark.parametrize(("page", "command"), IN_BASH, ids=[f"{page}: {command}" for page, command in IN_BASH])
+def test_docs_rota_commands_use_existing_options(page: str, command: str) -> None:
+    """What needs a cluster, or goes on for ever, is not run here; but it is understood."""
+    found: click.Command = main
+    name, *words = shlex.split(re.sub(r" 2$", "", command))
+    with click.Context(main) as context:
+        while isinstance(found, click.Group):
+            name = words.pop(0)
+            known = found.get_command(context, name)
+            assert known, f"{page}: {command}"
+            found = known
+        found.make_context(name, words, parent=context)
+
+
+# What `bash` blocks tell to type, and no test types in these words. Nothing is to be added here: a `console` block is
+# typed, by its page's test.
+UNTYPED = (
+    # No release is published yet; tests/chart/test_release.py does what is quick of `make release-check`.
+    ("pipeline.md", "pip install 'rota-operator[pipeline]'"),
+    ("releasing.md", "git clone --branch v0.2.0 https://github.com/rota-dev/rota && cd rota"),
+    ("releasing.md", "make release-check"),
+    ("releasing.md", "diff dist/SHA256SUMS ../SHA256SUMS"),
+    # A cluster is needed that runs Spark's executors; tests/pipeline/test_session.py submits to this machine.
+    (
+        "pipeline.md",
+        "spark-submit --master k8s://https://kubernetes.default.svc --deploy-mode cluster --name rota-rollup",
+    ),
+)
+
+
+def in_bash(page: Path) -> list[str]:
+    """Return the commands in a page's blocks of the languages of shells, each with all of its lines."""
+    text = "".join(it for language in ("bash", "sh", "shell") for it in blocks(page, language))
+    text = re.sub(r"<<'EOF'\n.*?^EOF$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [
+        line.removeprefix(".venv/bin/") for line in re.findall(r"^[^\s#}].*", re.sub(r"\\\n", "", text), re.MULTILINE)
+    ]
+
+
+def test_docs_bash_blocks_have_no_new_untested_command() -> None:
+    found = [(page.name, command) for page in PAGES for command in in_bash(page)]
+    assert [
+        (page, command)
+        for page, command in found
+        if not command.startswith(tuple(ELSEWHERE))
+        and not any(page == it and command.startswith(so) for it, so in UNTYPED)
+    ] == []
+    over = [(it, so) for it, so in UNTYPED if not any(page == it and command.startswith(so) for page, command in found)]
+    assert over == [], "it is typed now, or gone"
+
+
+def test_docs_strategy_of_the_contributing_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = blocks(ROOT / "docs/contributing.md", "python")
+    made: dict[str, Any] = {}
+    exec(source, made)  # noqa: S102 - our own page
+    monkeypatch.setitem(strategies.STRATEGIES, "WholeTopics", made["whole_topics"])
+    monkeypatch.setitem(strategies.REASONS, "WholeTopics", made["why_whole_topics"])
+    queues = [Queue(topic, "broker-a", number) for topic in ("a", "b", "c") for number in range(3)]
+    shares = strategies.allocate("WholeTopics", queues, ["m0", "m1"])
+    assert {member: {queue.topic for queue in share} for member, share in shares.items()} == {
+        "m0": {"a", "c"},
+        "m1": {"b"},
+    }
+    assert sum(map(len, shares.values())) == len(queues)
+    roster = Roster.of(queues, ["m0", "m1"], {queue: member for member, share in shares.items() for queue in share})
+    owners = strategies.prepared("WholeTopics")(roster)
+    assert list(owners) == list(roster.owners), "its own answer as present owners changes nothing"
+    assert owners.dtype == "int32"
+    said = strategies.explain("WholeTopics", roster, owners, queues[3])
+    assert said == "b/broker-a/0 stays with m1: b is topic 2 of 3, and m1 gets it as a whole"
+
+
+def test_docs_conditions_page_lists_every_reason_once_and_no_other() -> None:
+    page = (ROOT / "docs" / "conditions.md").read_text()
+    assert sorted(re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)) == sorted(Reason)
+
+
+def test_docs_handover_page_shows_a_valid_assignment_document() -> None:
+    shown = re.findall(r"^```json\n(.*?)^```", (ROOT / "docs/handover.md").read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = (it for it in shown if '"releasing"' in it)
+    document = read_assignment(found)
+    assert json.loads(write_assignment(document)["assignment.json"]) == json.loads(found)
+    assert {release.holder.name for release in document.releasing.values()} == {"m1"}

@@ -1,0 +1,64 @@
+"""A short run of the fuzzer; the nightly run continues it by `python -m fuzz`."""
+
+import json
+
+import pytest
+
+from fuzz import documents
+from fuzz.corpus import BODIES, FRAMES, MESSAGES
+from fuzz.run import CHECKS, TARGETS, choose, failure
+from rota import records
+from rota.brokers.rocketmq.wire import fastjson
+from rota.brokers.rocketmq.wire.frames import Decoder, Malformed
+from rota.brokers.rocketmq.wire.messages import prefix
+from rota.documents import read_assignment, read_report
+from rota.spec import group_spec, policy_spec
+from rota.spec.resolved import read_settings
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_fuzz_finds_no_failure(first: int) -> None:
+    assert [found for seed in range(first, first + 500) if (found := failure(seed))] == []
+
+
+def test_fuzz_samples_of_rocketmq_can_be_read() -> None:
+    assert all(list(Decoder().feed(data)) for data in FRAMES)
+    assert all(isinstance(fastjson.read(data, object), dict) for data in BODIES)
+    damages = {message.damage for data in MESSAGES for message in prefix(data, "broker-a")[0]}
+    assert damages == {
+        "",
+        "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows",
+    }
+
+
+def test_fuzz_samples_of_documents_can_be_read() -> None:
+    readers = (
+        (documents.ASSIGNMENTS, read_assignment),
+        (documents.REPORTS, read_report),
+        (documents.SETTINGS, read_settings),
+        (documents.JOURNAL, records.read),
+        (documents.GROUPS, lambda data: group_spec(json.loads(data))),
+        (documents.POLICIES, lambda data: policy_spec(json.loads(data))),
+    )
+    assert all(read(sample) for samples, read in readers for sample in samples)
+
+
+def test_fuzz_tries_every_target() -> None:
+    assert {choose(seed)[0] for seed in range(200)} == TARGETS.keys()
+
+
+def test_fuzz_prints_the_command_that_tries_a_failure_again() -> None:
+    def fail(_: bytes) -> None:
+        raise IndexError("out of range")
+
+    name, data = choose(7)
+    assert failure(7, {name: fail}) == (
+        f"{name} of {len(data):,} bytes: IndexError: out of range\n  again: python -m fuzz --seed 7"
+    )
+
+
+def test_fuzz_counts_an_exception_that_a_check_lets_out_as_a_failure() -> None:
+    def refuse(_: bytes) -> None:
+        raise Malformed("it is")
+
+    assert all("Malformed" in (failure(seed, dict.fromkeys(CHECKS, refuse)) or "") for seed in range(5))

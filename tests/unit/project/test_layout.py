@@ -1,0 +1,134 @@
+"""The shape of the repository, as far as a machine can hold it."""
+
+import ast
+import operator
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+ROTA = ROOT / "operator" / "rota"
+
+
+def test_layout_source_root_does_not_shadow_the_standard_library() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert operator.add(1, 2) == 3
+
+
+def test_layout_source_files_have_at_most_400_lines() -> None:
+    files = [*ROTA.rglob("*.py"), *(ROOT / "tests" / "ground").rglob("*.py")]
+    assert [str(path) for path in files if len(path.read_text().splitlines()) > 400] == []
+
+
+def test_layout_folders_have_at_most_ten_modules() -> None:
+    modules = Counter(path.parent for path in ROTA.rglob("*.py") if path.name != "__init__.py")
+    allowed = {ROTA, ROTA / "strategies"}
+    assert {folder: count for folder, count in modules.items() if count > 10 and folder not in allowed} == {}
+
+
+def test_layout_packages_say_what_they_are_for() -> None:
+    packages = [path for path in ROTA.rglob("__init__.py") if not path.read_text().startswith('"""')]
+    assert packages == []
+
+
+@pytest.mark.parametrize(("page", "number"), [("AGENTS.md", 15), ("docs/architecture.md", 8)])
+def test_layout_map_names_functions_that_exist(page: str, number: int) -> None:
+    doors = re.findall(r"`([a-z_/]+\.py):([A-Za-z_.]+)`", (ROOT / page).read_text())
+    roots = [ROTA, ROTA / "kube"]
+    assert len(doors) >= number
+    for file, name in doors:
+        path = next((root / file for root in roots if (root / file).is_file()), None)
+        assert path, f"{page} names {file}, which does not exist"
+        assert name in _definitions(path), f"{page} names {name}, which {file} does not define"
+
+
+def _definitions(path: Path) -> set[str]:
+    """Return the names of a module's functions, classes, methods and constants."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = [it.name for it in node.body if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)]
+            names.update(f"{node.name}.{method}" for method in methods)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(it.id for it in targets if isinstance(it, ast.Name))
+    return names
+
+
+def test_build_make_offers_at_most_sixteen_targets_and_help_by_default() -> None:
+    offered = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    targets = re.findall(r"make ([a-z-]+)", offered)
+    assert {"help", "demo", "test", "check", "presubmit", "bench"} <= set(targets)
+    assert len(targets) <= 16
+
+
+def test_build_dependencies_each_have_a_reason_comment() -> None:
+    for name in ("pyproject.toml", "tests/pyproject.toml"):
+        text = (ROOT / name).read_text()
+        project = tomllib.loads(text)
+        wanted = [*project["project"].get("dependencies", []), *_grouped(project)]
+        unexplained = [it for it in wanted if not re.search(rf'"{re.escape(it)}",\s*# \w', text)]
+        assert unexplained == ["rota-ground"] * (name == "pyproject.toml")
+
+
+def _grouped(project: dict[str, dict[str, dict[str, list[object]]]]) -> list[str]:
+    groups = [
+        *project["project"].get("optional-dependencies", {}).values(),
+        *project.get("dependency-groups", {}).values(),
+    ]
+    return [it for group in groups for it in group if isinstance(it, str)]
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("planner.py", "import time", "The core decides without I/O, clock, chance or logs"),
+        ("model.py", "import rota.planner", "Packages import only packages below them"),
+        ("brokers/port.py", "import pyspark", "Only the pipeline knows Spark"),
+        ("metrics.py", "import kopf", "Only kube knows kopf and Kubernetes"),
+        ("documents.py", "import numpy", "The sidecar stays small: no kopf, Kubernetes, numpy or Spark"),
+        ("kube/state/group.py", "import rota.kube.members.topology", "kube: from the API server's client up"),
+        ("sidecar/status/problems.py", "import rota.sidecar.delivery.push", "sidecar: from pure machines up"),
+        ("pipeline/ingest/facts.py", "import rota.pipeline.history.audit", "pipeline: from the journal to the report"),
+        (
+            "brokers/rocketmq/wire/codes.py",
+            "import rota.brokers.rocketmq.transport.connection",
+            "RocketMQ: the wire format",
+        ),
+        ("cli/console/output.py", "import rota.cli.client.proxy", "cli: commands on the console and the client"),
+    ],
+)
+def test_layout_import_contracts_detect_violations(tmp_path: Path, module: str, line: str, broken: str) -> None:
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    for path in ROTA.rglob("*.py"):
+        copy = tmp_path / "rota" / path.relative_to(ROTA)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    with (tmp_path / "rota" / module).open("a") as file:
+        file.write(f"{line}\n")
+    lint = Path(sys.executable).with_name("lint-imports")
+    ran = subprocess.run(
+        [lint, "--no-cache"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert ran.returncode == 1
+    assert f"{broken}" in " ".join(ran.stdout.partition("Broken contracts")[2].split())
+
+
+def test_image_is_built_with_the_uv_version_of_the_environment() -> None:
+    pinned = re.search(r'"uv==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert pinned
+    assert f"astral-sh/uv:{pinned[1]}\n" in (ROOT / "Dockerfile").read_text()

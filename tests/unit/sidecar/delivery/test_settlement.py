@@ -1,0 +1,60 @@
+"""How a message that was handed over ends, and what that means for those that came back with it."""
+
+from dataclasses import dataclass
+from itertools import count
+
+from builders import a_spec
+from rota.brokers.errors import BrokerError
+from rota.brokers.message import Message
+from rota.brokers.port import Pulled
+from rota.model import Queue
+from rota.sidecar.consume.queue_reader import Reading
+from rota.sidecar.delivery.scheduler import Taken
+from rota.sidecar.delivery.settlement import Endings, _not_taken
+from rota.sidecar.member.window import Window
+from rota.sidecar.status.problems import Health
+from rota.spec.resolved import Settings, read_settings, write_settings
+
+Q = Queue("orders", "broker-a", 3)
+
+
+@dataclass
+class AMember:
+    """As much of a member as endings ask for; its time goes on with every look."""
+
+    health: Health
+    settings: Settings
+    clock = count(1)
+
+    def now(self) -> float:
+        return float(next(self.clock))
+
+    def reading(self, _: Queue) -> Reading | None:
+        return None
+
+    def offer(self, _: Reading) -> None:
+        pass
+
+
+def taken(window: Window) -> Taken:
+    delivery = window.take(1, now=1e9)
+    assert delivery
+    return Taken(Q, window, delivery)
+
+
+def test_push_repeats_undelivered_messages_from_the_lowest_offset() -> None:
+    member = AMember(Health(), read_settings(write_settings("shop", a_spec(), 30.0, None)))
+    endings, window = Endings(member), Window(next=0, orderly=False, committed=0)
+    window.put(0, Pulled(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
+    for it in [taken(window) for _ in range(3)]:
+        endings.back(it, it.delivery.messages)
+    for _ in range(3):
+        it = taken(window)
+        assert [message.offset for message in it.delivery.messages] == [0]
+        endings.back(it, it.delivery.messages)
+
+
+def test_retry_rejection_names_the_message_in_at_most_100_characters() -> None:
+    message = Message(Q, 7, b"", {"UNIQ_KEY": "k\n" * 15_000})
+    told = _not_taken(message, BrokerError("it is full"))
+    assert told.startswith(f"The broker keeps {'k ' * 50}…, offset 7 of ")

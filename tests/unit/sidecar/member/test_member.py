@@ -1,0 +1,600 @@
+"""The whole member: what it obeys, what it says of itself, and that it never works what is not its."""
+
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from rota.documents import Assignment, Share, read_report, write_assignment
+from rota.model import Queue
+from rota.ranges import from_ranges
+from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.queue_lifecycle import HOLD, Act, Command, Event, State
+
+A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
+NAME, UID, GROUP = "m1", "uid-1", "shop/orders"
+
+
+def a_document(generation: int, *queues: Queue, uid: str = UID, name: str = NAME, **changed: Any) -> str:
+    fields = {"group": GROUP, "issued_at": "2026-11-21T08:00:00.000Z", "members": {name: Share(uid, queues)}} | changed
+    text = write_assignment(Assignment(generation=generation, **fields))["assignment.json"]
+    assert isinstance(text, str)
+    return text
+
+
+def a_member(*queues: Queue, generation: int = 5, **settled: Any) -> Member:
+    """Return a member that runs these queues, all since 0."""
+    member = Member(NAME, UID, **settled)
+    answer(member, member.read(a_document(generation, *queues), 0.0), 0.0)
+    assert states(member) == dict.fromkeys(queues, State.RUNNING)
+    return member
+
+
+GOOD = {
+    Act.LOCK: Event.LOCKED,
+    Act.PLACE: Event.PLACED,
+    Act.STOP: Event.EMPTY,
+    Act.CUT: Event.EMPTY,
+    Act.UNLOCK: Event.UNLOCKED,
+}
+
+
+def answer(member: Member, step: Step, now: float) -> list[Command]:
+    """Answer all of it well, and what follows; return every command there was."""
+    commands = list(step.commands)
+    for command in commands:
+        if command.act in GOOD:
+            sent = now if command.act is Act.LOCK else None
+            commands += member.happened(GOOD[command.act], command.queue, command.life, now, sent).commands
+    return commands
+
+
+def states(member: Member) -> dict[Queue, State]:
+    return {queue: life.state for queue, life in member.lives.items()}
+
+
+def acts(step: Step) -> list[tuple[Act, Queue]]:
+    return [(command.act, command.queue) for command in step.commands]
+
+
+def held(member: Member) -> list[Queue]:
+    return from_ranges(member.report().held)
+
+
+def releasing(member: Member) -> list[Queue]:
+    return from_ranges(member.report().releasing)
+
+
+def test_member_starts_the_queues_of_its_first_assignment_and_stores_the_generation() -> None:
+    member = Member(NAME, UID)
+    step = member.read(a_document(5, B, A), 0.0)
+    assert step.remember == 5
+    assert acts(step) == [(Act.PLACE, A), (Act.PLACE, B)]
+    assert held(member) == [A, B]
+    assert member.report().generation == 5
+    assert {command.act for command in answer(member, step, 0.0)} == {Act.PLACE, Act.FETCH}
+    assert set(states(member).values()) == {State.RUNNING}
+
+
+def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> None:
+    member = a_member(A, B)
+    step = member.read(a_document(7, B, C), 10.0)
+    assert step.remember == 7
+    assert acts(step) == [(Act.STOP, A), (Act.PLACE, C)]
+    assert (held(member), releasing(member)) == ([B, C], [A])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "There is no assignment; generation 5 stays in force"),
+        (b"", "The assignment is torn: it is no JSON object"),
+        (a_document(9, A)[:-9], "The assignment is torn: it is no JSON object"),
+        (a_document(9).replace("9", "8"), "The assignment was changed or torn: its sum does not match"),
+        (a_document(4), "The assignment has generation 4, but 5 is obeyed"),
+        (a_document(5), "The assignment has another text than the generation 5 that is obeyed"),
+        (a_document(9, group="a/b"), "The assignment is of group a/b, this member works for shop/orders"),
+        (a_document(9).replace('"schema":1', '"schema":2'), None),
+        (a_document(5, A), None),
+    ],
+    ids=["gone", "empty", "torn", "changed", "older", "two texts", "foreign", "schema", "the same"],
+)
+def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | None, why: str | None) -> None:
+    member = a_member(A)
+    before = member.report()
+    step = member.read(text, 1.0)
+    assert (step.remember, step.commands) == (None, ())
+    assert step.why == why or why is None
+    assert member.report() is before
+    assert states(member) == {A: State.RUNNING}
+
+
+def test_assignment_that_is_read_again_unchanged_does_nothing() -> None:
+    assert a_member(A).read(a_document(5, A), 1.0) == Step()
+
+
+def test_assignment_of_another_group_is_rejected_from_the_start_if_the_group_is_known() -> None:
+    member = Member(NAME, UID, group="shop/bills")
+    assert member.read(a_document(9, A), 0.0).why is not None
+    assert member.obeyed == 0
+    assert member.lives == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [a_document(6, A, B, name="m2"), a_document(6, A, B, uid="uid-2"), a_document(6)],
+    ids=["not named", "another pod's", "nothing for it"],
+)
+def test_assignment_without_queues_for_the_member_is_applied(text: str) -> None:
+    member = a_member(A, B)
+    step = member.read(text, 1.0)
+    assert step.remember == 6
+    assert acts(step) == [(Act.STOP, A), (Act.STOP, B)]
+    answer(member, step, 1.0)
+    assert (member.report().generation, member.report().working) == (6, frozenset())
+
+
+def test_restart_of_a_member_applies_the_stored_generation_but_no_lower_one() -> None:
+    member = Member(NAME, UID, obeyed=5)
+    assert member.report().generation == 5
+    assert member.read(a_document(4, A), 0.0).remember is None
+    assert member.read(None, 0.0).remember is None
+    step = member.read(a_document(5, A), 0.0)
+    assert (step.remember, acts(step)) == (5, [(Act.PLACE, A)])
+    assert member.read(a_document(5, B), 0.0).why == (
+        "The assignment has another text than the generation 5 that is obeyed"
+    )
+
+
+def test_broadcasting_assigns_every_queue_to_a_listed_member_only() -> None:
+    member = Member(NAME, UID)
+    member.read(a_document(1, everyone=(A, B, C)), 0.0)
+    assert sorted(member.lives) == [A, B, C]
+    step = member.read(a_document(2, uid="uid-2", everyone=(A, B, C)), 0.0)
+    assert {act for act, _ in acts(step)} == {Act.STOP}
+
+
+def test_member_keeps_consuming_without_an_assignment() -> None:
+    member = a_member(A)
+    assert member.read(None, 1e6).commands == ()
+    assert member.may_deliver(A, 1e6, 30.0)
+
+
+def test_queue_release_waits_for_the_last_commit_and_the_unlock() -> None:
+    member = a_member(A, orderly=True)
+    stop = member.read(a_document(6), 1.0).commands[0]
+    assert not member.may_deliver(A, 1.0, 30.0)
+    assert member.may_commit(A)
+    unlock = member.happened(Event.EMPTY, A, stop.life, 2.0).commands[0]
+    assert unlock.act is Act.UNLOCK
+    assert (held(member), releasing(member)) == ([], [A])
+    member.happened(Event.UNLOCKED, A, unlock.life, 3.0)
+    assert member.report().working == frozenset()
+    assert not member.may_commit(A)
+
+
+def test_drain_is_cut_after_its_timeout_since_the_assignment_was_applied() -> None:
+    member = a_member(A, drain_timeout=20.0)
+    stop = member.read(a_document(6), 100.0).commands[0]
+    member.read(a_document(7), 110.0)
+    assert member.next_look() == 120.0
+    assert member.tick(119.9) == Step()
+    assert acts(member.tick(120.0)) == [(Act.CUT, A)]
+    assert member.next_look() is None
+    assert releasing(member) == [A]
+    member.happened(Event.EMPTY, A, stop.life, 121.0)
+    assert releasing(member) == []
+
+
+def test_drain_is_cancelled_when_the_queue_is_assigned_again() -> None:
+    member = a_member(A)
+    stop = member.read(a_document(6), 1.0).commands[0]
+    assert acts(member.read(a_document(7, A), 2.0)) == [(Act.FETCH, A)]
+    assert member.happened(Event.EMPTY, A, stop.life, 3.0) == Step()
+    assert states(member) == {A: State.RUNNING}
+    assert member.next_look() is None
+    again = member.read(a_document(8), 4.0).commands[0]
+    assert member.happened(Event.EMPTY, A, stop.life, 5.0) == Step()  # of the first drain
+    assert releasing(member) == [A]
+    member.happened(Event.EMPTY, A, again.life, 6.0)
+    assert member.lives == {}
+
+
+def test_drain_that_was_cut_ends_before_the_queue_starts_again() -> None:
+    member = a_member(A)
+    member.read(a_document(6), 1.0)
+    cut = member.tick(31.0).commands[0]
+    assert member.read(a_document(7, A), 32.0).commands == ()
+    assert releasing(member) == [A]
+    assert acts(member.happened(Event.EMPTY, A, cut.life, 33.0)) == [(Act.PLACE, A)]
+    assert held(member) == [A]
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -> None:  # noqa: FBT001 - a case
+    member = Member(NAME, UID, orderly=orderly)
+    old = member.read(a_document(5, A), 0.0).commands[0]
+    answer(member, member.read(a_document(6), 1.0), 1.0)
+    assert member.lives == {}
+    for event in (Event.LOCKED, Event.PLACED):
+        assert member.happened(event, A, old.life, 2.0, 0.5) == Step()
+    member.read(a_document(7, A), 3.0)
+    before = states(member)
+    for event in (Event.LOCKED, Event.PLACED, Event.REFUSED, Event.FAILED, Event.EMPTY):
+        assert member.happened(event, A, old.life, 4.0, 0.5) == Step()
+    assert states(member) == before
+
+
+def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
+    member = Member(NAME, UID, orderly=True)
+    locks = {command.queue: command.life for command in member.read(a_document(5, A, B), 0.0).commands}
+    member.happened(Event.REFUSED, A, locks[A], 0.0)
+    place = member.happened(Event.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
+    member.happened(Event.FAILED, B, place.life, 0.5)
+    assert member.stuck == {A: Event.REFUSED, B: Event.FAILED}
+    assert held(member) == [A, B]
+    assert member.next_look() == 1.0
+    assert acts(member.tick(1.0)) == [(Act.LOCK, A)]
+    assert acts(member.tick(1.5)) == [(Act.LOCK, B)]
+    assert member.stuck == {}
+
+
+def test_lock_event_requires_the_time_of_its_request() -> None:
+    member = Member(NAME, UID, orderly=True)
+    lock = member.read(a_document(5, A), 0.0).commands[0]
+    with pytest.raises(ValueError, match="needs the time"):
+        member.happened(Event.LOCKED, A, lock.life, 1.0)
+
+
+def test_lock_trust_counts_from_sending_the_request() -> None:
+    member = a_member(A, orderly=True)
+    renewal = member.tick(20.0).commands[0]
+    member.happened(Event.LOCKED, A, renewal.life, 24.0, 21.0)
+    assert member.may_deliver(A, 50.9, 1.0)
+    assert not member.may_deliver(A, 51.0, 1.0)
+
+
+def test_lock_in_use_is_renewed_and_given_up_without_a_response() -> None:
+    member = a_member(A, orderly=True)
+    assert member.may_deliver(A, 29.9, 30.0)
+    assert not member.may_deliver(A, 29.9, 30.1)
+    assert acts(member.tick(20.0)) == [(Act.LOCK, A)]
+    assert not member.may_deliver(A, 30.0, 1.0)
+    assert acts(member.tick(30.0)) == [(Act.LOCK, A), (Act.STOP, A), (Act.LOCK, A)]
+    assert member.next_look() is None
+    assert states(member) == {A: State.LOCKING}
+
+
+def fetched(member: Member, step: Step) -> float:
+    """Return when a member whose broker answers well fetches first."""
+    now = 0.0
+    for _ in range(100):
+        if any(command.act is Act.FETCH for command in answer(member, step, now)):
+            return now
+        now = member.next_look() or now
+        step = member.tick(now)
+    raise AssertionError("It never fetches")
+
+
+@pytest.mark.parametrize(
+    ("orderly", "forced", "obeyed", "waits"),
+    [
+        (True, {}, 0, 0.0),
+        (True, {B: 5}, 0, 0.0),
+        (True, {A: 5}, 0, HOLD),
+        (True, {A: 3}, 4, HOLD),
+        (False, {A: 5}, 0, 0.0),
+    ],
+    ids=["graceful", "another queue", "forced", "forced before the restart", "Concurrent"],
+)
+def test_forced_grant_of_an_orderly_queue_waits_a_minute_under_its_lock(
+    orderly: bool,  # noqa: FBT001 - a case
+    forced: Mapping[Queue, int],
+    obeyed: int,
+    waits: float,
+) -> None:
+    member = Member(NAME, UID, orderly=orderly, obeyed=obeyed)
+    assert fetched(member, member.read(a_document(5, A, forced=forced), 0.0)) == waits
+
+
+@pytest.mark.parametrize(("orderly", "waits"), [(False, 0.0), (True, HOLD)])
+def test_forced_grant_in_a_missed_generation_restarts_the_queue(
+    orderly: bool,  # noqa: FBT001 - a case
+    waits: float,
+) -> None:
+    member = a_member(A, B, orderly=orderly)
+    step = member.read(a_document(9, A, B, forced={A: 7, B: 5}), 0.0)
+    assert acts(step) == [(Act.STOP, A)]
+    assert releasing(member) == [A]
+    assert fetched(member, step) == waits
+    assert acts(member.read(a_document(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
+
+
+def test_forced_grant_during_a_drain_prevents_its_cancellation() -> None:
+    member = a_member(A)
+    member.read(a_document(7, forced={A: 6}), 0.0)
+    assert member.read(a_document(8, A), 1.0).commands == ()
+    assert releasing(member) == [A]
+
+
+def test_drain_releases_every_queue_and_its_end_starts_those_still_assigned() -> None:
+    member = a_member(A, B)
+    step = member.drain(final=False, now=1.0)
+    assert acts(step) == [(Act.STOP, A), (Act.STOP, B)]
+    assert not step.remember_final
+    assert member.report().state == "draining"
+    assert member.drain(final=False, now=2.0) == Step()
+    assert member.next_look() == 31.0
+    answer(member, step, 3.0)
+    assert (member.report().state, member.report().final) == ("drained", False)
+    assert member.read(a_document(6, B, C), 4.0).commands == ()
+    assert member.report().generation == 6
+    assert acts(member.back(5.0)) == [(Act.PLACE, B), (Act.PLACE, C)]
+    assert member.report().state == "serving"
+    assert member.back(6.0) == Step()
+
+
+def test_drain_that_is_reverted_early_ends_before_a_queue_restarts() -> None:
+    member = a_member(A, B)
+    stops = {command.queue: command.life for command in member.drain(final=False, now=1.0).commands}
+    member.happened(Event.EMPTY, A, stops[A], 1.5)
+    assert acts(member.back(2.0)) == [(Act.PLACE, A)]
+    assert (held(member), releasing(member), member.state) == ([A], [B], "serving")
+    assert acts(member.happened(Event.EMPTY, B, stops[B], 3.0)) == [(Act.PLACE, B)]
+
+
+def test_drain_delays_a_new_assignment_until_the_app_is_back() -> None:
+    member = a_member(A)
+    member.read(a_document(6), 0.5)
+    member.drain(final=False, now=1.0)
+    assert member.read(a_document(7, A), 2.0).commands == ()
+    assert member.back(3.0).commands == ()
+    answer(member, Step(commands=(Command(Act.STOP, A, member.lives[A].number),)), 4.0)
+    assert states(member) == {A: State.RUNNING}
+
+
+def test_drain_that_is_final_cannot_be_reverted_even_by_a_restart() -> None:
+    member = a_member(A)
+    step = member.drain(final=True, now=1.0)
+    assert step.remember_final
+    assert not member.drain(final=True, now=1.0).remember_final
+    assert (member.report().state, member.report().final) == ("draining", True)
+    answer(member, step, 2.0)
+    assert member.report().drained
+    for again in (member, Member(NAME, UID, obeyed=5, final=True)):
+        assert again.back(3.0) == Step()
+        assert (again.read(a_document(6, A), 3.0).remember, again.lives) == (6, {})
+        assert again.report().drained
+
+
+def test_drain_for_a_restart_can_become_final() -> None:
+    member = a_member(A)
+    member.drain(final=False, now=1.0)
+    before = member.report().revision
+    assert member.drain(final=True, now=2.0) == Step(remember_final=True)
+    assert member.report().revision > before
+    assert not member.drain(final=False, now=3.0).remember_final
+    assert member.final
+
+
+def test_drain_of_a_member_without_queues_ends_at_once() -> None:
+    member = Member(NAME, UID)
+    member.drain(final=False, now=0.0)
+    assert member.report().state == "drained"
+
+
+def test_member_that_stalled_reads_the_assignment_before_it_delivers_or_commits() -> None:
+    member = a_member(A)
+    member.stood_still()
+    assert not member.may_deliver(A, 1.0, 1.0)
+    assert not member.may_commit(A)
+    member.read(a_document(5, A), 1.0)
+    assert member.may_deliver(A, 1.0, 1.0)
+    assert member.may_commit(A)
+
+
+def test_report_revision_grows_only_when_its_queues_or_generation_change() -> None:
+    member = a_member(A, orderly=True)
+    before = member.report()
+    renewal = member.tick(20.0).commands[0]
+    member.happened(Event.LOCKED, A, renewal.life, 21.0, 20.0)
+    member.read("torn", 22.0)
+    member.happened(Event.PLACED, A, 99, 22.0)
+    assert member.report() is before
+    member.read(a_document(6, A), 23.0)
+    assert member.report().revision == before.revision + 1
+    assert member.report().held == before.held
+    member.read(a_document(7), 23.0)
+    assert member.report().revision == before.revision + 2
+
+
+def test_report_revision_grows_only_when_broker_reachability_changes() -> None:
+    member = a_member(A)
+    assert member.report().brokers == {}
+    before = member.report().revision
+    for grown, reached in ((1, {"a": True}), (1, {"a": True}), (2, {"b": False, "a": True}), (3, {"a": True}), (4, {})):
+        member.reaches(reached)
+        assert (member.report().revision, member.report().brokers) == (before + grown, reached)
+    member.reaches({})
+    assert member.report().revision == before + 4
+
+
+def test_report_copies_broker_reachability_when_it_is_set() -> None:
+    member, reached = a_member(A), {"a": True}
+    member.reaches(reached)
+    reached["a"] = False
+    assert member.report().brokers == {"a": True}
+    member.reaches(reached)
+    assert member.report().brokers == {"a": False}
+
+
+def test_member_keeps_its_queues_when_a_broker_is_unreachable() -> None:
+    member = a_member(A)
+    member.reaches({"broker-a": False})
+    assert (held(member), states(member)) == ([A], {A: State.RUNNING})
+    assert member.may_deliver(A, 1.0, 30.0)
+    assert member.may_commit(A)
+
+
+def test_report_of_a_member_can_be_read_by_the_operator() -> None:
+    report = a_member(A, B, C).report()
+    assert read_report(msgspec.json.encode(report)).working == {A, B, C}
+
+
+QUEUES = (A, B, C)
+
+
+class Walk:
+    """A member, and a shell that carries out what it says and answers in any order, late and again."""
+
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
+        self.now, self.disk = 0.0, (0, False)
+        self.orderly = chance.random() < 0.5
+        self.newest, self.texts = 0, dict[int, tuple[str, frozenset[Queue]]]()
+        self.restart()
+
+    def restart(self) -> None:
+        obeyed, final = self.disk
+        self.member = Member(NAME, UID, orderly=self.orderly, drain_timeout=15.0, obeyed=obeyed, final=final)
+        self.asked: list[Command] = []  # answered ones, too
+        self.answered = 0
+        self.fetching: set[Queue] = set()
+        self.working: dict[Queue, int] = {}  # what may have deliveries open, since which command
+        self.given, self.drains = frozenset[Queue](), final
+        self.seen: tuple[int, object] = (-1, None)
+
+    def carry_out(self, step: Step) -> None:
+        self.disk = (self.disk[0] if step.remember is None else step.remember, self.disk[1] or step.remember_final)
+        for command in step.commands:
+            if command.act is Act.FETCH:
+                assert command.queue in self.given
+                assert not self.drains
+                self.fetching.add(command.queue)
+                self.working[command.queue] = len(self.asked)
+            if command.act is Act.STOP:
+                self.fetching.discard(command.queue)
+            self.asked.append(command)
+
+    def read(self, text: str | None, generation: int = 0, given: Iterable[Queue] = ()) -> None:
+        before = self.member.obeyed
+        step = self.member.read(text, self.now)
+        assert self.member.obeyed >= before
+        if step.remember is not None:
+            assert step.remember == generation >= self.disk[0]
+            self.given = frozenset(given)
+        self.carry_out(step)
+
+    def next_document(self) -> None:
+        self.newest += self.chance.randint(1, 3)
+        share = frozenset(queue for queue in QUEUES if self.chance.random() < 0.6)
+        forced = {queue: self.newest for queue in QUEUES if self.chance.random() < 0.1}
+        uid, given = (UID, share) if self.chance.random() < 0.9 else ("uid-2", frozenset[Queue]())
+        text = a_document(self.newest, *sorted(share), uid=uid, forced=forced)
+        self.texts[self.newest] = text, given
+        self.read(text, self.newest, given)
+
+    def any_document_again(self) -> None:
+        if self.texts:
+            generation = self.chance.choice(sorted(self.texts))
+            self.read(self.texts[generation][0], generation, self.texts[generation][1])
+
+    def torn_document(self) -> None:
+        text = a_document(self.newest + 5, *QUEUES)
+        torn = [None, text[: self.chance.randrange(len(text))], text.replace("orders", "ordres")]
+        self.read(self.chance.choice(torn))
+
+    def next_answer(self) -> None:
+        if self.answered < len(self.asked):
+            self.reply(self.answered, fails=self.chance.random() < 0.2)
+            self.answered += 1
+
+    def late_answer(self) -> None:
+        if self.asked:
+            oldest = len(self.asked) - self.chance.choice([4, len(self.asked)])
+            self.reply(self.chance.randrange(max(0, oldest), len(self.asked)))
+
+    def reply(self, number: int, *, fails: bool = False) -> None:
+        command = self.asked[number]
+        event = GOOD.get(command.act)
+        if event is None:
+            return
+        if fails and command.act in {Act.LOCK, Act.PLACE}:
+            refused = command.act is Act.LOCK and self.chance.random() < 0.5
+            event = Event.REFUSED if refused else Event.FAILED
+        if event is Event.EMPTY and self.working.get(command.queue, number) <= number:
+            self.working.pop(command.queue, None)  # else it is an answer from before it was fetched again
+        life, before = self.member.lives.get(command.queue), states(self.member)
+        late = life is None or life.number != command.life
+        self.carry_out(self.member.happened(event, command.queue, command.life, self.now, self.now))
+        assert not late or states(self.member) == before
+
+    def time_passes(self) -> None:
+        self.now += self.chance.choice([0.1, 1.0, 5.0, 20.0, 70.0])
+        self.carry_out(self.member.tick(self.now))
+
+    def drain(self) -> None:
+        self.drains = True
+        self.carry_out(self.member.drain(final=self.chance.random() < 0.1, now=self.now))
+
+    def the_app_is_back(self) -> None:
+        self.drains = self.disk[1]
+        self.carry_out(self.member.back(self.now))
+
+    def stand_still(self) -> None:
+        self.member.stood_still()
+        assert not any(self.member.may_deliver(it, self.now, 1.0) or self.member.may_commit(it) for it in QUEUES)
+        self.read(None)
+
+    def it_works_what_it_reports_and_delivers_what_it_was_given(self) -> None:
+        report = self.member.report()
+        assert report.generation == self.disk[0] == self.member.obeyed
+        assert self.working.keys() <= report.working
+        for queue in QUEUES:
+            if queue not in report.working:
+                assert not self.member.may_commit(queue)
+            if self.member.may_deliver(queue, self.now, 1.0):
+                assert queue in self.given & self.fetching
+                assert not self.drains
+        content = (report.generation, report.state, report.final, report.held, report.releasing)
+        revision, before = self.seen
+        assert (content == before) == (report.revision == revision)
+        assert report.revision >= revision
+        self.seen = report.revision, content
+
+    def every_queue_ends_running_or_released_when_answers_keep_coming(self) -> None:
+        for _ in range(200):
+            while self.answered < len(self.asked):
+                self.reply(self.answered)
+                self.answered += 1
+            self.it_works_what_it_reports_and_delivers_what_it_was_given()
+            if set(states(self.member).values()) <= {State.RUNNING}:
+                break
+            self.now = max(self.now, self.member.next_look() or 0.0)
+            self.carry_out(self.member.tick(self.now))
+        assert states(self.member) == dict.fromkeys([] if self.drains else self.given, State.RUNNING)
+
+
+STEPS = {
+    Walk.next_document: 8,
+    Walk.any_document_again: 3,
+    Walk.torn_document: 2,
+    Walk.next_answer: 24,
+    Walk.late_answer: 10,
+    Walk.time_passes: 5,
+    Walk.drain: 1,
+    Walk.the_app_is_back: 3,
+    Walk.stand_still: 1,
+    Walk.restart: 0.5,
+}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_member_never_consumes_unassigned_queues_in_random_orders_of_events(seed: int) -> None:
+    walk = Walk(Random(seed))
+    for step in walk.chance.choices(list(STEPS), list(STEPS.values()), k=250):
+        step(walk)
+        walk.it_works_what_it_reports_and_delivers_what_it_was_given()
+    walk.every_queue_ends_running_or_released_when_answers_keep_coming()

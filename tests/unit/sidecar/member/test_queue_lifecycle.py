@@ -1,0 +1,328 @@
+"""The life of one queue at the member, row by row and point by point."""
+
+from collections import deque
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rota.model import Queue
+from rota.sidecar.member import queue_lifecycle
+from rota.sidecar.member.queue_lifecycle import HOLD, TABLE, Act, Command, Event, Life, State, picture
+
+Q = Queue("orders", "broker-a", 3)
+
+GIVEN, TAKEN, AGAIN, RETRY, LATE = Event.GIVEN, Event.TAKEN, Event.AGAIN, Event.RETRY, Event.LATE
+LOCKED, REFUSED, RENEW, EXPIRED = Event.LOCKED, Event.REFUSED, Event.RENEW, Event.EXPIRED
+PLACED, EARLY, HELD, FAILED = Event.PLACED, Event.EARLY, Event.HELD, Event.FAILED
+EMPTY, UNLOCKED, CONCURRENT, ORDERLY = Event.EMPTY, Event.UNLOCKED, Event.CONCURRENT, Event.ORDERLY
+LOCK, PLACE, FETCH, STOP, CUT, UNLOCK = Act.LOCK, Act.PLACE, Act.FETCH, Act.STOP, Act.CUT, Act.UNLOCK
+WANTED, LOCKING, STARTING, RUNNING = State.WANTED, State.LOCKING, State.STARTING, State.RUNNING
+STUCK, DRAINING, RELEASED = State.STUCK, State.DRAINING, State.RELEASED
+
+
+def a_life(*events: Event, orderly: bool = False, wary: bool = False) -> Life:
+    """Return a life to which this happened, all of it at 0."""
+    life = Life(queue=Q, orderly=orderly, numbers=count(1), wary=wary)
+    for event in events:
+        life.happened(event, 0.0)
+    return life
+
+
+def acts(commands: list[Command]) -> list[Act]:
+    return [command.act for command in commands]
+
+
+# What happened before, what happens, by which rows it goes (its state, what the event means to it), where it ends.
+Story = tuple[tuple[Event, ...], Event, list[tuple[State, Event]], State, list[Act]]
+CONCURRENTLY: list[Story] = [
+    ((), GIVEN, [(RELEASED, GIVEN), (WANTED, CONCURRENT)], STARTING, [PLACE]),
+    ((GIVEN,), PLACED, [(STARTING, PLACED)], RUNNING, [FETCH]),
+    ((GIVEN,), FAILED, [(STARTING, FAILED)], STUCK, []),
+    ((GIVEN,), TAKEN, [(STARTING, TAKEN)], DRAINING, [STOP]),
+    ((GIVEN, FAILED), RETRY, [(STUCK, RETRY), (WANTED, CONCURRENT)], STARTING, [PLACE]),
+    ((GIVEN, FAILED), TAKEN, [(STUCK, TAKEN)], DRAINING, [STOP]),
+    ((GIVEN, PLACED), TAKEN, [(RUNNING, TAKEN)], DRAINING, [STOP]),
+    ((GIVEN, PLACED, TAKEN), TAKEN, [(DRAINING, TAKEN)], DRAINING, []),
+    ((GIVEN, PLACED, TAKEN), GIVEN, [(DRAINING, GIVEN)], RUNNING, [FETCH]),
+    ((GIVEN, PLACED, TAKEN), LATE, [(DRAINING, LATE)], DRAINING, [CUT]),
+    ((GIVEN, PLACED, TAKEN), EMPTY, [(DRAINING, UNLOCKED)], RELEASED, []),
+    ((GIVEN, PLACED, TAKEN, LATE), GIVEN, [(DRAINING, AGAIN)], DRAINING, []),
+    (
+        (GIVEN, PLACED, TAKEN, LATE, GIVEN),
+        EMPTY,
+        [(DRAINING, UNLOCKED), (RELEASED, GIVEN), (WANTED, CONCURRENT)],
+        STARTING,
+        [PLACE],
+    ),
+]
+UP = (GIVEN, LOCKED, PLACED)
+ORDERED: list[Story] = [
+    ((), GIVEN, [(RELEASED, GIVEN), (WANTED, ORDERLY)], LOCKING, [LOCK]),
+    ((GIVEN,), LOCKED, [(LOCKING, LOCKED)], STARTING, [PLACE]),
+    ((GIVEN,), REFUSED, [(LOCKING, REFUSED)], STUCK, []),
+    ((GIVEN,), FAILED, [(LOCKING, FAILED)], STUCK, []),
+    ((GIVEN,), TAKEN, [(LOCKING, TAKEN)], DRAINING, [STOP]),
+    ((GIVEN, REFUSED), RETRY, [(STUCK, RETRY), (WANTED, ORDERLY)], LOCKING, [LOCK]),
+    ((GIVEN, LOCKED), RENEW, [(STARTING, RENEW)], STARTING, [LOCK]),
+    ((GIVEN, LOCKED), LOCKED, [(STARTING, LOCKED)], STARTING, []),
+    ((GIVEN, LOCKED), REFUSED, [(STARTING, REFUSED)], STUCK, []),
+    ((GIVEN, LOCKED), EXPIRED, [(STARTING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [LOCK]),
+    ((GIVEN, LOCKED), TAKEN, [(STARTING, TAKEN)], DRAINING, [STOP]),
+    (UP, RENEW, [(RUNNING, RENEW)], RUNNING, [LOCK]),
+    (UP, LOCKED, [(RUNNING, LOCKED)], RUNNING, []),
+    (UP, REFUSED, [(RUNNING, REFUSED)], STUCK, [STOP]),
+    (UP, EXPIRED, [(RUNNING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [STOP, LOCK]),
+    (UP, TAKEN, [(RUNNING, TAKEN)], DRAINING, [STOP]),
+    ((*UP, TAKEN), GIVEN, [(DRAINING, GIVEN)], RUNNING, [FETCH]),
+    ((*UP, TAKEN), REFUSED, [(DRAINING, REFUSED)], DRAINING, []),
+    ((*UP, TAKEN, REFUSED), GIVEN, [(DRAINING, AGAIN)], DRAINING, []),
+    ((*UP, TAKEN), EMPTY, [(DRAINING, EMPTY)], DRAINING, [UNLOCK]),
+    ((*UP, TAKEN, EMPTY), GIVEN, [(DRAINING, AGAIN)], DRAINING, []),
+    ((*UP, TAKEN, EMPTY), UNLOCKED, [(DRAINING, UNLOCKED)], RELEASED, []),
+    (
+        (*UP, TAKEN, EMPTY, GIVEN),
+        UNLOCKED,
+        [(DRAINING, UNLOCKED), (RELEASED, GIVEN), (WANTED, ORDERLY)],
+        LOCKING,
+        [LOCK],
+    ),
+]
+WARILY: list[Story] = [
+    ((GIVEN, LOCKED), PLACED, [(STARTING, EARLY)], STARTING, []),
+    ((GIVEN, LOCKED, PLACED), HELD, [(STARTING, HELD)], STARTING, [PLACE]),
+]
+
+
+def told(before: tuple[Event, ...], event: Event) -> str:
+    return ", ".join([*before, f"then {event}"])
+
+
+@pytest.mark.parametrize(
+    ("story", "orderly", "wary"),
+    [
+        pytest.param(story, orderly, wary, id=f"{'Orderly' if orderly else 'Concurrent'}: {told(*story[:2])}")
+        for stories, orderly, wary in ((CONCURRENTLY, False, False), (ORDERED, True, False), (WARILY, True, True))
+        for story in stories
+    ],
+)
+def test_queue_lifecycle_rows_lead_to_their_states_and_commands(story: Story, orderly: bool, wary: bool) -> None:  # noqa: FBT001 - a case
+    before, event, rows, after, commanded = story
+    life = a_life(*before, orderly=orderly, wary=wary)
+    assert acts(life.happened(event, 0.0)) == commanded
+    assert life.state is after
+    assert [act for row in rows for act in TABLE[row][1]] == commanded
+    assert TABLE[rows[-1]][0] is after
+
+
+def test_queue_lifecycle_rows_are_all_covered_by_cases() -> None:
+    assert {row for story in [*CONCURRENTLY, *ORDERED, *WARILY] for row in story[2]} == set(TABLE)
+
+
+def test_queue_lifecycle_enters_running_with_a_fetch_and_leaves_it_with_a_stop() -> None:
+    into = {(state, event) for (state, event), (after, _) in TABLE.items() if after is RUNNING is not state}
+    assert into == {(STARTING, PLACED), (DRAINING, GIVEN)}
+    fetching = {row for row, (_, commanded) in TABLE.items() if FETCH in commanded}
+    assert fetching == into
+    out = [commanded for (state, _), (after, commanded) in TABLE.items() if state is RUNNING is not after]
+    assert all(STOP in commanded for commanded in out)
+
+
+def test_queue_release_happens_only_from_draining() -> None:
+    assert {row for row, (after, _) in TABLE.items() if after is RELEASED} == {(DRAINING, UNLOCKED)}
+
+
+def test_queue_lifecycle_drains_a_revoked_queue_from_every_lasting_state() -> None:
+    for state in (LOCKING, STARTING, RUNNING, STUCK, DRAINING):
+        assert TABLE[state, TAKEN][0] is DRAINING
+
+
+@pytest.mark.parametrize("end", [RUNNING, RELEASED])
+def test_queue_lifecycle_reaches_running_and_released_from_every_state(end: State) -> None:
+    reached, look = {end}, deque([end])
+    while look:
+        goal = look.popleft()
+        new = {state for (state, _), (after, _) in TABLE.items() if after is goal} - reached
+        reached |= new
+        look += new
+    assert reached == set(State)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("event", [LOCKED, REFUSED, PLACED, FAILED, EMPTY, UNLOCKED, LATE, RETRY, HELD, EXPIRED])
+def test_queue_lifecycle_starts_only_by_an_assignment(event: Event, orderly: bool) -> None:  # noqa: FBT001 - a case
+    life = a_life(orderly=orderly)
+    assert life.happened(event, 0.0) == []
+    assert life.state is RELEASED
+
+
+@pytest.mark.parametrize("event", [LOCKED, PLACED, FAILED, UNLOCKED])
+def test_drain_is_not_interrupted_by_a_response_to_an_earlier_request(event: Event) -> None:
+    for before in ((GIVEN, TAKEN), (GIVEN, LOCKED, TAKEN), (*UP, TAKEN)):
+        life = a_life(*before, orderly=True)
+        assert life.happened(event, 0.0) == []
+        assert life.state in {DRAINING, RELEASED}
+
+
+def test_queue_lifecycle_number_fetches_at_most_once_and_never_after_its_stop() -> None:
+    life = a_life(orderly=True)
+    events = [*UP, TAKEN, GIVEN, EXPIRED, LOCKED, PLACED, REFUSED, RETRY, LOCKED, TAKEN, GIVEN, EMPTY, UNLOCKED]
+    commands = [command for event in [*events, LOCKED, PLACED] for command in life.happened(event, 0.0)]
+    numbers = [command.life for command in commands]
+    assert numbers == sorted(numbers)
+    for number in set(numbers):
+        mine = [command.act for command in commands if command.life == number]
+        assert mine.count(FETCH) <= 1
+        assert STOP not in mine or FETCH not in mine[mine.index(STOP) :]
+
+
+def test_lock_is_trusted_for_30_seconds_from_sending_its_request() -> None:
+    life = a_life(GIVEN, orderly=True)
+    life.happened(LOCKED, 109.0, sent=100.0)
+    life.happened(PLACED, 110.0)
+    assert life.trusts(129.9)
+    assert not life.trusts(130.0)
+    assert life.due() == (120.0, RENEW)
+    assert acts(life.happened(RENEW, 120.0)) == [LOCK]
+    assert life.due() == (125.0, RENEW)
+    life.happened(RENEW, 125.0)
+    assert life.due() == (130.0, EXPIRED)
+    life.happened(LOCKED, 126.0, sent=125.0)
+    assert life.due() == (145.0, RENEW)
+    life.happened(LOCKED, 127.0, sent=120.0)  # the answer to the first request, overtaken
+    assert life.due() == (145.0, RENEW)
+
+
+def test_lock_allows_only_pushes_that_end_while_the_broker_keeps_it() -> None:
+    life = a_life(*UP, orderly=True)
+    assert life.trusts(29.9, push_timeout=30.0)
+    assert life.trusts(14.9, push_timeout=45.0)
+    assert not life.trusts(15.0, push_timeout=45.0)
+    assert a_life(GIVEN, PLACED).trusts(1e9, push_timeout=45.0)
+
+
+def test_lock_is_kept_when_its_renewal_is_not_answered() -> None:
+    life = a_life(*UP, RENEW, orderly=True)
+    assert life.happened(FAILED, 21.0) == []
+    assert life.state is RUNNING
+    assert life.due() == (20.0, RENEW)
+
+
+def test_lock_acquired_for_the_first_time_is_used_without_waiting() -> None:
+    life = a_life(GIVEN, REFUSED, RETRY, LOCKED, orderly=True)
+    life.happened(PLACED, 1.0)
+    assert life.state is RUNNING
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [(*UP, EXPIRED), (*UP, REFUSED, RETRY), (GIVEN, LOCKED, EXPIRED), (GIVEN, LOCKED, REFUSED, RETRY)],
+    ids=["Running, expired", "Running, refused", "Starting, expired", "Starting, refused"],
+)
+def test_lock_that_was_lost_is_held_for_a_minute_and_the_start_offset_read_again(lost: tuple[Event, ...]) -> None:
+    life = a_life(*lost, orderly=True)
+    life.happened(LOCKED, 40.0, sent=39.0)
+    assert life.happened(PLACED, 41.0) == []
+    assert life.state is STARTING
+    life.happened(RENEW, 59.0)
+    life.happened(LOCKED, 60.0, sent=59.0)
+    life.happened(RENEW, 79.0)
+    life.happened(LOCKED, 80.0, sent=79.0)
+    assert life.due() == (99.0, RENEW)
+    life.happened(LOCKED, 100.0, sent=99.0)
+    assert life.due() == (40.0 + HOLD, HELD)
+    assert acts(life.happened(HELD, 100.0)) == [PLACE]
+    assert acts(life.happened(PLACED, 101.0)) == [FETCH]
+    assert life.state is RUNNING
+
+
+def test_forced_grant_delays_use_of_the_lock_however_often_it_was_refused() -> None:
+    life = a_life(GIVEN, REFUSED, RETRY, REFUSED, RETRY, orderly=True, wary=True)
+    life.happened(LOCKED, 7.0, sent=7.0)
+    assert life.happened(PLACED, 8.0) == []
+    assert life.not_before == 7.0 + HOLD
+
+
+def test_lock_wait_discards_the_start_offset_of_an_earlier_attempt() -> None:
+    life = a_life(GIVEN, LOCKED, PLACED, FAILED, RETRY, orderly=True, wary=True)
+    life.happened(LOCKED, 50.0, sent=29.0)
+    assert life.not_before == HOLD
+    assert life.due() == (49.0, RENEW)
+    life.happened(LOCKED, 58.0, sent=57.0)
+    assert life.due() == (77.0, RENEW)  # and no start to look up again before one was found
+
+
+def test_lock_that_was_released_in_order_is_used_without_waiting_when_acquired_again() -> None:
+    life = a_life(*UP, TAKEN, LATE, GIVEN, EMPTY, orderly=True)
+    assert acts(life.happened(UNLOCKED, 40.0)) == [LOCK]
+    life.happened(LOCKED, 41.0, sent=40.0)
+    life.happened(PLACED, 42.0)
+    assert life.state is RUNNING
+
+
+def test_lock_whose_trust_expired_while_stuck_is_held_before_use() -> None:
+    life = a_life(GIVEN, LOCKED, FAILED, orderly=True)
+    life.happened(RETRY, 29.0)
+    life.happened(LOCKED, 29.5, sent=29.4)
+    assert life.not_before == 0.0
+    life.happened(FAILED, 30.0)
+    life.happened(RETRY, 60.0)
+    life.happened(LOCKED, 61.0, sent=60.0)
+    assert life.not_before == 61.0 + HOLD
+
+
+def test_lock_renewal_that_was_requested_too_late_loses_the_lock() -> None:
+    life = a_life(*UP, orderly=True)
+    assert acts(life.happened(LOCKED, 31.0, sent=30.0)) == [STOP, LOCK]
+    life.happened(LOCKED, 33.0, sent=32.0)
+    assert life.not_before == 33.0 + HOLD
+
+
+def test_drain_with_an_expired_lock_does_not_return_to_running() -> None:
+    life = a_life(*UP, TAKEN, orderly=True)
+    assert life.happened(GIVEN, 30.0) == []
+    assert life.state is DRAINING
+
+
+def test_drain_of_a_queue_that_was_never_fetched_ends_before_it_starts_again() -> None:
+    for before in ((GIVEN,), (GIVEN, FAILED)):
+        life = a_life(*before, TAKEN, GIVEN)
+        assert life.state is DRAINING
+        assert acts(life.happened(EMPTY, 1.0)) == [PLACE]
+
+
+def test_drain_of_a_queue_that_is_revoked_again_ends_in_released() -> None:
+    life = a_life(GIVEN, PLACED, TAKEN, LATE, GIVEN, TAKEN)
+    assert life.happened(EMPTY, 1.0) == []
+    assert life.state is RELEASED
+
+
+def test_drain_is_cut_once_and_in_time() -> None:
+    life = a_life(GIVEN, PLACED)
+    life.happened(TAKEN, 100.0)
+    life.happened(TAKEN, 120.0)
+    assert life.due() == (130.0, LATE)
+    life.happened(LATE, 130.0)
+    assert life.due() is None
+
+
+def test_queue_lifecycle_retry_pauses_grow_to_30_seconds_and_end_with_a_start() -> None:
+    life, now, pauses = a_life(GIVEN), 0.0, []
+    for _ in range(7):
+        life.happened(FAILED, now)
+        due = life.due()
+        assert due is not None
+        assert due[1] is RETRY
+        pauses.append(due[0] - now)
+        now = due[0]
+        life.happened(RETRY, now)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    life.happened(PLACED, now)
+    assert life.pause == 0
+
+
+def test_queue_lifecycle_theory_and_diagram_are_in_the_docs() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "handover.md").read_text()
+    assert str(queue_lifecycle.__doc__).partition("\n\n")[2] in page
+    assert picture() in page
+    assert all(f"{event}" in page.partition("## The member's side")[2] for event in Event)

@@ -1,0 +1,799 @@
+"""One queue's window: what it hands out, what it lets be committed, and when it has enough."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, properties_bytes_of
+from rota.brokers.port import Moved, Pulled
+from rota.model import Queue
+from rota.sidecar.member.window import Delivery, Limits, Window
+from rota.spec import Buffer
+
+Q = Queue("orders", "broker-a", 3)
+
+
+def a_message(offset: int, size: int = 10) -> Message:
+    return Message(Q, offset, b"x" * size, {})
+
+
+def with_properties(offset: int, number: int) -> Message:
+    """Return a message without a body, of so many properties of 5 characters."""
+    properties = {f"{it:04}": "v" for it in range(number)}
+    return Message(Q, offset, b"", properties, properties_bytes=properties_bytes_of(number, 5 * number))
+
+
+def a_pull(*offsets: int, then: int | None = None, moved: Moved | None = None) -> Pulled:
+    following = then if then is not None else max(offsets) + 1
+    return Pulled(tuple(a_message(it) for it in offsets), following, 0, 1000, moved)
+
+
+def a_window(*offsets: int, orderly: bool = False, then: int | None = None) -> Window:
+    """Return one that began at 0, as the broker has it, and fetched these."""
+    window = Window(next=0, orderly=orderly, committed=0)
+    if offsets or then:
+        window.put(0, a_pull(*offsets, then=then))
+    return window
+
+
+def taken(window: Window, most: int = 32, now: float = 0.0) -> Delivery:
+    delivery = window.take(most, now)
+    assert delivery is not None
+    return delivery
+
+
+def offsets_of(delivery: Delivery | None) -> list[int]:
+    return [message.offset for message in delivery.messages] if delivery else []
+
+
+def finish(window: Window, delivery: Delivery, *offsets: int) -> None:
+    """End these as done; all of them if none is named."""
+    for message in delivery.messages:
+        if not offsets or message.offset in offsets:
+            window.done(delivery, message)
+
+
+def bring_back(window: Window, delivery: Delivery, *offsets: int, until: float = 0.0) -> None:
+    for message in delivery.messages:
+        if message.offset in offsets:
+            window.back(delivery, message, until)
+
+
+def to_commit(window: Window) -> int | None:
+    commit = window.to_commit()
+    return commit.offset if commit else None
+
+
+# Handing out
+
+
+def test_window_delivers_messages_in_order_and_each_once() -> None:
+    window = a_window(0, 1, 2, 3, 4)
+    assert [offsets_of(window.take(2, 0.0)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_window_without_messages_starts_no_delivery() -> None:
+    window = a_window()
+    assert window.take(32, 0.0) is None
+    assert window.empty
+
+
+def test_window_ignores_messages_that_were_fetched_before() -> None:
+    window = a_window(0, 1, 2)
+    window.put(3, a_pull(1, 2, 3, 4))
+    assert offsets_of(window.take(32, 0.0)) == [0, 1, 2, 3, 4]
+
+
+def test_window_next_offset_never_goes_back_with_a_pull() -> None:
+    window = a_window(0, 1, 2)
+    window.put(3, a_pull(then=2))
+    assert window.next == 3
+    window.put(3, a_pull(3, 4, then=4))
+    assert window.next == 5
+
+
+def test_window_is_concurrent_by_default() -> None:
+    window = Window(next=0)
+    window.put(0, a_pull(0, 1))
+    assert [offsets_of(window.take(1, 0.0)) for _ in range(2)] == [[0], [1]]
+
+
+def test_orderly_queue_has_one_open_delivery_at_a_time() -> None:
+    window = a_window(0, 1, 2, 3, orderly=True)
+    delivery = taken(window, 2)
+    assert window.take(2, 0.0) is None
+    finish(window, delivery, 0)
+    assert window.take(2, 0.0) is None
+    finish(window, delivery, 1)
+    assert offsets_of(window.take(2, 0.0)) == [2, 3]
+
+
+def test_orderly_queue_repeats_returned_messages_first_in_order_and_one_by_one() -> None:
+    window = a_window(0, 1, 2, 3, 4, orderly=True)
+    delivery = taken(window, 4)
+    finish(window, delivery, 0, 2)
+    for message in reversed(delivery.messages):
+        window.back(delivery, message, 0.0)
+    for offset in (1, 3):
+        again = taken(window)
+        assert offsets_of(again) == [offset]
+        finish(window, again)
+    assert offsets_of(window.take(32, 0.0)) == [4]
+
+
+def test_window_delivers_returned_messages_one_by_one_and_new_ones_together() -> None:
+    window = a_window(0, 1, 2, 3)
+    bring_back(window, taken(window, 2), 0, 1)
+    assert [offsets_of(window.take(2, 0.0)) for _ in range(3)] == [[0], [1], [2, 3]]
+
+
+def test_orderly_queue_waits_until_all_returned_messages_may_be_retried() -> None:
+    window = a_window(0, 1, 2, orderly=True)
+    delivery = taken(window, 2)
+    bring_back(window, delivery, 0, until=5.0)
+    assert window.take(32, 5.0) is None
+    bring_back(window, delivery, 1, until=4.0)
+    assert window.take(32, 4.9) is None
+    assert offsets_of(window.take(1, 5.0)) == [0]
+
+
+def test_window_of_a_concurrent_queue_is_not_blocked_by_messages_awaiting_retry() -> None:
+    window = a_window(0, 1, 2, 3)
+    bring_back(window, taken(window, 2), 0, 1, until=5.0)
+    assert offsets_of(window.take(1, 4.9)) == [2]
+    assert offsets_of(window.take(1, 5.0)) == [0]
+    assert offsets_of(window.take(9, 5.0)) == [1]
+    assert offsets_of(window.take(9, 5.0)) == [3]
+
+
+def test_window_delivers_first_the_message_that_may_be_retried_first() -> None:
+    window = a_window(0, 1)
+    delivery = taken(window)
+    bring_back(window, delivery, 0, until=7.0)
+    bring_back(window, delivery, 1, until=5.0)
+    assert offsets_of(window.take(9, 5.0)) == [1]
+
+
+def test_window_keeps_the_attempt_of_a_returned_message() -> None:
+    window = a_window(0, orderly=True)
+    window.back(taken(window), Message(Q, 0, b"x" * 10, {}, attempt=1), 0.0)
+    assert [message.attempt for message in taken(window).messages] == [1]
+
+
+def test_window_counts_repeated_ends_of_a_message_once() -> None:
+    window = a_window(0, 1)
+    first = taken(window)
+    bring_back(window, first, 0)
+    second = taken(window)
+    finish(window, first, 0)
+    bring_back(window, first, 0)
+    assert (window.committable, window.in_flight) == (0, 2)
+    assert window.take(32, 0.0) is None
+    finish(window, second, 0)
+    assert (window.committable, window.in_flight) == (1, 1)
+
+
+# Committing
+
+
+def test_offset_commit_includes_a_start_that_the_broker_does_not_have() -> None:
+    assert to_commit(Window(next=7)) == 7
+    assert to_commit(Window(next=7, committed=7)) is None
+    assert to_commit(Window(next=7, committed=3)) == 7
+
+
+def test_offset_commit_is_the_lowest_unfinished_offset_whatever_ends_first() -> None:
+    window = a_window(0, 1, 2, 3)
+    one, other = taken(window, 2), taken(window, 2)
+    told = []
+    for delivery, offset in ((other, 3), (one, 1), (one, 0), (other, 2)):
+        finish(window, delivery, offset)
+        told.append(to_commit(window))
+    assert told == [None, None, 2, 4]
+
+
+def test_offset_commit_passes_a_gap_once_the_messages_before_it_are_finished() -> None:
+    window = a_window(5, 9, then=40)
+    assert to_commit(window) == 5
+    delivery = taken(window)
+    finish(window, delivery, 5)
+    assert to_commit(window) == 9
+    finish(window, delivery, 9)
+    assert to_commit(window) == 40
+
+
+def test_offset_commit_is_the_next_offset_where_every_message_was_filtered_out() -> None:
+    assert to_commit(a_window(then=64)) == 64
+
+
+def test_offset_commit_does_not_pass_a_returned_message() -> None:
+    window = a_window(0, 1, 2)
+    delivery = taken(window)
+    bring_back(window, delivery, 1)
+    finish(window, delivery)
+    assert to_commit(window) == 1
+    finish(window, taken(window))
+    assert to_commit(window) == 3
+
+
+def test_offset_commit_that_was_answered_is_not_repeated() -> None:
+    window = a_window(0, 1)
+    delivery = taken(window)
+    finish(window, delivery, 0)
+    commit = window.to_commit()
+    assert commit is not None
+    finish(window, delivery, 1)
+    window.answered(commit)
+    assert window.committed == 1
+    assert to_commit(window) == 2
+
+
+# Stopping
+
+
+def test_window_that_is_stopped_starts_no_delivery_and_is_empty_after_its_last_one() -> None:
+    window = a_window(0, 1, 2, 3)
+    delivery = taken(window, 2)
+    window.stop()
+    assert window.take(2, 0.0) is None
+    assert not window.empty
+    finish(window, delivery)
+    assert window.empty
+
+
+def test_window_that_is_stopped_discards_undelivered_messages_without_committing() -> None:
+    window = a_window(0, 1, 5, 6, then=9)
+    delivery = taken(window, 2)
+    window.stop()
+    assert (window.buffered, window.bytes, window.next) == (2, 20, 5)
+    finish(window, delivery)
+    assert (window.buffered, window.bytes, to_commit(window)) == (0, 0, 5)
+
+
+def test_offset_commit_of_a_stopped_window_passes_filtered_messages() -> None:
+    window = a_window(0, then=9)
+    delivery = taken(window)
+    window.stop()
+    finish(window, delivery)
+    assert to_commit(window) == 9
+
+
+def test_offset_commit_does_not_pass_messages_of_a_cut_delivery() -> None:
+    window = a_window(0, 1, 2)
+    delivery = taken(window)
+    window.stop()
+    finish(window, delivery, 0)
+    bring_back(window, delivery, 1, 2)
+    assert (window.empty, to_commit(window)) == (True, 1)
+    assert window.take(32, 0.0) is None
+    finish(window, delivery)  # the app's answer comes after all
+    assert to_commit(window) == 1
+
+
+def test_window_that_was_stopped_has_no_gap_after_a_late_pull() -> None:
+    window = a_window(0, 1, 2)
+    taken(window, 1)
+    window.stop()
+    window.put(3, a_pull(3, 4))
+    window.put(1, a_pull(1, 2))
+    assert (window.next, window.buffered) == (1, 1)
+    window.resume()
+    window.put(3, a_pull(3, 4))
+    assert (window.next, window.buffered) == (1, 1)
+    window.put(1, a_pull(1, 2, 3))
+    assert offsets_of(window.take(32, 0.0)) == [1, 2, 3]
+
+
+def test_window_that_is_resumed_continues_its_open_delivery() -> None:
+    window = a_window(0, 1, orderly=True)
+    delivery = taken(window, 1)
+    window.stop()
+    window.resume()
+    window.put(1, a_pull(1))
+    assert window.take(1, 0.0) is None
+    bring_back(window, delivery, 0)
+    again = taken(window, 1)
+    assert offsets_of(again) == [0]
+    finish(window, again)
+    assert offsets_of(window.take(1, 0.0)) == [1]
+
+
+# Resetting
+
+
+def test_window_reset_discards_everything_and_commits_the_new_offset() -> None:
+    window = a_window(0, 1, 2, 3)
+    bring_back(window, taken(window, 2), 0, 1, until=9.0)
+    window.reset(100)
+    assert (window.buffered, window.bytes, window.next, to_commit(window)) == (0, 0, 100, 100)
+    assert window.take(32, 9.0) is None
+
+
+def test_window_that_the_group_has_passed_continues_at_the_groups_offset() -> None:
+    window = a_window(0, 1, 2)
+    delivery = taken(window, 1)
+    finish(window, delivery)
+    open_still, commit = taken(window, 1), window.to_commit()
+    assert commit
+    assert not window.passed(commit, 1)
+    assert window.passed(commit, 7)
+    finish(window, open_still)
+    assert (window.next, window.committed, to_commit(window), window.empty) == (7, 7, None, True)
+
+
+def test_window_reset_voids_the_groups_offset_read_after_an_earlier_commit() -> None:
+    window = a_window(0, 1, 2)
+    finish(window, taken(window))
+    commit = window.to_commit()
+    assert commit
+    window.reset(1)
+    assert not window.passed(commit, 7)
+    assert window.next == 1
+
+
+def test_window_forgets_attempts_with_the_message_and_with_a_reset() -> None:
+    window = a_window(0, 1)
+    window.tried |= {0: 3, 1: 2}
+    finish(window, taken(window, 1))
+    assert window.tried == {1: 2}
+    window.reset(0)
+    assert window.tried == {}
+
+
+def test_memory_limit_of_a_queue_is_at_most_its_share() -> None:
+    buffer = Buffer(mebibytes_per_queue=100, mebibytes_per_topic=50)
+    assert Limits.of(buffer, 5).bytes == 10 * MEBIBYTE
+    assert Limits.of(buffer, 5, 3.5 * MEBIBYTE).bytes == 3.5 * MEBIBYTE
+
+
+def test_window_fits_the_next_messages_up_to_a_total_body_size_but_at_least_one() -> None:
+    window = Window(next=0)
+    assert window.fit(32, 100) == 1
+    window.put(0, Pulled((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
+    assert [window.fit(32, size) for size in (0, 59, 60, 99, 100, 101)] == [1, 1, 1, 1, 2, 3]
+    assert [window.fit(most, 101) for most in (1, 2, 3)] == [1, 2, 3]
+    taken(window, 1)
+    assert window.fit(32, 40) == 1
+    assert window.fit(32, 41) == 2
+
+
+def test_memory_is_bodies_and_an_overhead_for_each_message_until_it_is_finished() -> None:
+    window = a_window(0, 1, 2)
+    assert window.memory_bytes == 30 + 3 * MESSAGE_OVERHEAD_BYTES
+    delivery = taken(window, 2)
+    assert window.memory_bytes == 30 + 3 * MESSAGE_OVERHEAD_BYTES
+    finish(window, delivery, 0)
+    assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
+    window.stop()
+    assert window.memory_bytes == 10 + MESSAGE_OVERHEAD_BYTES
+
+
+def test_memory_of_a_delivery_from_before_a_reset_counts_until_it_ends() -> None:
+    window = a_window(0, 1, 2)
+    old = taken(window, 2)
+    finish(window, old, 0)
+    for _ in range(2):
+        window.reset(0)
+        assert (window.buffered, window.memory_bytes) == (0, 10 + MESSAGE_OVERHEAD_BYTES)
+    window.put(0, a_pull(0))
+    assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
+    bring_back(window, old, 1)
+    assert window.memory_bytes == 10 + MESSAGE_OVERHEAD_BYTES
+
+
+def test_memory_of_a_finished_message_is_free_while_others_of_its_delivery_are_open() -> None:
+    window = a_window(0, 1)
+    delivery = taken(window, 2)
+    finish(window, delivery, 0)
+    assert offsets_of(delivery) == [1]
+
+
+def test_window_reset_makes_finished_messages_unfinished() -> None:
+    window = a_window(0, 1, 2)
+    finish(window, taken(window), 1)
+    window.reset(0)
+    window.put(0, a_pull(0, 1, 2))
+    finish(window, taken(window), 0)
+    assert (window.committable, window.buffered) == (1, 2)
+
+
+def test_offset_commit_omits_a_start_that_was_read_from_the_broker() -> None:
+    window = a_window(0)
+    window.reset(100, committed=100)
+    assert to_commit(window) is None
+
+
+def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
+    window = a_window(0, orderly=True)
+    bring_back(window, taken(window), 0, until=9.0)
+    window.reset(0)
+    window.put(0, a_pull(0))
+    assert offsets_of(window.take(1, 1.0)) == [0]
+
+
+def test_window_reset_can_come_with_a_pull() -> None:
+    window = a_window(0, 1)
+    window.put(2, a_pull(then=50, moved=Moved.RESET))
+    assert (window.buffered, window.next, to_commit(window)) == (0, 50, 50)
+
+
+def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_broker() -> None:
+    window = a_window(0, 1)
+    delivery = taken(window, 1)
+    window.put(2, a_pull(then=50, moved=Moved.OUTSIDE))
+    assert (window.buffered, window.next, window.committable) == (2, 50, 0)
+    bring_back(window, delivery, 0)
+    finish(window, taken(window, 1))
+    finish(window, taken(window, 1))
+    assert (window.buffered, to_commit(window)) == (0, 50)
+
+
+@pytest.mark.parametrize(("there", "start"), [(90, 50), (50, 50), (7, 7)])
+def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(there: int, start: int) -> None:
+    window = a_window(*range(50, 100))
+    bring_back(window, taken(window, 1), 50)
+    window.put(100, a_pull(then=there, moved=Moved.OUTSIDE))
+    assert (window.buffered, window.next, window.committable) == (0, start, start)
+
+
+def test_window_without_messages_passes_a_range_deleted_by_the_broker_at_once() -> None:
+    window = a_window()
+    window.put(window.next, a_pull(then=50, moved=Moved.OUTSIDE))
+    assert (window.next, to_commit(window)) == (50, 50)
+
+
+@pytest.mark.parametrize(("moved", "following"), [(Moved.OUTSIDE, 1), (Moved.RESET, 50)])
+def test_window_that_is_stopped_moves_with_a_reset_only(moved: Moved, following: int) -> None:
+    window = a_window(0, 1)
+    taken(window, 1)
+    window.stop()
+    window.put(2, a_pull(then=50, moved=moved))
+    assert window.next == following
+
+
+def test_window_ignores_an_outside_response_for_another_offset() -> None:
+    window = a_window(0, 1)
+    window.reset(7)
+    window.put(2, a_pull(then=50, moved=Moved.OUTSIDE))
+    assert window.next == 7
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_window_reset_voids_the_ends_of_earlier_deliveries(orderly: bool) -> None:  # noqa: FBT001 - a case
+    window = a_window(0, 1, orderly=orderly)
+    old = taken(window)
+    window.reset(0)
+    window.put(0, a_pull(0, 1))
+    finish(window, old, 0)
+    bring_back(window, old, 1)
+    assert (window.committable, window.buffered, window.bytes) == (0, 2, 20)
+    assert offsets_of(window.take(32, 0.0)) == [0, 1]
+
+
+def test_window_reset_leaves_earlier_deliveries_open_until_they_end() -> None:
+    window = a_window(0, 1, orderly=True)
+    old = taken(window, now=3.0)
+    window.reset(0)
+    window.put(0, a_pull(0, 1))
+    assert (window.empty, window.in_flight) == (False, 2)
+    assert window.take(1, 4.0) is None
+    finish(window, old)
+    assert (window.empty, window.in_flight) == (True, 0)
+    assert offsets_of(window.take(1, 4.0)) == [0]
+
+
+def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
+    window = a_window(then=8)
+    commit = window.to_commit()
+    assert commit is not None
+    window.reset(8)  # to the very same place; the broker has whichever came later
+    window.answered(commit)
+    assert (window.committed, to_commit(window)) == (None, 8)
+
+
+# Enough
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (Limits(messages=4), None),
+        (Limits(messages=3), "3 messages are not finished; the limit is 3"),
+        (Limits(bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES), "2.0 MiB are not finished; the limit is 2.0 MiB"),
+        (Limits(bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES + 1), None),
+        (Limits(span=19), "10 is not finished and 20 offsets behind the last; the limit is 19"),
+        (Limits(span=20), None),
+    ],
+)
+def test_window_that_is_full_gives_the_reason(limits: Limits, why: str | None) -> None:
+    sizes = {10: MEBIBYTE, 11: MEBIBYTE - 7, 30: 7}
+    for orderly in (False, True):
+        window = Window(next=10, orderly=orderly)
+        window.put(10, Pulled(tuple(a_message(*it) for it in sizes.items()), 99, 0, 99))
+        assert window.full(limits) == (None if orderly and limits.span < 2000 else why)
+        taken(window)  # open or not is all the same
+        assert window.full(limits) == (None if orderly and limits.span < 2000 else why)
+
+
+def test_window_without_messages_is_never_full() -> None:
+    window = a_window(then=5000)
+    assert window.full(Limits(messages=1, bytes=1, span=0)) is None
+
+
+def test_window_limits_default_to_those_of_the_reference() -> None:
+    assert Limits() == Limits(messages=1000, bytes=104857600, span=2000) == Limits.of(Buffer(), 3)
+
+
+@pytest.mark.parametrize(("queues", "share"), [(1, 1024), (2, 512), (3, 341), (2000, 1)])
+def test_window_limits_of_a_topic_are_shared_among_its_queues(queues: int, share: int) -> None:
+    assert Limits.of(Buffer(messages_per_queue=7, messages_per_topic=1024), queues) == Limits(messages=share)
+    assert Limits.of(Buffer(mebibytes_per_queue=7, mebibytes_per_topic=1024), queues) == Limits(bytes=share << 20)
+
+
+def test_window_limits_include_the_size_of_a_decompressed_body() -> None:
+    assert Limits.of(Buffer(mebibytes_per_message=7), 3).body == 7 * MEBIBYTE
+
+
+def test_window_limits_of_a_queue_apply_where_its_topic_has_none() -> None:
+    buffer = Buffer(messages_per_queue=7, mebibytes_per_queue=8)
+    assert Limits.of(buffer, 3) == Limits(messages=7, bytes=8 * MEBIBYTE)
+
+
+# Reporting
+
+
+def test_window_reports_its_messages_memory_deliveries_and_offsets() -> None:
+    window = a_window(3, 4, 7, then=9)
+
+    def told() -> tuple[Any, ...]:
+        return window.buffered, window.bytes, window.in_flight, window.committable, window.last
+
+    assert told() == (3, 30, 0, 3, 7)
+    one, other = taken(window, 1, now=1.0), taken(window, 1, now=2.0)
+    assert told() == (3, 30, 2, 3, 7)
+    finish(window, one)
+    assert told() == (2, 20, 1, 4, 7)
+    third = taken(window, 1, now=3.0)
+    assert told() == (2, 20, 2, 4, 7)
+    finish(window, other)
+    finish(window, third)
+    assert told() == (0, 0, 0, 9, None)
+
+
+# All of it, against a model without any art
+
+
+class Naive:
+    """Every message that was fetched, and where it is: waiting, open, done, or back until a time."""
+
+    def __init__(self, *, orderly: bool) -> None:
+        self.orderly, self.stopped, self.next = orderly, False, 0
+        self.where: dict[int, str | float] = {}
+        self.sizes: dict[int, int] = {}
+        self.deliveries: list[tuple[Delivery, set[int], bool]] = []  # what is left of it, and whether it still counts
+
+    def reset(self, start: int) -> None:
+        self.where, self.next = {}, start
+        self.deliveries = [(delivery, left, False) for delivery, left, _ in self.deliveries]
+
+    def stop(self) -> None:
+        self.stopped = True
+        waiting = [offset for offset, where in self.where.items() if where == "waiting"]
+        self.next = min(waiting, default=self.next)
+        self.where = {offset: where for offset, where in self.where.items() if where != "waiting"}
+
+    def put(self, asked: int, pulled: Pulled) -> None:
+        if pulled.moved is Moved.RESET:
+            self.reset(pulled.next)
+        if pulled.moved is Moved.RESET or self.stopped or asked != self.next:
+            return
+        if pulled.moved is Moved.OUTSIDE and pulled.next >= self.next:
+            self.next = pulled.next
+        elif pulled.moved is Moved.OUTSIDE:
+            self.reset(min([pulled.next, *self.unfinished]))
+        if pulled.moved:
+            return
+        for message in pulled.messages:
+            self.where[message.offset], self.sizes[message.offset] = "waiting", len(message.body)
+        self.next = max([self.next, pulled.next, *(message.offset + 1 for message in pulled.messages)])
+
+    def could_take(self, most: int, now: float) -> list[int]:
+        if self.stopped or (self.orderly and self.deliveries):
+            return []
+        came_back = {offset: where for offset, where in self.where.items() if isinstance(where, float)}
+        if self.orderly:
+            ready = sorted(came_back)
+            if max(came_back.values(), default=now) > now:
+                return []
+        else:
+            ready = sorted((it for it in came_back if came_back[it] <= now), key=lambda it: (came_back[it], it))
+        waiting = sorted(offset for offset, where in self.where.items() if where == "waiting")
+        return ready[:1] or waiting[:most]
+
+    def end(self, at: int, offset: int, where: str | float) -> None:
+        _, left, counts = self.deliveries[at]
+        if offset in left and counts:
+            self.where[offset] = where
+        left.discard(offset)
+        self.deliveries = [it for it in self.deliveries if it[1]]
+
+    @property
+    def unfinished(self) -> list[int]:
+        return sorted(offset for offset, where in self.where.items() if where != "done")
+
+    def full(self, limits: Limits) -> bool:
+        unfinished = self.unfinished
+        # A fetched message counts for the span although it is finished, if a lower one is not.
+        span = max(self.where, default=0) - min(unfinished, default=0) if unfinished and not self.orderly else 0
+        size = sum(self.sizes[offset] + MESSAGE_OVERHEAD_BYTES for offset in unfinished)
+        return len(unfinished) >= limits.messages or size >= limits.bytes or span > limits.span
+
+
+class Walk:
+    """One step after another on a window and on the model; each says what it does with two numbers of chance."""
+
+    def __init__(self, *, orderly: bool) -> None:
+        self.window, self.naive = Window(next=0, orderly=orderly), Naive(orderly=orderly)
+        self.orderly, self.now, self.committed = orderly, 0.0, 0
+        self.asked = [0]
+        self.handed_out: dict[Delivery, tuple[Message, ...]] = {}
+
+    def put(self, many: int, gap: int) -> None:
+        asked = self.window.next
+        offsets = [asked + gap // 2 + number * (1 + gap % 2) for number in range(many)]
+        self._put(asked, {offset: (offset * 7 + gap) % 5 for offset in offsets}, max(offsets, default=asked) + gap)
+
+    def put_late(self, which: int, many: int) -> None:
+        asked = self.asked[-1 - which % len(self.asked)]
+        self._put(asked, dict.fromkeys(range(asked, asked + many), 1), asked + many)
+
+    def put_moved(self, start: int, which: int) -> None:
+        asked = self.asked[-1 - which // 2 % len(self.asked)]
+        self._put(asked, {}, start * 3, moved=list(Moved)[which % 2])
+
+    def _put(self, asked: int, sizes: dict[int, int], then: int, *, moved: Moved | None = None) -> None:
+        self.asked.append(asked)
+        pulled = Pulled(tuple(a_message(*it) for it in sizes.items()), then, 0, 1000, moved)
+        if moved:
+            self.committed = 0
+        self.window.put(asked, pulled)
+        self.naive.put(asked, pulled)
+
+    def take(self, most: int, later: int) -> None:
+        self.now += later
+        wanted = self.naive.could_take(most + 1, self.now)
+        open_now = {offset for _, left, counts in self.naive.deliveries if counts for offset in left}
+        before, unfinished = self.window.open.copy(), self.naive.unfinished
+        delivery = self.window.take(most + 1, self.now)
+        assert offsets_of(delivery) == wanted
+        assert not open_now & set(wanted)
+        if self.orderly:
+            assert wanted == unfinished[: len(wanted)]
+            assert not (delivery and before)
+        if delivery:
+            self.handed_out[delivery] = delivery.messages
+            self.naive.deliveries.append((delivery, set(wanted), True))
+            self.naive.where.update(dict.fromkeys(wanted, "open"))
+
+    def done(self, which: int, message: int) -> None:
+        self._end(which, message, None)
+
+    def back(self, which: int, message: int) -> None:
+        self._end(which, message, self.now + message % 3)
+
+    def _end(self, which: int, message: int, until: float | None) -> None:
+        if self.naive.deliveries:
+            at = which % len(self.naive.deliveries)
+            delivery = self.naive.deliveries[at][0]
+            messages = self.handed_out[delivery]
+            ended = messages[message % len(messages)]
+            if until is None:
+                self.window.done(delivery, ended)
+            else:
+                self.window.back(delivery, ended, until)
+            self.naive.end(at, ended.offset, "done" if until is None else until)
+
+    def stop(self, *_: int) -> None:
+        self.window.stop()
+        self.naive.stop()
+
+    def resume(self, *_: int) -> None:
+        self.window.resume()
+        self.naive.stopped = False
+
+    def reset(self, start: int, _: int) -> None:
+        self.committed = 0
+        self.window.reset(start)
+        self.naive.reset(start)
+
+    def commit(self, *_: int) -> None:
+        commit = self.window.to_commit()
+        assert (commit is None) == (self.window.committed == self.window.committable)
+        if commit:
+            assert commit.offset == self.window.committable
+            self.window.answered(commit)
+            assert self.window.committed == commit.offset
+
+    def check(self) -> None:
+        window, naive, unfinished = self.window, self.naive, self.naive.unfinished
+        assert window.committable == min(unfinished, default=naive.next)
+        assert window.committable >= self.committed  # it never goes back
+        self.committed = window.committable
+        assert (window.next, window.buffered) == (naive.next, len(unfinished))
+        assert window.bytes == sum(naive.sizes[offset] for offset in unfinished)
+        left = [message for delivery, _, counts in naive.deliveries if not counts for message in delivery.messages]
+        orphaned_bytes = sum(message.memory_bytes for message in left)
+        assert window.memory_bytes == window.bytes + MESSAGE_OVERHEAD_BYTES * len(unfinished) + orphaned_bytes
+        assert window.in_flight == sum(len(left) for _, left, _ in naive.deliveries)
+        assert window.empty == (not naive.deliveries)
+        for limits in (Limits(messages=4), Limits(bytes=3 * MESSAGE_OVERHEAD_BYTES + 9), Limits(span=5)):
+            assert (window.full(limits) is not None) == naive.full(limits)
+
+
+STEPS = ["put", "put", "take", "take", "done", "done", "done", "back", "commit"]
+SELDOM = ["put_late", "put_moved", "stop", "resume", "resume", "reset"]
+NUMBERS = st.integers(0, 6)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@given(walked=st.lists(st.tuples(st.sampled_from(STEPS + SELDOM), NUMBERS, NUMBERS), max_size=80))
+def test_window_behaves_like_its_model(*, orderly: bool, walked: Iterable[tuple[str, int, int]]) -> None:
+    walk = Walk(orderly=orderly)
+    for step, one, other in walked:
+        getattr(walk, step)(one, other)
+        walk.check()
+
+
+@given(ends=st.permutations(range(24)), size=st.integers(1, 9))
+def test_offset_commit_covers_all_messages_in_any_order_of_delivery_ends(ends: list[int], size: int) -> None:
+    window = a_window(*range(24))
+    deliveries = [taken(window, size) for _ in range(0, 24, size)]
+    left = set(range(24))
+    for offset in ends:
+        finish(window, deliveries[offset // size], offset)
+        left.remove(offset)
+        assert window.committable == min(left, default=24)
+    assert (window.empty, window.buffered, window.bytes) == (True, 0, 0)
+
+
+# Properties.
+
+
+def a_window_with_properties() -> Window:
+    window = Window(next=0, committed=0)
+    window.put(0, Pulled(tuple(with_properties(it, 1008) for it in range(4)), 4, 0, 4))
+    return window
+
+
+PROPERTIES_MEMORY = 1000 * 176 + 5 * 1008 - 512 + MESSAGE_OVERHEAD_BYTES
+
+
+def test_memory_of_properties_is_counted_until_each_message_is_finished_or_forgotten() -> None:
+    window = a_window_with_properties()
+    assert window.memory_bytes == 4 * PROPERTIES_MEMORY
+    delivery = taken(window, 2)
+    finish(window, delivery, 0)
+    assert window.memory_bytes == 3 * PROPERTIES_MEMORY
+    window.stop()
+    assert window.memory_bytes == PROPERTIES_MEMORY
+    window.reset(50)
+    assert window.memory_bytes == PROPERTIES_MEMORY  # of the delivery that is open
+    finish(window, delivery)
+    assert window.memory_bytes == 0
+
+
+def test_memory_of_properties_makes_a_window_full() -> None:
+    window = a_window_with_properties()
+    assert window.full(Limits(bytes=4 * PROPERTIES_MEMORY))
+    assert not window.full(Limits(bytes=4 * PROPERTIES_MEMORY + 1))
+
+
+def test_window_fits_messages_by_their_bodies_and_encoded_properties() -> None:
+    window = a_window_with_properties()
+    encoded_bytes = 12 * 5 * 1008
+    assert window.fit(9, 3 * encoded_bytes) == 3
+    assert window.fit(9, 3 * encoded_bytes - 1) == 2
+    assert window.fit(9, 1) == 1

@@ -1,0 +1,66 @@
+"""What keeps a member from working, and since when."""
+
+import logging
+
+import pytest
+
+from rota.sidecar.status.problems import UNREACHABLE, Health
+
+
+def test_health_omits_a_broker_that_was_never_contacted() -> None:
+    assert Health().brokers(0.0) == {}
+
+
+def test_health_reports_a_broker_that_answered_as_reachable() -> None:
+    health = Health()
+    health.reached("a")
+    assert health.brokers(1e9) == {"a": True}
+
+
+@pytest.mark.parametrize("answered_before", [False, True])
+def test_health_reports_a_broker_as_unreachable_after_a_time_without_responses(
+    answered_before: bool,  # noqa: FBT001 - a case
+) -> None:
+    health = Health()
+    if answered_before:
+        health.reached("a")
+    health.missed("a", 10.0)
+    assert health.brokers(10.0 + UNREACHABLE - 0.1) == {"a": True}
+    health.missed("a", 14.0)  # since the first time it counts
+    assert health.brokers(10.0 + UNREACHABLE) == {"a": False}
+
+
+def test_health_reports_a_broker_as_reachable_again_after_one_response() -> None:
+    health = Health()
+    health.missed("a", 10.0)
+    health.reached("a")
+    assert health.brokers(99.0) == {"a": True}
+    health.missed("a", 100.0)
+    assert health.brokers(104.9) == {"a": True}
+    assert health.brokers(105.0) == {"a": False}
+
+
+def test_health_is_tracked_for_each_broker() -> None:
+    health = Health()
+    health.reached("a")
+    health.missed("b", 0.0)
+    health.missed("c", 9.0)
+    assert health.brokers(10.0) == {"a": True, "b": False, "c": True}
+
+
+def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
+    health = Health()
+    with caplog.at_level(logging.INFO, "rota"):
+        for told in ("one", "one", "another", "", ""):
+            health.trouble("Why", told)
+    assert [it.getMessage() for it in caplog.records] == ["Why: one", "Why: another", "Why is no more"]
+
+
+def test_health_lists_current_problems() -> None:
+    health = Health()
+    health.trouble("Other", "something else")
+    health.trouble("Why", "one")
+    health.trouble("Why", "another")
+    assert health.troubles == {"Other": "something else", "Why": "another"}
+    health.trouble("Why", "")
+    assert health.troubles == {"Other": "something else"}

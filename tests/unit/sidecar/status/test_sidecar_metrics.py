@@ -1,0 +1,28 @@
+"""What a sidecar counts: labels that no producer chooses."""
+
+import pytest
+
+from rota.brokers.message import Message
+from rota.model import Queue
+from rota.sidecar.status.sidecar_metrics import Measures
+
+ORDERS = Queue("orders", "broker-a", 3)
+RETRIES = Queue("%RETRY%shop", "broker-a", 0)
+
+
+@pytest.mark.parametrize(
+    ("queue", "properties", "topic"),
+    [
+        (ORDERS, {}, "orders"),
+        (RETRIES, {"RETRY_TOPIC": "orders"}, "orders"),
+        (RETRIES, {"RETRY_TOPIC": "x" * 30_000}, "%RETRY%shop"),
+        (RETRIES, {}, "%RETRY%shop"),
+    ],
+)
+def test_metrics_count_messages_by_a_topic_of_the_group_or_else_of_the_queue(
+    queue: Queue, properties: dict[str, str], topic: str
+) -> None:
+    measures = Measures()
+    measures.ended([Message(queue, 7, b"", properties)], "done", {"orders"})
+    counted = [it for it in measures.text(inflight=0, buffered=0, generation=0).splitlines() if "messages_total{" in it]
+    assert counted == [f'rota_sidecar_messages_total{{topic="{topic}",outcome="done"}} 1']

@@ -1,0 +1,455 @@
+"""The folder of documents, swapped as the kubelet swaps it: one generation at a time, and no change is missed."""
+
+import asyncio
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ground.poll import PATIENCE_SECONDS
+from rota.documents import PACKED, PLAIN
+from rota.sidecar.storage.mounted_config import DATA, SETTINGS, Files, Volume
+
+NEVER, AT_ONCE = 3600.0, 0.001
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify and /proc are Linux's")
+
+
+def swap(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Show other files as the kubelet's AtomicWriter does, step by step."""
+    prepare(folder, files)
+    show(folder)
+    for name in files:
+        if not os.path.lexists(folder / name):
+            (folder / name).symlink_to(f"{DATA}/{name}")
+    current = (folder / DATA).readlink()
+    for path in folder.iterdir():
+        if path.is_symlink() and path.name != DATA and path.name not in files:
+            path.unlink()
+        elif path.name.startswith("..2") and path.name != str(current):
+            shutil.rmtree(path)
+
+
+def prepare(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=time.strftime("..%Y_%m_%d_%H_%M_%S.", time.gmtime()), dir=folder))
+    made.chmod(0o755)
+    for name, content in files.items():
+        (made / name).write_bytes(content)
+    (folder / "..data_tmp").symlink_to(made.name)
+
+
+def show(folder: Path) -> None:
+    (folder / "..data_tmp").rename(folder / DATA)
+
+
+def of(number: int) -> dict[str, bytes]:
+    """Return a generation's files; each other one is packed."""
+    return {SETTINGS: b"%d" % number, PACKED if number % 2 else PLAIN: b"%d" % number}
+
+
+def read_of(number: int) -> Files:
+    return Files(b"%d" % number, b"%d" % number)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# Reading
+
+
+def test_config_map_folder_that_is_missing_reads_as_none_and_logs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Volume(tmp_path / "away").read() is None
+    assert caplog.messages == []
+
+
+def test_config_map_files_that_are_missing_read_as_absent(tmp_path: Path) -> None:
+    volume = Volume(tmp_path)
+    assert volume.read() == Files()
+    swap(tmp_path, {})
+    assert volume.read() == Files()
+    swap(tmp_path, {SETTINGS: b"s"})
+    assert volume.read() == Files(b"s")
+    swap(tmp_path, {PACKED: b"\x1f\x8b"})
+    assert volume.read() == Files(None, b"\x1f\x8b")
+
+
+def test_config_map_reader_accepts_a_plain_folder_and_one_of_links(tmp_path: Path) -> None:
+    for name, content in of(2).items():
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        (tmp_path / "elsewhere" / name).write_bytes(content)
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for name in of(2):
+        (linked / name).symlink_to(tmp_path / "elsewhere" / name)
+    assert Volume(tmp_path / "elsewhere").read() == Volume(linked).read() == read_of(2)
+
+
+def test_config_map_with_both_assignments_yields_the_uncompressed_one(tmp_path: Path) -> None:
+    swap(tmp_path, {PLAIN: b"plain", PACKED: b"packed"})
+    assert Volume(tmp_path).read() == Files(None, b"plain")
+
+
+def test_config_map_data_link_takes_precedence_over_files_next_to_it(tmp_path: Path) -> None:
+    swap(tmp_path, of(2))
+    for name in of(2):
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_bytes(b"old")
+    assert Volume(tmp_path).read() == read_of(2)
+
+
+def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / DATA).symlink_to("..2026")
+    (tmp_path / SETTINGS).write_bytes(b"beside it")
+    volume = Volume(tmp_path)
+    assert volume.read() is None
+    assert volume.read() is None
+    assert caplog.messages == [
+        f"The documents in {tmp_path} cannot be read: ..data leads nowhere, or is swapped too often"
+    ]
+
+
+@pytest.mark.parametrize("where", ["", SETTINGS, DATA])
+def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    folder = tmp_path / "documents"
+    wrong = folder / where
+    wrong.parent.mkdir(exist_ok=True)
+    volume = Volume(folder)
+    for _ in range(2):
+        if where == SETTINGS:
+            wrong.mkdir()
+        else:
+            wrong.write_bytes(b"")
+        assert volume.read() is None
+        assert volume.read() is None
+        if where == SETTINGS:
+            wrong.rmdir()
+        else:
+            wrong.unlink()
+        folder.mkdir(exist_ok=True)
+        assert volume.read() == Files()
+        if not where:
+            folder.rmdir()
+    assert len(caplog.messages) == 2
+    assert all("a directory" in message and str(folder) in message for message in caplog.messages)
+
+
+def test_config_map_files_are_of_one_generation_however_often_they_are_swapped(tmp_path: Path) -> None:
+    swap(tmp_path, of(0))
+    numbers = range(1, 301)
+
+    def swap_all() -> None:
+        for number in numbers:
+            swap(tmp_path, of(number))
+
+    swapping = threading.Thread(target=swap_all)
+    volume, seen = Volume(tmp_path), set()
+    swapping.start()
+    while swapping.is_alive():
+        files = volume.read()
+        if files is not None:  # only where it was swapped under each of its tries
+            seen.add(files)
+    swapping.join()
+    assert seen <= {read_of(number) for number in (0, *numbers)}
+    assert len(seen) > 1
+    assert volume.read() == read_of(300)
+
+
+def test_config_map_folder_that_comes_and_goes_is_read_completely_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "documents"
+
+    def come_and_go() -> None:
+        for number in range(300):
+            swap(folder, of(number))
+            folder.rename(tmp_path / "away")
+            shutil.rmtree(tmp_path / "away")
+
+    coming = threading.Thread(target=come_and_go)
+    volume, seen = Volume(folder), set()
+    coming.start()
+    while coming.is_alive():
+        seen.add(volume.read())
+    coming.join()
+    # Files() is what the folder was before the kubelet first swapped.
+    assert seen <= {None, Files(), *(read_of(number) for number in range(300))}
+
+
+@linux
+def test_config_map_reader_leaves_no_file_open(tmp_path: Path) -> None:
+    swap(tmp_path, of(2))
+    (tmp_path / "wrong" / SETTINGS).mkdir(parents=True)
+    before = open_files()
+    for _ in range(3):
+        for folder in (tmp_path, tmp_path / "away", tmp_path / "wrong"):
+            Volume(folder).read()
+    assert open_files() == before
+
+
+# Changes
+
+
+class Counted(Volume):
+    def __init__(self, folder: Path, *, alone: float = NEVER, besides: float = NEVER) -> None:
+        super().__init__(folder, alone=alone, besides=besides)
+        self._looks: asyncio.Queue[None] = asyncio.Queue()
+
+    def _look(self) -> tuple[object, ...]:
+        self._looks.put_nowait(None)
+        return super()._look()
+
+    async def looks_again(self) -> None:
+        """Wait until it has looked some times more, and has told what it saw."""
+        for _ in range(self._looks.qsize() + 10):
+            await self._looks.get()
+
+
+def watches() -> int:
+    return sum(path.read_text().count("inotify wd:") for path in Path("/proc/self/fdinfo").iterdir() if path.exists())
+
+
+@asynccontextmanager
+async def told(volume: Volume) -> AsyncGenerator[asyncio.Queue[Files | None], None]:
+    """Return what is read after each change that was told; the one at the start is told."""
+    found: asyncio.Queue[Files | None] = asyncio.Queue()
+
+    async def follow() -> None:
+        async with aclosing(volume.changes()) as changes:
+            async for _ in changes:
+                found.put_nowait(volume.read())
+
+    following = asyncio.create_task(follow())
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            yield found
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+        assert following.cancelled()
+
+
+async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) -> None:
+    swap(tmp_path, of(2))
+    for folder, files in ((tmp_path / "away", None), (tmp_path, read_of(2))):
+        async with told(Volume(folder, alone=NEVER, besides=NEVER)) as found:
+            assert await found.get() == files
+
+
+@linux
+@pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
+async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, besides: float) -> None:
+    swap(tmp_path, of(0))
+    async with told(Volume(tmp_path, alone=NEVER, besides=besides)) as found:
+        for number in range(0, 20, 2):
+            assert await found.get() == read_of(number)
+            swap(tmp_path, of(number + 2))
+
+
+@linux
+@pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
+async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path: Path, besides: float) -> None:
+    swap(tmp_path, of(0))
+    async with told(Volume(tmp_path, alone=NEVER, besides=besides)) as found:
+        assert await found.get() == read_of(0)
+        for number in range(100):
+            swap(tmp_path, of(number))
+        assert await found.get() == read_of(99)
+        swap(tmp_path, of(101))
+        assert await found.get() == read_of(101)
+
+
+@linux
+async def test_config_map_watch_misses_no_swap_between_iterations(tmp_path: Path) -> None:
+    swap(tmp_path, of(0))
+    volume = Volume(tmp_path, alone=NEVER, besides=NEVER)
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
+        await anext(changes)
+        swap(tmp_path, of(1))  # after the turn, before the next is asked for
+        await anext(changes)
+        assert volume.read() == read_of(1)
+
+
+def most_events() -> int:
+    return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
+@linux
+async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Path) -> None:
+    swap(tmp_path, of(0))
+    (tmp_path / "this").touch()
+    async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
+        assert await found.get() == read_of(0)
+        for _ in range(most_events() // 4 + 1):
+            (tmp_path / "this").rename(tmp_path / "that")
+            (tmp_path / "that").rename(tmp_path / "this")
+        swap(tmp_path, of(1))
+        assert await found.get() == read_of(1)
+
+
+@linux
+async def test_config_map_watch_of_a_plain_folder_reports_complete_files_and_deletions(tmp_path: Path) -> None:
+    async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
+        assert await found.get() == Files()
+        (tmp_path / SETTINGS).write_bytes(b"s")
+        assert await found.get() == Files(b"s")
+        (tmp_path / "new").write_bytes(b"a")
+        (tmp_path / "new").rename(tmp_path / PLAIN)
+        assert await found.get() == Files(b"s", b"a")
+        (tmp_path / SETTINGS).unlink()
+        assert await found.get() == Files(None, b"a")
+
+
+@linux
+async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
+    volume = Counted(tmp_path, besides=AT_ONCE)
+    async with told(volume) as found:
+        assert await found.get() == Files()
+        (tmp_path / "notes.txt").write_bytes(b"mine")
+        await volume.looks_again()
+        assert found.empty()
+
+
+@linux
+async def test_config_map_watch_reports_a_rewrite_with_equal_content(tmp_path: Path) -> None:
+    # On an older kernel two writes within 4 ms bear one time.
+    (tmp_path / SETTINGS).write_bytes(b"s")
+    async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
+        assert await found.get() == Files(b"s")
+        (tmp_path / SETTINGS).open("ab").close()
+        assert await found.get() == Files(b"s")
+
+
+@linux
+async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "documents"
+    async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
+        assert await found.get() is None
+        folder.mkdir()
+        assert await found.get() == Files()
+        folder.rmdir()
+        assert await found.get() is None
+
+
+async def test_config_map_watch_reports_nothing_when_polling_finds_no_change(tmp_path: Path) -> None:
+    swap(tmp_path / "there", of(0))
+    for folder in (tmp_path / "there", tmp_path / "away"):
+        volume = Counted(folder, alone=AT_ONCE, besides=AT_ONCE)
+        async with told(volume) as found:
+            await found.get()
+            await volume.looks_again()
+            assert found.empty()
+
+
+@linux
+@pytest.mark.parametrize("moved", [False, True])
+async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    moved: bool,  # noqa: FBT001 - a case
+) -> None:
+    folder = tmp_path / "documents"
+    async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
+        assert await found.get() is None
+        for number in range(0, 6, 2):
+            swap(tmp_path / "made", of(number))
+            (tmp_path / "made").rename(folder)
+            assert await found.get() == read_of(number)
+            swap(folder, of(number + 1))  # told by inotify: it listens to the new one
+            assert await found.get() == read_of(number + 1)
+            if moved:
+                folder.rename(tmp_path / "away")
+                assert await found.get() is None
+                shutil.rmtree(tmp_path / "away")
+            else:
+                shutil.rmtree(folder)
+                assert await found.get() is None
+    assert caplog.messages == []
+
+
+@linux
+async def test_config_map_watch_detects_by_polling_changes_that_inotify_cannot_report(tmp_path: Path) -> None:
+    folder = tmp_path / "pod" / "documents"
+    swap(folder, of(0))
+    async with told(Volume(folder, alone=NEVER, besides=AT_ONCE)) as found:
+        assert await found.get() == read_of(0)
+        (folder / DATA / SETTINGS).write_bytes(b"by hand")  # inside the generation's own folder
+        while await found.get() != Files(b"by hand", b"0"):
+            pass
+        swap(tmp_path / "other" / "documents", of(2))
+        (tmp_path / "pod").rename(tmp_path / "away")
+        (tmp_path / "other").rename(tmp_path / "pod")
+        while await found.get() != read_of(2):
+            pass
+        swap(folder, of(4))
+        assert await found.get() == read_of(4)
+        assert watches() == 1  # not of the one that was moved away
+
+
+@contextmanager
+def no_more_open_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@linux
+async def test_config_map_watch_without_inotify_polls_until_it_is_available(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    swap(tmp_path, of(0))
+    prepare(tmp_path, of(2))
+    volume = Volume(tmp_path, alone=AT_ONCE, besides=NEVER)
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
+        with no_more_open_files():
+            await anext(changes)
+            show(tmp_path)
+            await anext(changes)
+            assert volume.read() is None
+        for number in (4, 6):  # by a look, by inotify
+            swap(tmp_path, of(number))
+            await anext(changes)
+            assert volume.read() == read_of(number)
+    inotify, reading = caplog.messages
+    assert inotify.startswith(f"inotify cannot be had for {tmp_path} ([Errno 24] Too many open files)")
+    assert "Too many open files" in reading
+
+
+async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "documents"
+    folder.touch()
+    async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
+        assert await found.get() is None
+        folder.unlink()
+        swap(tmp_path / "made", of(0))
+        (tmp_path / "made").rename(folder)
+        while await found.get() != read_of(0):
+            pass
+
+
+@linux
+async def test_config_map_watch_supports_two_followers_and_leaves_no_file_open(tmp_path: Path) -> None:
+    swap(tmp_path, of(0))
+    volume = Volume(tmp_path, alone=NEVER, besides=NEVER)
+    before = open_files()
+    async with told(volume) as one, told(volume) as other:
+        assert await one.get() == await other.get() == read_of(0)
+        swap(tmp_path, of(2))
+        assert await one.get() == await other.get() == read_of(2)
+    assert open_files() == before

@@ -1,0 +1,102 @@
+"""What lets a member in: mounted Secrets, read together, and again once they are renewed."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from ground.keys import Authority
+from rota.sidecar.storage.environment import Who
+from rota.sidecar.storage.secret_files import Access
+from rota.spec import RocketMQ, Tls
+
+WHO = Who("a", "ns", "uid-a")
+
+
+def mount(folder: Path, time: str, **files: str) -> None:
+    """Put files there as a kubelet does."""
+    (folder / f"..{time}").mkdir(parents=True)
+    for name, text in files.items():
+        (folder / f"..{time}" / name).write_text(text)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(f"..data/{name}")
+    (folder / "..fresh").symlink_to(f"..{time}")
+    (folder / "..fresh").rename(folder / "..data")
+
+
+def keys(access: Access) -> tuple[str, str]:
+    site = access.site(RocketMQ(name_servers=["ns:9876"]))
+    assert site.credentials
+    found = site.credentials()
+    return found.access_key, found.secret_key
+
+
+def test_credentials_and_tls_are_absent_without_secrets() -> None:
+    site = Access(WHO).site(RocketMQ(name_servers=["ns:9876"]))
+    assert (site.credentials, site.tls) == (None, None)
+
+
+def test_credentials_are_replaced_after_the_secret_is_renewed(tmp_path: Path) -> None:
+    mount(tmp_path, "1", accessKey="rota\n", secretKey="one")
+    access = Access(WHO._replace(credentials=str(tmp_path)))
+    assert keys(access) == ("rota", "one")
+    site = access.site(RocketMQ(name_servers=["ns:9876"]))
+    mount(tmp_path, "2", accessKey="rota", secretKey="two")
+    access.look()
+    assert site.credentials
+    assert site.credentials().secret_key == "two"
+
+
+def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_ones_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = Access(WHO._replace(credentials=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"cannot be read: .*; mend the Secret"):
+        keys(access)
+    mount(tmp_path, "1", accessKey="rota", secretKey="one")
+    site = access.site(RocketMQ(name_servers=["ns:9876"]))
+    mount(tmp_path, "2", accessKey="rota")
+    (tmp_path / "..1" / "secretKey").unlink()
+    for _ in range(2):
+        access.look()
+    assert site.credentials
+    assert site.credentials().secret_key == "one"
+    assert len([it for it in caplog.messages if "goes on with what was there before" in it]) == 1
+
+
+def test_tls_trusts_a_new_certificate_authority_and_not_the_replaced_one(tmp_path: Path) -> None:
+    one, other = (Authority(tmp_path / "keys", name).own.certificate.read_text() for name in ("one", "other"))
+    mount(tmp_path / "ca", "1", **{"ca.crt": one})
+    access = Access(WHO._replace(authorities=str(tmp_path / "ca")))
+    tls = access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
+    assert tls
+    first = tls()
+    assert (first.verify_mode, first.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert trusted(first) == trusted(context_of(one))
+    access.look()
+    assert tls() is first, "nothing has changed"
+    for time, text in (("2", other), ("3", "nonsense")):
+        mount(tmp_path / "ca", time, **{"ca.crt": text})
+        access.look()
+        assert trusted(tls()) == trusted(context_of(other))
+    mount(tmp_path / "ca", "4", **{"ca.crt": f"# Zürich\n{one}# and\n{other}"})
+    access.look()
+    assert len(trusted(tls())) == 2
+
+
+def context_of(authority: str) -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.load_verify_locations(cadata=authority)
+    return tls
+
+
+def trusted(tls: ssl.SSLContext) -> list[bytes]:
+    return tls.get_ca_certs(binary_form=True)
+
+
+@pytest.mark.parametrize("text", ["nonsense", ""])
+def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(tmp_path: Path, text: str) -> None:
+    mount(tmp_path, "1", **{"ca.crt": text})
+    access = Access(WHO._replace(authorities=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; put one there in PEM"):
+        access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
