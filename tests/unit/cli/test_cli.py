@@ -250,6 +250,7 @@ def test_explain_prints_json_and_yaml(output: str, before: str) -> None:
             "Give either --queues, such as orders=broker-a:8, or --name-server",
         ),
         (["-f", GROUP, "--name-server", "rmq"], "--name-server 'rmq' cannot be read: write it as host:9876"),
+        (["-f", GROUP, "--name-server", "fd00::1:9876"], "cannot be read: write it as host:9876"),
         (["-f", GROUP, "--name-server", "127.0.0.1:1"], "(--name-server 127.0.0.1:1)"),
         (["-f", GROUP, *EIGHT, "--members", "a,a"], "Member a is listed twice"),
         (["-f", GROUP, *EIGHT, "--members", "a", "--foreign", "c,b,c"], "--foreign lists c twice; list each"),

@@ -22,7 +22,8 @@ def ask(name_server: str, group: str, topics: list[str]) -> Told:
     """Ask; what does not answer, or lets nobody in, is a sentence."""
     servers = [it.strip() for it in re.split("[;,]", name_server)]
     for server in servers:
-        if split_address(server) is None:
+        is_ambiguous = server.count(":") > 1 and not server.startswith("[")  # IPv6 without brackets
+        if is_ambiguous or split_address(server) is None:
             raise ValueError(f"--name-server {server!r} cannot be read: write it as host:9876")
     try:
         return asyncio.run(_ask(Cluster(Site(servers)), group, topics))

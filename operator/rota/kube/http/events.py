@@ -6,20 +6,21 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from rota.kube.client.objects import Key
+
 MAX_STREAMS = 64  # of events; a further one ends the oldest, whose page connects again
-Name = tuple[str, str]  # a group's namespace and name
 
 
 class Listener:
     """A stream of events about all groups, or about one."""
 
-    def __init__(self, only: Name | None) -> None:
+    def __init__(self, only: Key | None) -> None:
         self.ended = False
         self._only = only
-        self._news: set[Name] = set()
+        self._news: set[Key] = set()
         self._awake = asyncio.Event()
 
-    def tell(self, groups: tuple[Name, ...]) -> None:
+    def tell(self, groups: tuple[Key, ...]) -> None:
         """Note what changed; of no group: the operator itself."""
         mine = [it for it in groups if self._only in {None, it}]
         if mine or not groups:
@@ -31,7 +32,7 @@ class Listener:
         self.ended = True
         self._awake.set()
 
-    async def news(self) -> list[Name]:
+    async def news(self) -> list[Key]:
         """Wait until something changed, and return of which groups."""
         await self._awake.wait()
         self._awake.clear()
@@ -47,13 +48,13 @@ class Hub:
         self._listeners: dict[Listener, None] = {}  # the oldest first
         self.closed = False
 
-    def tell(self, *groups: Name) -> None:
+    def tell(self, *groups: Key) -> None:
         """Say that these groups changed; without any, that the operator did (whether it leads)."""
         for listener in self._listeners:
             listener.tell(groups)
 
     @contextmanager
-    def listening(self, only: Name | None = None) -> Iterator[Listener]:
+    def listening(self, only: Key | None = None) -> Iterator[Listener]:
         """Publish changes to one more stream from now on, in place of the oldest if there are too many."""
         if len(self._listeners) >= MAX_STREAMS:
             oldest = next(iter(self._listeners))

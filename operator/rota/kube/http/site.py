@@ -12,8 +12,9 @@ import msgspec
 from aiohttp import web
 
 from rota.http_server import AdmissionLimit, SharedResponse, send
+from rota.kube.client.objects import Key
 from rota.kube.http import schema
-from rota.kube.http.events import Hub, Listener, Name
+from rota.kube.http.events import Hub, Listener
 from rota.model import plain
 
 GAP = 0.2  # seconds between two events on a connection: whatever changes meanwhile comes together
@@ -168,7 +169,7 @@ async def _word(listener: Listener) -> bytes:
     return b"event: changed\ndata: %s\n\n" % told
 
 
-def _named(asked: web.Request) -> Name:
+def _named(asked: web.Request) -> Key:
     return asked.match_info["namespace"], asked.match_info["name"]
 
 
