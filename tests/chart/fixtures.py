@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from chart.charts import STRICT, Helm, Release
+from chart.prometheus_kinds import install_prometheus_kinds
 from ground.api import Api
 from ground.controlplane import Cluster
 from ground.space import stop_namespace
@@ -15,6 +16,12 @@ from ground.space import stop_namespace
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Return the real helm, with nobody's settings."""
     return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+async def prometheus_kinds(api: Api, control_plane: Cluster) -> None:
+    """Have the Prometheus operator's kinds in the control plane, from this test on."""
+    await install_prometheus_kinds(api, control_plane)
 
 
 @pytest.fixture

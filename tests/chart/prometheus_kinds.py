@@ -1,9 +1,6 @@
 """The Prometheus operator's kinds, without the Prometheus operator."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
-from ground.api import Api, ApiError, Object
+from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.poll import soon
 
@@ -23,27 +20,20 @@ def a_definition(kind: str) -> Object:
     }
 
 
-@asynccontextmanager
-async def prometheus_kinds(api: Api, control_plane: Cluster) -> AsyncIterator[None]:
-    """Let the API server take the Prometheus operator's kinds, unless it does already."""
-    made = []
-    for kind in ("ServiceMonitor", "PrometheusRule"):
-        body = a_definition(kind)
-        try:
-            await api.create(DEFINITIONS, body)
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            continue
-        made.append(body["metadata"]["name"])
+async def install_prometheus_kinds(api: Api, control_plane: Cluster) -> None:
+    """Let the API server accept the Prometheus operator's kinds, and wait until kubectl finds them.
 
-        async def known(name: str = body["metadata"]["name"]) -> bool:  # to kubectl: it is told last
-            told = control_plane.kubectl(
+    They stay until the control plane ends: a definition that is deleted goes on terminating for a while, and the next
+    test could not use its name.
+    """
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        definition = a_definition(kind)
+        await api.create(DEFINITIONS, definition)
+
+        async def known(name: str = definition["metadata"]["name"]) -> bool:  # to kubectl: it is told last
+            found = control_plane.kubectl(
                 "api-resources", "--api-group=monitoring.coreos.com", "-o", "name", check=False
             )
-            return name in told.split()
+            return name in found.split()
 
         await soon(known)
-    yield
-    for name in made:
-        await api.delete(f"{DEFINITIONS}/{name}")

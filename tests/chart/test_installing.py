@@ -3,7 +3,7 @@
 import json
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from chart.charts import Release
-from chart.prometheus_kinds import DEFINITIONS, prometheus_kinds
+from chart.prometheus_kinds import DEFINITIONS
 from ground.api import Api, Object
 from ground.controlplane import Cluster
 from ground.instance import Instance
@@ -20,13 +20,6 @@ from ground.poll import soon
 from rota.spec import group_spec
 
 DRY = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors", "-f", "-")
-
-
-@pytest.fixture
-async def prometheus_operator(api: Api, control_plane: Cluster) -> AsyncIterator[None]:
-    """Have the Prometheus operator's kinds for a test."""
-    async with prometheus_kinds(api, control_plane):
-        yield
 
 
 def everything(namespace: str) -> Object:
@@ -51,7 +44,7 @@ def everything(namespace: str) -> Object:
     }
 
 
-@pytest.mark.usefixtures("prometheus_operator")
+@pytest.mark.usefixtures("prometheus_kinds")
 @pytest.mark.parametrize("case", ["default", "namespaced", "everything", "alone"])
 def test_chart_objects_are_accepted_by_the_api_server_without_a_warning(
     control_plane: Cluster, release: Release, namespace: str, case: str
@@ -87,7 +80,7 @@ async def test_install_creates_pods_in_a_restricted_namespace(
     await soon(lambda: there_are(3))
 
 
-@pytest.mark.usefixtures("prometheus_operator")
+@pytest.mark.usefixtures("prometheus_kinds")
 async def test_upgrade_to_every_chart_switch_and_back_changes_no_selector(
     api: Api, release: Release, namespace: str
 ) -> None:

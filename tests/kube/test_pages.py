@@ -11,9 +11,7 @@ import pytest
 import yaml
 from aiohttp import ClientError, ClientSession
 
-from chart.prometheus_kinds import prometheus_kinds
 from ground.api import Api
-from ground.controlplane import Cluster
 from ground.fixtures import a_namespace
 from ground.local import LocalNode
 from ground.poll import soon
@@ -122,13 +120,13 @@ async def test_docs_commands_of_a_page_run(shop: TypedShop, page: str) -> None:
             await shop.shell.follow(it)
 
 
-async def test_docs_commands_of_the_runbook_run(shop: TypedShop, api: Api, control_plane: Cluster) -> None:
-    async with prometheus_kinds(api, control_plane):
-        for it in shop.told("runbook.md"):
-            await shop.shell.follow(it)
-        rules = await shop.shell.run("kubectl get prometheusrule rota -o yaml")
-        assert rules.count("> bool 300") == 1
-        assert "> bool 60" not in rules
+@pytest.mark.usefixtures("prometheus_kinds")
+async def test_docs_commands_of_the_runbook_run(shop: TypedShop) -> None:
+    for it in shop.told("runbook.md"):
+        await shop.shell.follow(it)
+    rules = await shop.shell.run("kubectl get prometheusrule rota -o yaml")
+    assert rules.count("> bool 300") == 1
+    assert "> bool 60" not in rules
 
 
 async def test_docs_commands_for_fleets_run_and_keep_scaled_replicas(

@@ -162,13 +162,21 @@ class _Judge:
     def _finishes(self, it: Delivery) -> float:
         if it.number in self.story.dead:
             return it.begin
-        if it.end is not None and (it.done or it.dead):
-            return it.end
+        answered = it.done or it.dead
         if self.story.orderly:  # tried again in place
-            return inf
-        if it.status in {NOT_FOUND, DEAD}:  # tried again, or each alone
+            return it.end if answered and it.end is not None else inf
+        if it.status in {NOT_FOUND, DEAD} and not answered:  # tried again, or each alone
             return self._unnoted(it)
-        return min(self._until(it), it.begin + self.story.timeout)  # then it goes to the retry topic
+        given_up = it.begin + self.story.timeout  # then it goes to the retry topic, even if an answer comes later
+        return min(self._earliest_end(it), given_up)
+
+    def _earliest_end(self, it: Delivery) -> float:
+        """Return when a delivery was over at the earliest: the end of a pod is noted some time after its app's."""
+        until = self._until(it)
+        if it.end is not None or until == it.begin + self.story.timeout:
+            return until
+        notes = (note for other in self.by_member[it.member] for note in (other.begin, other.end) if note is not None)
+        return max(note for note in notes if note <= until)
 
     def _unnoted(self, it: Delivery) -> float:
         """Return when an owner's app died that may have had it once more, if a copy of it came by the retry topic."""

@@ -49,6 +49,15 @@ CLEAN = {
         d(1, None), d(32, 33, 0, "b"), facts=(GIVEN, fact(31.5, "released"), fact(31.5, "given", "b"))
     ),
     "answered too late": a_story(d(1, 32), d(31, 33, attempt=2)),
+    "answered too late, and committed before": a_story(
+        d(1, 40), d(33, 34, queue=OTHER, offset=0, attempt=2), facts=BOTH, commits=[Commit(32, Q, 1)]
+    ),
+    "the app ended some time before its pod": a_story(
+        d(1, None, status=None),
+        d(6, 7, 0, "b", queue=OTHER, attempt=2),
+        facts=(GIVEN, fact(5, "ended"), Fact(5, "given", "b", frozenset({OTHER}))),
+        commits=[Commit(4, Q, 1)],
+    ),
     "the sidecar was killed before it had committed": a_story(
         d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "sidecar")), commits=[Commit(2.5, Q, 0)]
     ),
@@ -228,6 +237,16 @@ BROKEN = {
         "but 0 was not finished",
     ),
     "past what is open": (a_story(d(1, 3), d(1, 2, 1), commits=[Commit(2.5, Q, 2)]), "but 0 was not finished"),
+    "past what is at an app that answers others, in a pod that ends later": (
+        a_story(
+            d(1, None, status=None),
+            d(2, 4.5, 1),
+            d(6, 7, queue=OTHER, attempt=2),
+            facts=(*BOTH, fact(5, "ended")),
+            commits=[Commit(4, Q, 1)],
+        ),
+        "but 0 was not finished",
+    ),
     "past what was not found": (
         a_story(d(1, 2, status=404), d(3, 4), commits=[Commit(2.5, Q, 1)]),
         "but 0 was not finished",
