@@ -217,7 +217,7 @@ class _Watching:
         return found
 
     def _worked(self, key: Key) -> list[Queue]:
-        return [queue for queues in self.groups[key].shares.values() for queue in queues]
+        return [queue for queues in self.groups[key].record.shares.values() for queue in queues]
 
     def _mqadmin(self) -> Sample:
         """Return what RocketMQ's own tool takes to print how far each group is, less what its start takes."""
@@ -300,14 +300,14 @@ def _planned(namespace: str, name: str, views: Views, measures: Measures) -> Gro
     group.wants(Custom(Metadata(name, uid=name, namespace=namespace), spec), None)
     group.fresh = True
     for number in range(MEMBERS):
-        group.see(_pod(namespace, f"{name}-7d9f8b6c5-{number:05}", name), 0.0)
+        group.pods.see(_pod(namespace, f"{name}-7d9f8b6c5-{number:05}", name), 0.0)
     for version in range(1, 4):  # granted, obeyed, settled
         found = plan(group.snapshot(1000.0, views.of(key, 1000.0, group.names(1000.0)), {}), NOW + 60 * version)
         if found.document:
             texts = {part: text for part, text in found.data.items() if isinstance(text, str)}
             labels = {"rota.dev/group": name}
             group.keep(ConfigMap(Metadata(record_of(name), resource_version=str(version), labels=labels), texts))
-        for holder, queues in group.shares.items():
+        for holder, queues in group.record.shares.items():
             report = Report(member=holder.name, uid=holder.uid, generation=version, held=to_ranges(queues))
             group.pods[holder.name].hear(report, 1000.0, 1000.0)
         measures.take(Done(group, found, 0.001, {}), 1000.0)

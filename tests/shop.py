@@ -73,13 +73,13 @@ class ConsumerFleet:
             "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
         }
         pod = msgspec.convert(body, Pod)
-        self.group.see(pod, self.now - 1000.0)
+        self.group.pods.see(pod, self.now - 1000.0)
         self.clients[client_id(pod)] = Client(client_id(pod), f"{address}:41000", "PYTHON", "V5_3_3")
 
     def _says(self, name: str) -> None:
         document, known = self.group.record.document, self.group.pods[name]
         generation = document.generation if document else 0
-        held = {holder.name: queues for holder, queues in self.group.shares.items()}.get(name, ())
+        held = {holder.name: queues for holder, queues in self.group.record.shares.items()}.get(name, ())
         uid = known.pod.metadata.uid
         told = Report(
             member=name, uid=uid, generation=generation, held=to_ranges(held), troubles=self._troubles.get(name, {})
@@ -101,7 +101,7 @@ class ConsumerFleet:
             self.group.keep(ConfigMap(msgspec.structs.replace(metadata, owner_references=owners), texts))
         if self.group.body:
             self.group.body = msgspec.structs.replace(self.group.body, status=dict(found.status))
-        heard = {it: self._obeyed(it.name) for it in self.group.shares}
+        heard = {it: self._obeyed(it.name) for it in self.group.record.shares}
         self.tally.take(found, self.group.record.document, heard, self.now)
 
     def _obeyed(self, name: str) -> int:

@@ -36,7 +36,7 @@ from kube.shop import TemplateGroup, a_shop
 from rota.kube.client.objects import CONTROL_PORT, GROUP_LABEL
 from rota.kube.client.objects import REPORT_PORT as PORT
 from rota.kube.http.operator_probes import PORT as OPERATOR_PORT
-from rota.kube.state.group import MAX_MEMBERS
+from rota.kube.state.pod_state import MAX_MEMBERS
 
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
 

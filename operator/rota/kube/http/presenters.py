@@ -94,7 +94,7 @@ def _condition(it: Mapping[str, Any]) -> schema.Condition:
 
 
 def _members(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
-    shares = it.group.shares
+    shares = it.group.record.shares
     document = it.group.record.document
     everyone = document.everyone if document else None
     found = []
@@ -132,7 +132,7 @@ def _foreigners(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
 
 def _queues(it: Fact, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.Queue]:
     document = it.group.record.document
-    owners = it.group.owners
+    owners = it.group.record.owners
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
     everyone = frozenset(document.everyone or ()) if document else frozenset()

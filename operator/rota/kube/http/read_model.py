@@ -56,7 +56,12 @@ class Sight(NamedTuple):
         broker = self.places.of(group, self.now())
         if broker.foreigners:
             return [queue for view in broker.views.values() if view for queue in view.queues]
-        return [queue for holder, queues in group.shares.items() if not group.has_ended(holder) for queue in queues]
+        return [
+            queue
+            for holder, queues in group.record.shares.items()
+            if not group.pods.has_ended(holder)
+            for queue in queues
+        ]
 
     def take(self, done: Done) -> News:
         """Count what a round of a group did, and return it."""

@@ -33,7 +33,7 @@ async def hear_all(groups: Callable[[], Mapping[Key, Group]], reports: Reports, 
             if hash(known.pod.metadata.uid) % steps == step % steps
             and known.pod.started
             and not known.pod.ended
-            and (name not in group.awaited or group.everyones)
+            and (name not in group.awaited or group.record.broadcasting)
         ]
         await asyncio.gather(*(_hear(key, group, name, reports, news) for key, group, name in asked))
 
@@ -49,7 +49,7 @@ async def _hear(key: Key, group: Group, name: str, reports: Reports, news: Calla
         return
     uid, member = known.pod.metadata.uid, Endpoint.of(known.pod, group.uid)
     offsets: Mapping[Queue, int | None] | None = None
-    if group.everyones:
+    if group.record.broadcasting:
         answer, offsets = await reports.read_with_offsets(member)
     else:
         answer = await reports.read(member)

@@ -37,7 +37,7 @@ async def mark(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bo
     A changed annotation makes the kubelet sync the mounted ConfigMap. Deletion costs make a shrinking Deployment end
     members with the fewest queues first; they are written along with pokes, alone only when nothing else is due.
     """
-    room, shares = asyncio.Semaphore(AT_ONCE), group.shares
+    room, shares = asyncio.Semaphore(AT_ONCE), group.record.shares
 
     def cost(pod: Pod) -> str:
         return str(len(shares.get(Holder(pod.metadata.name, pod.metadata.uid), ())))

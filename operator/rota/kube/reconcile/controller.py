@@ -159,7 +159,7 @@ class Brain:
             task = self._task(key)
             known = task.group.pods.get(pod.metadata.name)
             before = known.pod if known else None
-            task.group.see(pod, self._now)
+            task.group.pods.see(pod, self._now)
             if before is None or before.telling != pod.telling:
                 if before and before.ready and not pod.ready:
                     task.listeners.interrupt(pod.metadata.name)
@@ -215,7 +215,7 @@ class Brain:
     def _forget_nobodys(self, key: Key) -> None:
         """Forget what is known of a group that was never there, or is not any more."""
         group = self._tasks[key].group
-        if group.body is None and not (group.pods or group.strangers):
+        if group.body is None and not (group.pods or group.pods.strangers):
             del self._tasks[key]
 
     def _task(self, key: Key) -> _Task:

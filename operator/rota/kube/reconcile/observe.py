@@ -47,7 +47,7 @@ class Gatherer:
         if group.outdated or not group.record.ours:
             await self._ask_for_record(group)
         await self._ask_for_unseen(group)
-        if group.surplus and group.has_room:
+        if group.pods.surplus and group.pods.has_room:
             await self._list_pods(group)
         await self.rooms.learn(group)
         group.forget_ended()
@@ -61,12 +61,12 @@ class Gatherer:
     async def _list_pods(self, group: Group) -> None:
         selector = {"labelSelector": f"{GROUP_LABEL}={group.name}"}
         pods, _ = await self._api.list(collection_path("pods", group.namespace), Pod, selector)
-        group.surplus.clear()
+        group.pods.surplus.clear()
         there = {pod.metadata.uid for pod in pods}
         for known in [known for known in group.pods.values() if known.pod.metadata.uid not in there]:
             group.miss(known.pod)
         for pod in pods:
-            group.see(pod, self._now)
+            group.pods.see(pod, self._now)
 
     @property
     def _now(self) -> float:
@@ -101,16 +101,16 @@ class Gatherer:
 
     async def _ask_for_unseen(self, group: Group) -> None:
         """Ask for those who are not told of: a read of the one object tells whether they ended."""
-        holders = sorted(group.unseen)
+        holders = sorted(group.pods.unseen)
         asked = [self._read_pod(group.namespace, holder.name) for holder in holders]
         found = dict(zip(holders, await asyncio.gather(*asked), strict=True))
         gone = [holder for holder, pod in found.items() if pod is None or pod.metadata.uid != holder.uid]
         for holder in found.keys() - gone:  # at once: what is told meanwhile is newer
-            group.read(holder, found[holder], self._now)
+            group.pods.read(holder, found[holder], self._now)
         lingers = await asyncio.gather(*(self._lingers(group, holder) for holder in gone))
         for holder in (holder for holder, it in zip(gone, lingers, strict=True) if not it):
-            group.read(holder, found[holder], self._now)
-        group.unsure = ()
+            group.pods.read(holder, found[holder], self._now)
+        group.pods.unsure = ()
 
     async def _lingers(self, group: Group, holder: Holder) -> bool:
         """Whether the sidecar of a pod that is no more answers: it was deleted by force, and nobody knows of its end.
@@ -118,7 +118,7 @@ class Gatherer:
         As long as it does it is heard, and asked to drain; what it works is nobody else's. One that is silent for a
         while is taken to have ended: who deletes a pod by force says so.
         """
-        known = group.in_doubt(holder)
+        known = group.pods.in_doubt(holder)
         member = Endpoint.of(known.pod, group.uid) if known and known.pod.status.pod_ip else None
         said = await self._reports.last_words(member) if member else None
         if known is None or member is None or said is None or (said.report and said.report.drained):
@@ -130,7 +130,7 @@ class Gatherer:
         else:
             known.unproved_since = None
         known.linger(said.report, self._now, said.asked, said.doubt)
-        group.missed.add(holder)
+        group.pods.missed.add(holder)
         if said.doubt is Reason.REPORT_TOO_LARGE or (said.report and not said.report.final):
             self._drain(member)
         return True

@@ -164,7 +164,7 @@ class Reconciler:
         self._publish(task, found, uid, whole=True)
 
     def _listen(self, task: GroupTask, found: Plan) -> None:
-        task.group.unsure, task.group.awaited = found.confirm, found.awaited
+        task.group.pods.unsure, task.group.awaited = found.confirm, found.awaited
         if self._host.leads and task.group.body:
             task.listeners.listen()
 

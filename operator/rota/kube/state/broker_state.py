@@ -1,10 +1,14 @@
-"""What a group's brokers last reported of it."""
+"""What a group's brokers last reported of it, and by which ids they know its members."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from rota.model import Verdict
+from rota.kube.state.pod_state import GroupPods, client_id, name_of
+from rota.kube.state.stored_assignment import Record
+from rota.model import Queue, Verdict
 from rota.planner import View
+
+FORGOTTEN_SECONDS = 240.0  # then no broker reports a pod that ended any more; it notices after 120
 
 
 @dataclass(frozen=True)
@@ -14,3 +18,37 @@ class AtBroker:
     views: Mapping[str, View | None] = field(default_factory=dict)
     foreigners: tuple[str, ...] | None = None
     problems: tuple[Verdict, ...] = ()
+
+
+class ClientIds:
+    """The ids by which brokers know a group's members, those of pods too that ended a while ago."""
+
+    def __init__(self, pods: GroupPods) -> None:
+        """Know what the pods tell; nothing was seen or unlocked yet."""
+        self._pods = pods
+        self._last_seen: dict[str, float] = {}  # by the end of an id
+        self._unlocked: set[str] = set()  # uids of pods whose locks were given back
+
+    def suffixes(self, record: Record, now: float) -> Collection[str]:
+        """Return how the ids of our own members end, whatever addresses they have: brokers forget slowly."""
+        names = {name_of(name, known.pod.metadata.uid) for name, known in self._pods.items()}
+        names |= {name_of(*holder) for holder in record.holders}
+        seen = self._last_seen | dict.fromkeys(names, now)
+        self._last_seen = {name: at for name, at in seen.items() if now - at < FORGOTTEN_SECONDS}
+        return self._last_seen.keys()
+
+    def locks_left(self, record: Record) -> list[tuple[str, list[Queue]]]:
+        """Return by which ids brokers keep locks of pods that ended, and of which queues; once each."""
+        held = {holder: [*queues] for holder, queues in record.shares.items()}
+        for queue, release in record.document.releasing.items() if record.document else ():
+            held.setdefault(release.holder, []).append(queue)
+        ended = {known.pod.metadata.uid: client_id(known.pod) for known in self._pods.values() if known.pod.ended}
+        clients = self._pods.client_ids | ended
+        left = {holder: queues for holder, queues in held.items() if queues and holder.uid in clients}
+        found = [(clients[holder.uid], queues) for holder, queues in left.items() if holder.uid not in self._unlocked]
+        self._unlocked |= {holder.uid for holder in left}
+        return found
+
+    def forget_gone(self, uids: set[str]) -> None:
+        """Forget which pods' locks were given back, except those with these uids."""
+        self._unlocked &= uids

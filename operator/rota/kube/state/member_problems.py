@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from rota.kube.client.objects import Pod
-from rota.kube.state.pod_state import Known
+from rota.kube.state.pod_state import GroupPods, Known
 from rota.model import Reason, Verdict
 
 _NAMED = 3  # pods in one sentence
@@ -20,11 +20,12 @@ _OF_DOUBT = {
 }
 
 
-def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> list[Verdict]:
-    """Return what is wrong; `strangers` carry the group's label and no sidecar of it."""
-    found: list[Verdict] = []
-    if strangers:
-        message = f"{len(strangers)} pods carry the group's label but no sidecar of it, such as {_some(strangers)}"
+def member_problems(pods: GroupPods) -> list[Verdict]:
+    """Return what is wrong."""
+    found = [_too_many_members(len(pods) + len(pods.surplus), pods.limit)] if pods.surplus else []
+    if pods.strangers:
+        some = _some(pods.strangers)
+        message = f"{len(pods.strangers)} pods carry the group's label but no sidecar of it, such as {some}"
         found.append(Verdict(Reason.NO_SIDECAR, f"{message}; use rota inject"))
     for reason, message in _OF_DOUBT.items():
         names = [name for name, known in pods.items() if known.doubt is reason]
@@ -39,8 +40,7 @@ def member_problems(strangers: Collection[str], pods: Mapping[str, Known]) -> li
     return found
 
 
-def too_many_members(pods: int, limit: int) -> Verdict:
-    """Say that a group has more pods than the limit."""
+def _too_many_members(pods: int, limit: int) -> Verdict:
     message = f"{pods:,} pods carry the group's label; a group may have {limit:,} members"
     return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved while it has more: scale the group down")
 

@@ -1,14 +1,17 @@
-"""One pod as it is known: its state, since when that is so, and what its sidecar last said."""
+"""A group's pods as they are known: their state, since when that is so, and what their sidecars last reported."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
-from rota.documents import Report
+from rota.documents import Assignment, Report
 from rota.kube.client.objects import Pod
-from rota.model import Queue, Reason
+from rota.model import Holder, Queue, Reason
 from rota.planner import Heard
 from rota.planner import Pod as Seen
+
+MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
 
 
 @dataclass(slots=True)
@@ -103,6 +106,135 @@ class Known:
             poke=pod.poke,
             poked=now - self.poke_changed,
         )
+
+
+class GroupPods(dict[str, Known]):
+    """The pods of one group by name, and what is known of those that a watch no longer reports."""
+
+    def __init__(self, group: str) -> None:
+        """Know no pod yet."""
+        super().__init__()
+        self._group, self.limit = group, MAX_MEMBERS
+        self.assignment: Assignment | None = None  # whose members are kept without the label, and above the limit
+        self.strangers: set[str] = set()  # pods that carry the label and no sidecar
+        self.surplus: set[str] = set()  # names of pods above the limit: they are not asked, and get no queues
+        self.missed: set[Holder] = set()  # not reported any more: they ended, or only lost the label
+        self.replaced: dict[Holder, Known] = {}  # pods whose name another one has, and of whose end nothing is known
+        self.gone: set[str] = set()  # uids of pods that existed and do not any more
+        self.unsure: tuple[Holder, ...] = ()  # of which the planner asks whether they exist
+        self.client_ids: dict[str, str] = {}  # by which brokers knew those that are gone, by uid
+
+    def restart(self) -> None:
+        """Forget reports and since when things are so: the operator that begins to lead waits anew."""
+        for known in chain(self.values(), self.replaced.values()):
+            known.heard, known.offsets, known.unheard_since, known.cut_off_since = None, None, None, {}
+            known.doubt = None
+
+    def see(self, pod: Pod, now: float) -> None:
+        """Take a pod's newest state."""
+        name, known = pod.metadata.name, self.get(pod.metadata.name)
+        if known and pod.metadata.version < known.pod.metadata.version:
+            return
+        if known and known.pod.metadata.uid != pod.metadata.uid:
+            self._replace(known)
+            known = None
+        if pod.works_for != self._group:
+            (self.strangers.add if pod.labelled == self._group else self.strangers.discard)(name)
+            return
+        if known is None and pod.labelled != self._group and not self._is_assigned(pod):
+            return
+        if known is None and not (self.has_room or self._is_assigned(pod)):
+            self.surplus.add(name)
+            return
+        self.surplus.discard(name)
+        if known is None:
+            known = self[name] = Known(pod, now, now, now)
+        known.see(pod, now)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the group may have another member."""
+        return len(self) < self.limit
+
+    def _is_assigned(self, pod: Pod) -> bool:
+        share = self.assignment.members.get(pod.metadata.name) if self.assignment else None
+        return share is not None and share.uid == pod.metadata.uid
+
+    def _replace(self, known: Known) -> None:
+        """Know that another pod has the name of this one: it was deleted, by force if its end was not seen."""
+        holder = Holder(known.pod.metadata.name, known.pod.metadata.uid)
+        if known.pod.may_run:
+            self.replaced[holder] = known
+            self.missed.add(holder)
+            del self[holder.name]
+        else:
+            self.lose(known.pod)
+
+    def miss(self, pod: Pod) -> None:
+        """Know that a pod is not reported any more: it ended, or lost the label and works on."""
+        self.strangers.discard(pod.metadata.name)
+        self.surplus.discard(pod.metadata.name)
+        known = self.get(pod.metadata.name)
+        if known is None or known.pod.metadata.uid != pod.metadata.uid:
+            return
+        known.pod = pod  # its last state
+        if pod.stopped:
+            self.lose(pod)
+        else:
+            self.missed.add(Holder(pod.metadata.name, pod.metadata.uid))
+
+    @property
+    def unseen(self) -> set[Holder]:
+        """Those of whom only a read tells what became of them."""
+        strayed = {Holder(name, it.pod.metadata.uid) for name, it in self.items() if it.strayed}
+        return self.missed | strayed | set(self.unsure)
+
+    def read(self, holder: Holder, pod: Pod | None, now: float) -> None:
+        """Take what a read of the one object returned for a holder: a pod of that uid, another one, or none."""
+        self.missed.discard(holder)
+        if pod and pod.metadata.uid == holder.uid:
+            self.see(pod, now)
+            return
+        self.gone.add(holder.uid)
+        known = self.replaced.pop(holder, None) or self.get(holder.name)
+        if known and known.pod.metadata.uid == holder.uid:
+            self.lose(known.pod)
+
+    def in_doubt(self, holder: Holder) -> Known | None:
+        """Return what is known of a pod that does not exist any more, unless that shows that its process ended."""
+        known = self.replaced.get(holder) or self.get(holder.name)
+        right = known is not None and known.pod.metadata.uid == holder.uid and known.pod.may_run
+        return known if right else None
+
+    def has_ended(self, holder: Holder) -> bool:
+        """Whether a pod is known to have ended; the assignment names it until another member takes its queues."""
+        known = self.get(holder.name)
+        ended = known is not None and known.pod.metadata.uid == holder.uid and known.pod.ended
+        return ended or holder.uid in self.gone
+
+    def lose(self, pod: Pod) -> None:
+        """Know that a pod does not exist any more."""
+        name = pod.metadata.name
+        self.strangers.discard(name)
+        self.gone.add(pod.metadata.uid)
+        if pod.status.pod_ip:
+            self.client_ids[pod.metadata.uid] = client_id(pod)
+        known = self.get(name)
+        if known and known.pod.metadata.uid == pod.metadata.uid:
+            del self[name]
+
+    def forget_missed(self) -> None:
+        """Forget those that are not reported any more: the group is gone, and nobody asks what became of them."""
+        for holder in self.missed:
+            known = self.get(holder.name)
+            if known and known.pod.metadata.uid == holder.uid:
+                del self[holder.name]
+        self.missed, self.replaced = set(), {}
+
+    def forget_gone(self, uids: set[str]) -> None:
+        """Forget pods that are gone, except those with these uids."""
+        self.gone &= uids
+        self.client_ids = {uid: client for uid, client in self.client_ids.items() if uid in self.gone}
 
 
 def client_id(pod: Pod) -> str:

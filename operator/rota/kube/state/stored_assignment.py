@@ -10,7 +10,7 @@ from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
 from rota.kube.client.objects import GROUP_LABEL, SETTINGS, ConfigMap
 from rota.kube.state.queue_quota import MAX_QUEUES, QueueQuota
 from rota.kube.state.retention_budget import RetentionBudget
-from rota.model import Reason, Verdict
+from rota.model import Holder, Queue, Reason, Verdict
 
 MAX_EARLY_BYTES = 32 * 2**20  # of assignments whose groups are not seen yet: at the start these come first
 MAX_SETTINGS_BYTES = 64 * 1024  # longer ones were not written by an operator, and are replaced
@@ -38,6 +38,28 @@ class Record:
             for queue in chain(*shares, moving, self.document.everyone or ()):
                 found.setdefault(queue.topic, set()).add(queue.broker)
         return found
+
+    @property
+    def shares(self) -> dict[Holder, tuple[Queue, ...]]:
+        """The queues of each member."""
+        members = self.document.members if self.document else {}
+        return {Holder(name, share.uid): share.queues for name, share in members.items()}
+
+    @property
+    def owners(self) -> dict[Queue, str]:
+        """The name of each queue's owner."""
+        return {queue: holder.name for holder, queues in self.shares.items() for queue in queues}
+
+    @property
+    def broadcasting(self) -> bool:
+        """Whether every member consumes every queue."""
+        return self.document is not None and self.document.everyone is not None
+
+    @property
+    def holders(self) -> set[Holder]:
+        """Every pod that it names: members, and those that hold a queue that is on its way to another."""
+        releasing = self.document.releasing.values() if self.document else ()
+        return {*self.shares, *(release.holder for release in releasing)}
 
     @property
     def queue_counts(self) -> list[dict[str, int]]:

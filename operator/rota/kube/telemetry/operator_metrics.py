@@ -217,7 +217,7 @@ class Measures:
 
     def _render(self, facts: list[tuple[Key, Fact]], now: float) -> str:
         scraped = [
-            _Scrape(key, fact, lag_totals.of_group(fact.group, fact.broker, fact.lag), fact.group.owners, now)
+            _Scrape(key, fact, lag_totals.of_group(fact.group, fact.broker, fact.lag), fact.group.record.owners, now)
             for key, fact in facts
         ]
         return render((*self._of_groups, *self._gauges(scraped), *self._own))

@@ -243,7 +243,7 @@ def everyones(**spec: Any) -> Group:
     document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:5]), strategy="")
     group = a_group(document, messageModel="Broadcasting", **spec)
     for name in ("m1", "m2", "m3"):
-        group.see(a_pod(name), now=0.0)
+        group.pods.see(a_pod(name), now=0.0)
     return group
 
 
@@ -285,7 +285,7 @@ def a_report(name: str, **told: Any) -> Report:
 
 def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
     group = a_group(owning())
-    group.see(a_pod("m1"), now=0.0)
+    group.pods.see(a_pod("m1"), now=0.0)
     group.pods["m1"].hear(a_report("m1", troubles={"AppNotListening": "its app does not listen"}), 1.0, 1.0)
     clients = {"10.0.0.1@m1#uid-m1": Client("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
     fact = a_fact(group, lagging(*[1] * 6), standings={"m1": Standing.READY})
@@ -307,8 +307,8 @@ def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
 
 def test_api_shows_unknown_generation_and_client_of_a_silent_member() -> None:
     group = a_group(owning())
-    group.see(a_pod("m2", "False"), now=0.0)
-    group.see(a_pod("m1"), now=0.0)
+    group.pods.see(a_pod("m2", "False"), now=0.0)
+    group.pods.see(a_pod("m1"), now=0.0)
     m1, m2 = presenters.detail(LEADS, a_fact(group, lagging(1)), {}).members
     assert (m1.name, m1.state, m2.state) == ("m1", "Ready", "Joining"), "before there is a plan"
     assert (m2.generation, m2.version, m2.language, m2.troubles) == (None, "", "", [])
@@ -318,14 +318,14 @@ def test_api_shows_unknown_generation_and_client_of_a_silent_member() -> None:
 def test_api_shows_no_queues_for_a_recreated_pod_of_the_same_name() -> None:
     group = a_group(a_document(members={"m1": Q[:3]}))
     body = a_pod("m1")
-    group.see(msgspec.structs.replace(body, metadata=msgspec.structs.replace(body.metadata, uid="new")), now=0.0)
+    group.pods.see(msgspec.structs.replace(body, metadata=msgspec.structs.replace(body.metadata, uid="new")), now=0.0)
     (found,) = presenters.detail(LEADS, a_fact(group), {}).members
     assert found.queues == 0
 
 
 def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
     group = a_group(owning())
-    group.see(a_pod("m1"), now=0.0)
+    group.pods.see(a_pod("m1"), now=0.0)
     clients = {"10.0.0.9@1": Client("10.0.0.9@1", "10.0.0.9:41", "JAVA", "V4_9_4")}
     fact = a_fact(group, foreigners=("10.0.0.9@1", "10.0.0.8@2"))
     ours, java, unknown = presenters.detail(LEADS, fact, clients).members

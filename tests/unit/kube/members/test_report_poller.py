@@ -57,7 +57,7 @@ def a_pod(name: str, group: str = "orders", phase: str = "Running", *, started: 
 def a_group(*names: str, name: str = "orders") -> Group:
     group = Group("shop", name)
     for pod in names:
-        group.see(a_pod(pod, name), now=0.0)
+        group.pods.see(a_pod(pod, name), now=0.0)
     return group
 
 
@@ -108,8 +108,8 @@ async def test_report_is_polled_once_per_interval_from_each_member(members: Memb
 async def test_report_poll_skips_members_that_are_awaited_not_started_or_ended(members: Members) -> None:
     group = a_group("m1", "m2")
     group.awaited = frozenset({"m2"})
-    group.see(a_pod("m3", started=False), now=0.0)
-    group.see(a_pod("m4", phase="Failed"), now=0.0)
+    group.pods.see(a_pod("m3", started=False), now=0.0)
+    group.pods.see(a_pod("m4", phase="Failed"), now=0.0)
     await hear(members, group)
     assert members.asked == {"uid-m1": 1}
     group.awaited = frozenset()
@@ -163,7 +163,7 @@ async def test_report_of_a_pod_is_not_attributed_to_its_successor(members: Membe
     members.say["uid-m1"] = a_report("m1")
     new = a_pod("m1", started=False)  # so that it is not asked itself
     new = msgspec.structs.replace(new, metadata=msgspec.structs.replace(new.metadata, uid="new"))
-    members.meanwhile = lambda: group.see(new, now=1.0)
+    members.meanwhile = lambda: group.pods.see(new, now=1.0)
     assert await hear(members, group, rounds=1) == []
     assert group.pods["m1"].heard is None
 
@@ -210,9 +210,9 @@ async def test_broadcasting_slowest_offset_is_unknown_while_a_member_is_unreacha
     del members.say["uid-m2"], members.offsets["uid-m2"]
     await hear(members, group)
     assert group.reported == {}
-    group.see(a_pod("m2", phase="Failed"), now=0.0)
+    group.pods.see(a_pod("m2", phase="Failed"), now=0.0)
     assert group.reported == {FIRST: 5}, "who has ended reads nothing any more"
-    group.see(a_pod("m3", started=False), now=0.0)
+    group.pods.see(a_pod("m3", started=False), now=0.0)
     assert group.reported == {FIRST: 5}, "who has not begun is not behind"
     group.begin()
     assert group.reported == {}, "who begins to lead hears everybody anew"

@@ -8,7 +8,7 @@ import pytest
 
 from rota.documents import Assignment, Report, Share, write_assignment
 from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
-from rota.kube.state import group as kube_group
+from rota.kube.state import pod_state
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
 from rota.model import Holder, Queue, Reason
@@ -70,41 +70,41 @@ def test_reconcile_sees_a_group_at_rest_if_the_assignment_names_exactly_its_pods
     assert not group.at_rest
     group.keep(RECORD)
     assert group.at_rest
-    group.see(a_pod(), now=0.0)
+    group.pods.see(a_pod(), now=0.0)
     assert not group.at_rest
 
 
 def test_member_that_loses_its_label_is_unready_and_tracked_until_its_pod_ends() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
-    group.see(a_pod(), now=0.0)
+    group.pods.see(a_pod(), now=0.0)
     group.miss(a_pod())
     holder = Holder("orders-a", "a")
-    assert group.unseen == {holder}
-    assert not group.gone
-    group.read(holder, a_pod(label=None), now=1.0)
-    assert group.unseen == {holder}  # nobody else tells what becomes of it
+    assert group.pods.unseen == {holder}
+    assert not group.pods.gone
+    group.pods.read(holder, a_pod(label=None), now=1.0)
+    assert group.pods.unseen == {holder}  # nobody else tells what becomes of it
     (shown,) = group.snapshot(2.0, AtBroker(), {}).pods
     assert (shown.ready, shown.ended) == (False, False)
-    group.read(holder, None, now=3.0)
-    assert (group.gone, group.pods) == ({"a"}, {})
+    group.pods.read(holder, None, now=3.0)
+    assert (group.pods.gone, group.pods) == ({"a"}, {})
 
 
 def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_group, "MAX_MEMBERS", 1)
+    monkeypatch.setattr(pod_state, "MAX_MEMBERS", 1)
     owned = replace(DOCUMENT, members={"orders-c": Share("c", (Queue("orders", "broker", 0),))})
     texts = {name: text for name, text in write_assignment(owned).items() if isinstance(text, str)}
     group = Group("shop", "orders")
     group.wants(BODY, None)
     group.keep(msgspec.structs.replace(RECORD, data=texts))
     for name in ("a", "b", "c"):
-        group.see(a_pod(name=name), now=0.0)
-    assert ([*group.pods], group.surplus) == (["orders-a", "orders-c"], {"orders-b"})
+        group.pods.see(a_pod(name=name), now=0.0)
+    assert ([*group.pods], group.pods.surplus) == (["orders-a", "orders-c"], {"orders-b"})
     assert problems_of(group, 1.0)[Reason.TOO_MANY_MEMBERS].startswith(
         "3 pods carry the group's label; a group may have 1 members"
     )
     group.miss(a_pod(name="b"))
-    assert group.surplus == set()
+    assert group.pods.surplus == set()
 
 
 def test_member_that_does_not_mount_the_key_is_named_until_its_pod_ends() -> None:
@@ -113,29 +113,29 @@ def test_member_that_does_not_mount_the_key_is_named_until_its_pod_ends() -> Non
     signing = a_pod(name="b")
     mounts = signing.spec.init_containers[0].volume_mounts
     mounts.append(msgspec.structs.replace(mounts[0], mount_path="/etc/rota-key"))
-    group.see(signing, now=0.0)
+    group.pods.see(signing, now=0.0)
     assert Reason.UNSIGNED_MEMBERS not in problems_of(group, 1.0)
-    group.see(a_pod(), now=2.0)
+    group.pods.see(a_pod(), now=2.0)
     assert problems_of(group, 3.0)[Reason.UNSIGNED_MEMBERS].startswith(
         "1 members, such as orders-a, do not mount the group's key"
     )
-    group.see(a_pod(phase="Failed"), now=4.0)
+    group.pods.see(a_pod(phase="Failed"), now=4.0)
     assert Reason.UNSIGNED_MEMBERS not in problems_of(group, 5.0)
 
 
 def test_sidecar_of_another_group_excludes_the_pod_from_the_members() -> None:
     group = Group("shop", "orders")
-    group.see(a_pod(works_for="billing"), now=0.0)
-    assert (group.strangers, group.pods) == ({"orders-a"}, {})
-    group.see(a_pod(works_for="billing", label="billing"), now=0.0)
-    assert not group.strangers
+    group.pods.see(a_pod(works_for="billing"), now=0.0)
+    assert (group.pods.strangers, group.pods) == ({"orders-a"}, {})
+    group.pods.see(a_pod(works_for="billing", label="billing"), now=0.0)
+    assert not group.pods.strangers
 
 
 def test_member_is_cut_off_since_another_member_reaches_the_broker() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
     for name in ("a", "b"):
-        group.see(a_pod(name=name), now=0.0)
+        group.pods.see(a_pod(name=name), now=0.0)
 
     def heard(name: str, at: float, *, reaches: bool) -> dict[str, Mapping[str, float]]:
         report = Report(member=f"orders-{name}", uid=name, generation=7, brokers={"x": reaches})
@@ -172,49 +172,49 @@ def test_spec_is_parsed_again_only_when_it_or_its_policy_changes() -> None:
 def test_member_has_ended_once_its_pod_failed_and_after_its_deletion() -> None:
     group, holder = Group("shop", "orders"), Holder("orders-a", "a")
     group.wants(BODY, None)
-    group.see(a_pod(), now=0.0)
-    assert not group.has_ended(holder)
-    assert not group.has_ended(Holder("orders-a", "another"))
-    group.see(a_pod(phase="Failed"), now=1.0)
-    assert group.has_ended(holder)
-    group.lose(a_pod())
-    assert group.has_ended(holder)
+    group.pods.see(a_pod(), now=0.0)
+    assert not group.pods.has_ended(holder)
+    assert not group.pods.has_ended(Holder("orders-a", "another"))
+    group.pods.see(a_pod(phase="Failed"), now=1.0)
+    assert group.pods.has_ended(holder)
+    group.pods.lose(a_pod())
+    assert group.pods.has_ended(holder)
 
 
 def test_stateful_set_replacement_keeps_tracking_the_old_pod_until_it_ended() -> None:
     """A StatefulSet makes the next one at once, also where the one before was deleted by force."""
     group, old = Group("shop", "orders"), Holder("orders-a", "a")
     group.wants(BODY, None)
-    group.see(a_pod(started=True), now=0.0)
-    group.see(a_pod(uid="new"), now=1.0)
-    assert group.unseen == {old}
-    assert not group.gone
+    group.pods.see(a_pod(started=True), now=0.0)
+    group.pods.see(a_pod(uid="new"), now=1.0)
+    assert group.pods.unseen == {old}
+    assert not group.pods.gone
     assert group.pods["orders-a"].pod.metadata.uid == "new"
-    doubted = group.in_doubt(old)
+    doubted = group.pods.in_doubt(old)
     assert doubted
     assert doubted.pod.metadata.uid == "a"
-    group.read(old, a_pod(uid="new"), now=2.0)
-    assert (group.unseen, group.gone, group.in_doubt(old)) == (set(), {"a"}, None)
+    group.pods.read(old, a_pod(uid="new"), now=2.0)
+    assert (group.pods.unseen, group.pods.gone, group.pods.in_doubt(old)) == (set(), {"a"}, None)
     assert group.pods["orders-a"].pod.metadata.uid == "new"
 
 
 def test_stateful_set_replacement_of_an_ended_pod_tracks_no_old_pod() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
-    group.see(a_pod(started=True, phase="Failed"), now=0.0)
-    group.see(a_pod(uid="new"), now=1.0)
-    assert (group.unseen, group.gone) == (set(), {"a"})
+    group.pods.see(a_pod(started=True, phase="Failed"), now=0.0)
+    group.pods.see(a_pod(uid="new"), now=1.0)
+    assert (group.pods.unseen, group.pods.gone) == (set(), {"a"})
 
 
 def test_membership_of_a_recreated_group_drops_unseen_and_replaced_pods() -> None:
     group = Group("shop", "orders")
     group.wants(BODY, None)
-    group.see(a_pod(started=True), now=0.0)
-    group.see(a_pod(name="b", started=True), now=0.0)
-    group.see(a_pod(uid="new", started=True), now=1.0)
+    group.pods.see(a_pod(started=True), now=0.0)
+    group.pods.see(a_pod(name="b", started=True), now=0.0)
+    group.pods.see(a_pod(uid="new", started=True), now=1.0)
     group.miss(a_pod(name="b", started=True))
     group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
-    assert (group.unseen, group.replaced, [*group.pods]) == (set(), {}, ["orders-a"])
+    assert (group.pods.unseen, group.pods.replaced, [*group.pods]) == (set(), {}, ["orders-a"])
 
 
 def problems_of(group: Group, now: float) -> dict[Reason, str]:

@@ -15,7 +15,7 @@ def of_group(group: Group, broker: AtBroker, lag: Lag) -> Weights | None:
         return {}
     found = measured(broker, lag.flows, RETRY + group.at_broker)
     if found is not None:
-        found = group.weights = settled(group.weights, found, group.owners)
+        found = group.weights = settled(group.weights, found, group.record.owners)
     return found
 
 
