@@ -64,7 +64,7 @@ class Operator(Process):
             brain.done = self._planned
             brain.time = lambda: self.time
             brain.adopt(GroupOfTheWorld(self))
-            brain.group_seen(self.body())
+            brain.events.group_seen(self.body())
         return brain
 
     @property
@@ -85,7 +85,7 @@ class Operator(Process):
         with self.loop.running():
             if self.world.leads(self) != self.brain.leads:
                 self.brain.lead(leads=self.world.leads(self))
-            self.brain.group_seen(self.body())
+            self.brain.events.group_seen(self.body())
         self.after(0.1, self._follow_lease)
 
     # Watches.
@@ -119,9 +119,9 @@ class Operator(Process):
         known = self.brain.groups[self.key].pods.get(name)
         with self.loop.running():
             if pod:
-                self.brain.pod_seen(self.shown(pod))
+                self.brain.events.pod_seen(self.shown(pod))
             elif known:
-                self.brain.pod_gone(known.pod)
+                self.brain.events.pod_gone(known.pod)
 
     def _record_changed(self, stored: Stored | None) -> None:
         """Receive a change of the assignment by its watch, later."""
@@ -132,9 +132,9 @@ class Operator(Process):
         before, self._record = self._record, stored
         with self.loop.running():
             if stored:
-                self.brain.record_seen(as_config_map(self.key, stored))
+                self.brain.events.record_seen(as_config_map(self.key, stored))
             elif before:
-                self.brain.record_gone(as_config_map(self.key, before))
+                self.brain.events.record_gone(as_config_map(self.key, before))
 
     # Brokers and members.
 

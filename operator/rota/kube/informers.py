@@ -30,9 +30,9 @@ def followers(
 ) -> list[Follower[Any]]:
     """Return what is followed for the brain: records, fleets and pods, by the label that all of them carry."""
     kinds: list[tuple[str, type[Any], Told, Told]] = [
-        ("configmaps", ConfigMap, _telling(brain.record_seen, news), _telling(brain.record_gone, news)),
-        ("deployments", Deployment, brain.deployment_seen, brain.deployment_gone),
-        ("pods", Pod, brain.pod_seen, brain.pod_gone),
+        ("configmaps", ConfigMap, _telling(brain.events.record_seen, news), _telling(brain.events.record_gone, news)),
+        ("deployments", Deployment, brain.events.deployment_seen, brain.events.deployment_gone),
+        ("pods", Pod, brain.events.pod_seen, brain.events.pod_gone),
     ]
     return [
         Follower(api, kind, namespace, read_as, seen=seen, gone=gone, kept=_identity_of, params=_LABELLED)
@@ -45,7 +45,7 @@ def followers(
 def our_kinds(api: Api, brain: Brain, namespaces: Sequence[str], news: News = lambda _: None) -> list[Follower[Any]]:
     """Return what can be followed of policies and groups, policies first."""
     kinds: list[tuple[str, Told, Told]] = [
-        (POLICIES, brain.policy_seen, brain.policy_gone),
+        (POLICIES, brain.events.policy_seen, brain.events.policy_gone),
         (GROUPS, *_groups(brain, news)),
     ]
     return [
@@ -61,7 +61,7 @@ def _identity_of(it: Any) -> Any:
 
 
 def _groups(brain: Brain, news: News) -> tuple[Told, Told]:
-    return _telling(brain.group_seen, news), _telling(brain.group_gone, news)
+    return _telling(brain.events.group_seen, news), _telling(brain.events.group_gone, news)
 
 
 def _telling(take: Told, news: News) -> Told:
@@ -122,7 +122,7 @@ async def run_kopf(
     on_started: Callable[[], object] = lambda: None,
 ) -> int:
     """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY."""
-    registry = kopf_watch.registry(_groups(brain, news), (brain.policy_seen, brain.policy_gone))
+    registry = kopf_watch.registry(_groups(brain, news), (brain.events.policy_seen, brain.events.policy_gone))
     try:
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(

@@ -122,7 +122,7 @@ def _brain(
     open_.push_async_callback(reports.close)
     fleets = Fleets(api, options.image, enabled=options.fleets, keys=keys)
     brain = Brain(api, reports, places, fleets)
-    brain.record_limits = RecordLimits(options.max_queues)
+    brain.events.record_limits = RecordLimits(options.max_queues)
     open_.push_async_callback(brain.close)
     return brain, reports
 

@@ -39,7 +39,7 @@ async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
     brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
     names = [f"g{number}" for number in range(10 * GENTLY)]
     for name in names:
-        brain.group_seen(Custom(Metadata(name, uid=name, namespace="shop", generation=1), {}))
+        brain.events.group_seen(Custom(Metadata(name, uid=name, namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
     sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
     turns = 0
@@ -150,7 +150,7 @@ async def test_api_error_is_json_with_a_sentence(method: str, path: str, status:
 
 async def test_api_explain_rejects_an_empty_queue() -> None:
     brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
-    brain.group_seen(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
+    brain.events.group_seen(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
     sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
     assert (sight.knows("shop", "orders"), sight.knows("shop", "other")) == (True, False)

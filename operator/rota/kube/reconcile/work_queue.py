@@ -1,0 +1,98 @@
+"""The work queue: a group that changed, or whose time has come, is reconciled soon, in a task of its own.
+
+A change during a reconcile causes one more. No group waits for another.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from rota.kube.client.api import ApiError, Stale, Unanswered
+from rota.kube.client.objects import Key
+from rota.kube.reconcile.reconciler import GroupTask
+from rota.kube.reconcile.status_publisher import PAUSES
+
+SETTLE_SECONDS = 0.02  # to reconcile once after changes that come together
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class QueuedGroup(GroupTask):
+    """A group in the queue."""
+
+    again: asyncio.TimerHandle | None = None
+    running: bool = False
+    woken: float = inf  # seconds until the next reconcile, if one was requested while this one runs
+    failures: int = 0
+
+    def rest(self) -> None:
+        """End what waits or runs for the group between reconciles."""
+        if self.again:
+            self.again.cancel()
+            self.again = None
+        self.group.awaited = frozenset()
+        self.listeners.rest()
+        self.telling.rest()
+
+
+class WorkQueue:
+    """Runs reconciles while the operator leads."""
+
+    def __init__(self, reconcile: Callable[[GroupTask], Awaitable[float]]) -> None:
+        """`reconcile` returns after how many seconds it is to be called again."""
+        self._reconcile = reconcile
+        self.tasks: dict[Key, QueuedGroup] = {}
+        self.leads = False
+        self._running: set[asyncio.Task[None]] = set()
+
+    def wake(self, key: Key, seconds: float = SETTLE_SECONDS) -> None:
+        """Reconcile a group soon; however often it is woken until then, it is reconciled once."""
+        task = self.tasks.get(key)
+        if task is None or not self.leads or task.group.body is None or seconds == inf:
+            return
+        if task.running:
+            task.woken = min(task.woken, seconds)
+            return
+        loop, seconds = asyncio.get_running_loop(), max(seconds, SETTLE_SECONDS)
+        if task.again:
+            if task.again.when() <= loop.time() + seconds:
+                return
+            task.again.cancel()
+        task.again = loop.call_later(seconds, self._begin, key, task)
+
+    def _begin(self, key: Key, task: QueuedGroup) -> None:
+        task.again, task.running, task.woken = None, True, inf
+        self.start(self._run(key, task), f"group {task.group.spelled}")
+
+    async def _run(self, key: Key, task: QueuedGroup) -> None:
+        again, failures = PAUSES[min(task.failures, len(PAUSES) - 1)], task.failures
+        task.failures += 1
+        try:
+            again = await self._reconcile(task)
+            task.failures = 0
+        except Stale:
+            again = again if failures else 0.0
+        except (ApiError, Unanswered) as error:
+            _log.warning("%s is looked at again in %g s: %s", task.group.spelled, again, error)
+        except Exception:  # noqa: BLE001 - of one group; the others go on
+            _log.exception("%s could not be looked at; again in %g s", task.group.spelled, again)
+        finally:
+            task.running = False
+        self.wake(key, min(again, task.woken))
+
+    def start(self, work: Coroutine[Any, Any, None], name: str = "") -> "asyncio.Task[None]":
+        """Run a coroutine until it ends or the queue is closed."""
+        task = asyncio.get_running_loop().create_task(work, name=name or None)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def close(self) -> None:
+        """Stop in the middle of whatever runs: the next leader continues from what is written."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
