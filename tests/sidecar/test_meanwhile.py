@@ -17,7 +17,7 @@ from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.brokers.port import Pulled
 from rota.documents import Share
 from rota.model import Queue
-from rota.sidecar import agent
+from rota.sidecar import agent, config_follower
 from rota.sidecar.consume import broker_session
 from rota.sidecar.delivery import http_post, push, settlement
 from rota.sidecar.member import queue_lifecycle
@@ -35,7 +35,7 @@ FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
-    monkeypatch.setattr(agent, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(broker_session, "JOIN_AGAIN", 0.02)
 
 

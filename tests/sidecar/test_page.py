@@ -312,7 +312,7 @@ class LargeMember:
     ends = asyncio.Event()
 
     def __init__(self, *, changes: bool) -> None:
-        self.changes = changes
+        self.status, self.changes = self, changes
         names = [
             hashlib.sha256(b"%d" % number).hexdigest() for number in range(20_000)
         ]  # that gzip cannot shorten much

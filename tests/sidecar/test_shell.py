@@ -18,7 +18,7 @@ from rota.brokers.port import Consumer, Membership, Pulled
 from rota.documents import Share
 from rota.model import RETRY, Queue
 from rota.queue_offsets import read_offsets
-from rota.sidecar import agent, effects
+from rota.sidecar import agent, config_follower, effects
 from rota.sidecar.consume import broker_session
 from rota.sidecar.delivery import push, settlement
 from rota.sidecar.storage.mounted_config import Files, Volume
@@ -36,7 +36,7 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
     monkeypatch.setattr(effects, "KEEP_AGAIN", 0.02)
-    monkeypatch.setattr(agent, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(broker_session, "JOIN_AGAIN", 0.02)
     monkeypatch.setattr(push, "IN_PLACE_PAUSE", 0.02)
 

@@ -1,40 +1,32 @@
 """The member's shell: reads the documents, has carried out what the member decides, and says what it is."""
 
 import asyncio
-import hashlib
 import logging
-import secrets
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from rota.container import memory_limit
-from rota.documents import FullReport
 from rota.model import Queue
+from rota.sidecar.config_follower import ConfigFollower, digest
 from rota.sidecar.consume.broker_probes import Probes
 from rota.sidecar.consume.broker_session import Connect, Sources
 from rota.sidecar.consume.queue_reader import Reading
-from rota.sidecar.effects import NOT_WRITTEN, Steps
-from rota.sidecar.member.member import Member, Step
+from rota.sidecar.effects import Steps
+from rota.sidecar.member.member import Member
 from rota.sidecar.member.memory_budget import MemoryBudget
 from rota.sidecar.member.queue_lifecycle import Command, Event
+from rota.sidecar.member_status import MemberStatus
 from rota.sidecar.status.problems import Health
-from rota.sidecar.status.self_report import QueuesPage, full_report, queues_page
-from rota.sidecar.status.sidecar_metrics import Measures
 from rota.sidecar.storage.environment import Who
-from rota.sidecar.storage.mounted_config import Files, Volume
 from rota.sidecar.storage.state_store import Notes
-from rota.spec.resolved import Settings, read_settings
+from rota.spec.resolved import Settings
 
 COMMIT_SECONDS = 5.0
 BEAT_SECONDS = 0.5
 STOOD_STILL = 5.0  # a loop that was away for so long looks at its document before it goes on
 FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
-LOOK_AGAIN = 2.0  # where what is mounted cannot be read
 
 # Why a member drains; it takes its queues up again when no reason is left. A drain for the pod's end is never undone.
 SETTINGS, END = "its settings are others", "it ends"
@@ -68,18 +60,18 @@ class Sidecar:
         """Do nothing until `run`."""
         self.uid = who.uid
         self.readings: dict[Queue, Reading] = {}
-        self.health, self.measures = Health(), Measures()
-        self._incarnation, self._digest = secrets.token_hex(8), ""  # of this process; of the settings
-        self._notes, self._volume = Notes(Path(who.state)), Volume(Path(who.documents))
-        remembered = self._notes.load(who.uid)
+        self.health = Health()
+        notes = Notes(Path(who.state))
+        self._config = ConfigFollower(who, notes, self.health, self._look)
+        remembered = notes.load(who.uid)
         self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
         self._sources, self._probes = Sources(who, connect, self), Probes(self)
-        self._steps = Steps(self._notes, self.health, self.member.report, self._obey, self._tell_soon)
+        self._steps = Steps(notes, self.health, self.member.report, self._obey, self._tell_soon)
+        self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings)
+        self.measures = self.status.measures
         self._said = self._steps.told  # as news
         self._telling = False
-        self._news = asyncio.Event()
         self._clock: asyncio.TimerHandle | None = None
-        self._looking: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
         self.memory_budget = MemoryBudget(memory_limit() * FOR_MESSAGES, self.readings.values)
         self._drains: set[str] = {END} if remembered.final else set()
@@ -92,14 +84,13 @@ class Sidecar:
 
     async def run(self, ending: asyncio.Event) -> None:
         """Work until told to end, then drain and leave."""
-        kept = (self._follow(), self._beat(), self._commit(), self._probes.run())
+        kept = (self._config.run(), self._beat(), self._commit(), self._probes.run())
         parts = [asyncio.create_task(it) for it in kept]
         told = asyncio.create_task(ending.wait())
         await asyncio.wait([told, *parts], return_when=asyncio.FIRST_COMPLETED)
         self._steps.end()
         await self.drain()
-        if self._looking:
-            self._looking.cancel()
+        self._config.close()
         self._tasks.update(parts, [told])
         for task in list(self._tasks):  # before it leaves: one of them may be about to join anew
             task.cancel()
@@ -150,19 +141,13 @@ class Sidecar:
 
     # Documents and settings.
 
-    async def _follow(self) -> None:
-        async with aclosing(self._volume.changes()) as changes:
-            async for _ in changes:
-                self._look()
-
     def _look(self) -> None:
-        if (files := self._volume.read()) is None:  # nothing says when that is over
-            files = Files()
-            self._look_again()
-        settings = self._settings(files.settings)
+        files = self._config.read()
+        settings = self._config.settings(files)
         if self._sources.now is None and not (settings and self._joined(settings)):
             return  # nothing can be worked, so nothing is obeyed
-        if not self._has_room():
+        if not self._config.can_store():
+            self.member.read(None, self.now())  # who stood still goes on with what is obeyed
             return
         self.member.orderly = self.settings.orderly
         self._steps.hold()
@@ -171,15 +156,15 @@ class Sidecar:
             _log.warning("%s", step.why)
         self._why = step.why
         if settings is None or step.why:  # settings belong to the document beside them
-            self._carry(step)
+            self._steps.take(step)
             self._back()
             return
-        self._digest = hashlib.sha256(files.settings or b"").hexdigest()[:16]
+        self.status.settings_digest = digest(files)
         swaps = not self._sources.take(settings)
-        self._carry(step)
+        self._steps.take(step)
         if swaps and SETTINGS not in self._drains:
             self._drains.add(SETTINGS)
-            self._carry(self.member.drain(False, self.now()))  # noqa: FBT003 - not for good
+            self._steps.take(self.member.drain(False, self.now()))  # noqa: FBT003 - not for good
             self.start(self._swap())
         self._back()
         self._limit()
@@ -190,38 +175,11 @@ class Sidecar:
         try:
             self._sources.take(settings)
         except ValueError as error:
-            self._look_again("MissingSecret", str(error))
+            self._config.retry("MissingSecret", str(error))
             return False
         self.health.trouble("MissingSecret", "")
         self._drains.discard(SETTINGS)
         return True
-
-    def _has_room(self) -> bool:
-        """Whether what may come of a document can be noted; who stood still goes on with what is obeyed."""
-        try:
-            self._notes.need_room()
-        except OSError as error:
-            self.member.read(None, self.now())
-            self._look_again(NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}")
-            return False
-        self.health.trouble(NOT_WRITTEN, "")
-        return True
-
-    def _look_again(self, reason: str = "", told: str = "") -> None:
-        if reason:
-            self.health.trouble(reason, told)
-        if self._looking:
-            self._looking.cancel()
-        self._looking = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
-
-    def _settings(self, text: bytes | None) -> Settings | None:
-        try:
-            settings = None if text is None else read_settings(text)
-        except ValueError as error:
-            self.health.trouble("SettingsNotRead", str(error))
-            return None
-        self.health.trouble("SettingsNotRead", "")
-        return settings
 
     async def _swap(self) -> None:
         """Join anew, with other settings, between giving everything back and taking it up again."""
@@ -233,10 +191,7 @@ class Sidecar:
 
     def answer(self, event: Event, queue: Queue, life: int, sent: float | None = None) -> None:
         """Take an answer to a command."""
-        self._carry(self.member.happened(event, queue, life, self.now(), sent))
-
-    def _carry(self, step: Step) -> None:
-        self._steps.take(step)
+        self._steps.take(self.member.happened(event, queue, life, self.now(), sent))
 
     def _obey(self, command: Command) -> None:
         self._reading(command.queue).obey(command)
@@ -268,8 +223,7 @@ class Sidecar:
             self._app.queues_changed()
             for reading in self.readings.values():
                 self._app.offer(reading)
-        self._news.set()  # in any case: drains go on, though what cannot be noted is not told
-        self._news = asyncio.Event()
+        self.status.notify()  # in any case: drains go on, though what cannot be noted is not told
         if self._clock:
             self._clock.cancel()
         due = self.member.next_look()
@@ -277,7 +231,7 @@ class Sidecar:
         self._clock = None if wait is None else asyncio.get_running_loop().call_later(wait, self._tick)
 
     def _tick(self) -> None:
-        self._carry(self.member.tick(self.now()))
+        self._steps.take(self.member.tick(self.now()))
 
     def _limit(self) -> None:
         """Divide a topic's room by the queues of it that are worked here, and the memory by all of them."""
@@ -294,17 +248,17 @@ class Sidecar:
         self._drains.add(END)
         self.ends.set()
         self._steps.hold()
-        self._carry(self.member.drain(final, self.now()))
+        self._steps.take(self.member.drain(final, self.now()))
         await self.drained()
 
     async def drained(self) -> None:
         """Wait until everything is given up."""
         while self._steps.waiting or self.member.state != "drained":
-            await self._news.wait()
+            await self.status.changed()
 
     def _back(self) -> None:
         if not self._drains:
-            self._carry(self.member.back(self.now()))
+            self._steps.take(self.member.back(self.now()))
 
     # What readings and the app ask and tell.
 
@@ -353,45 +307,3 @@ class Sidecar:
     def _sure(self) -> None:
         if self.now() - self._alive > STOOD_STILL:
             self._awake()
-
-    # What is asked from outside.
-
-    def report(self) -> FullReport:
-        """Return what the member says of itself now."""
-        report = full_report(self._steps.told, self.health, self.member, self.readings)
-        return msgspec.structs.replace(report, incarnation=self._incarnation, settings=self._digest)
-
-    def queues(self, start: int) -> QueuesPage:
-        """Return how far it is with its queues, from that one on."""
-        return queues_page(start, self.member, self.readings)
-
-    def _revision(self) -> int:
-        return self._steps.told.revision + self.health.changes
-
-    async def news(self, after: int) -> None:
-        """Wait until the report has another revision."""
-        while self._revision() == after:
-            await self._news.wait()
-
-    def unready(self) -> str:
-        """Say why the member cannot work, if so."""
-        if self.member.final:
-            return "the member was drained for good"
-        source = self._sources.now
-        if source is None:
-            return "the member has not joined its group"
-        if not source.ready.is_set():
-            return f"the member is not known to the brokers of {source.settings.group} yet"
-        brokers = {queue.broker for queue in self.readings}
-        if brokers and not any(self._steps.told.brokers.get(broker, True) for broker in brokers):
-            return f"no answer from {', '.join(sorted(brokers))}"
-        return ""
-
-    def metrics(self) -> str:
-        """Render what is counted."""
-        windows = [reading.window for reading in self.readings.values()]
-        return self.measures.text(
-            inflight=sum(window.in_flight for window in windows),
-            buffered=sum(window.buffered for window in windows),
-            generation=self.member.obeyed,
-        )

@@ -25,7 +25,6 @@ import msgspec
 from aiohttp import web
 
 from rota.brokers.message import MEBIBYTE, Message
-from rota.documents import FullReport
 from rota.http_server import BodyReader, Limits, listen
 from rota.model import Queue
 from rota.sidecar.consume.queue_reader import Reading
@@ -35,7 +34,7 @@ from rota.sidecar.delivery.assignment_events import Assignments
 from rota.sidecar.delivery.scheduler import Shelf, Taken
 from rota.sidecar.delivery.settlement import Endings
 from rota.sidecar.member.window import Delivery
-from rota.sidecar.status.control_api import duration
+from rota.sidecar.status.control_api import Reports, duration
 from rota.sidecar.status.problems import Health
 from rota.sidecar.status.sidecar_metrics import Measures
 
@@ -107,8 +106,9 @@ class Shell(settlement.Shell, Protocol):
     def may_deliver(self, queue: Queue) -> bool:
         """Whether a delivery may begin."""
 
-    def report(self) -> FullReport:
-        """Return what the member says of itself now."""
+    @property
+    def status(self) -> Reports:
+        """What the member says of itself."""
 
     def start(self, work: Coroutine[None, None, object]) -> None:
         """Do something beside all else."""
@@ -184,7 +184,7 @@ class Pull:
 
     def queues_changed(self) -> None:
         """Tell the app which queues it has, and look, and tell, no more of those that it has not."""
-        for queue in self._assignments.told(self._shell.report()):
+        for queue in self._assignments.told(self._shell.status.report()):
             self._shelf.withdraw(queue)
         self._endings.look()
 

@@ -34,10 +34,8 @@ MAX_DRAIN_BODIES = 16  # being read at the same time
 _NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # or empty
 
 
-class Shell(Protocol):
-    """The member that is asked."""
-
-    uid: str
+class Reports(Protocol):
+    """What the member says of itself."""
 
     def report(self) -> FullReport:
         """Return what the member says of itself now."""
@@ -47,6 +45,16 @@ class Shell(Protocol):
 
     async def news(self, after: int) -> None:
         """Wait until its report has another revision."""
+
+
+class Shell(Protocol):
+    """The member that is asked."""
+
+    uid: str
+
+    @property
+    def status(self) -> Reports:
+        """What it says of itself."""
 
     async def drain(self, *, final: bool = False) -> None:
         """Give everything up, and return when that is done."""
@@ -107,7 +115,7 @@ class Control:
         with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):
             if after and may_wait:
                 async with asyncio.timeout(wait):
-                    await self._shell.news(int(after))
+                    await self._shell.status.news(int(after))
         return _signed(request, report_response(self._shell), keys)
 
     async def _queues(self, request: web.Request) -> web.Response:
@@ -115,7 +123,7 @@ class Control:
         start = request.query.get("from", "")
         if not _NUMBER.fullmatch(start):
             return web.Response(status=400, text="from must be 0 or the next value of the previous page\n")
-        page = msgspec.json.encode(self._shell.queues(int(start or 0)))
+        page = msgspec.json.encode(self._shell.status.queues(int(start or 0)))
         return _signed(request, web.Response(body=page, content_type="application/json"), keys)
 
     async def _drain(self, request: web.Request) -> web.Response:
@@ -162,7 +170,7 @@ def _signed(request: web.Request, response: web.Response, keys: Sequence[bytes])
 
 def encode_report(shell: Shell) -> bytes:
     """Return the report as it is now."""
-    return msgspec.json.encode(shell.report())
+    return msgspec.json.encode(shell.status.report())
 
 
 def report_response(shell: Shell) -> web.Response:

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from rota.http_server import SharedResponse, listen
 from rota.metrics import CONTENT_TYPE
-from rota.sidecar.status.control_api import LIMITS, Control, encode_report
+from rota.sidecar.status.control_api import LIMITS, Control, Reports, encode_report
 from rota.sidecar.status.control_api import Shell as Controlled
 from rota.sidecar.status.waiting_hooks import WaitingHooks
 
@@ -17,14 +17,22 @@ PORT = 9911
 DRAIN_BEGINS_SECONDS = 2.0
 
 
-class Shell(Controlled, Protocol):
-    """What is answered from."""
+class Status(Reports, Protocol):
+    """What everybody may ask of the member."""
 
     def unready(self) -> str:
         """Say why the member cannot work, if so."""
 
     def metrics(self) -> str:
         """Render what is counted."""
+
+
+class Shell(Controlled, Protocol):
+    """What is answered from."""
+
+    @property
+    def status(self) -> Status:
+        """What the member says of itself."""
 
     @property
     def ends(self) -> asyncio.Event:
@@ -74,11 +82,11 @@ class Page:
         return web.Response(text="drained\n")
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._shell.metrics(), headers={"content-type": CONTENT_TYPE})
+        return web.Response(text=self._shell.status.metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="lives\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
-        why = self._shell.unready()
+        why = self._shell.status.unready()
         return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")

@@ -37,6 +37,10 @@ class Member:
     following: int | None = None  # where each page says that the next one begins, if it says the wrong thing
     pages: list[int] = field(default_factory=list)
 
+    @property
+    def status(self) -> "Member":
+        return self
+
     def report(self) -> FullReport:
         return FullReport(member="a", uid=self.uid, generation=1, revision=self.revision)
 

@@ -1,0 +1,75 @@
+"""The mounted ConfigMap, followed and read; what cannot be read or stored is a trouble, and is tried again."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from rota.sidecar.effects import NOT_WRITTEN
+from rota.sidecar.status.problems import Health
+from rota.sidecar.storage.environment import Who
+from rota.sidecar.storage.mounted_config import Files, Volume
+from rota.sidecar.storage.state_store import Notes
+from rota.spec.resolved import Settings, read_settings
+
+RETRY_SECONDS = 2.0  # where what is mounted cannot be read
+
+
+class ConfigFollower:
+    """Reads assignment and settings, and calls back whenever they may have changed."""
+
+    def __init__(self, who: Who, notes: Notes, health: Health, changed: Callable[[], None]) -> None:
+        """Read nothing yet."""
+        self._volume, self._notes, self._health, self._changed = Volume(Path(who.documents)), notes, health, changed
+        self._retry: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Call back at the start and after each change."""
+        async with aclosing(self._volume.changes()) as changes:
+            async for _ in changes:
+                self._changed()
+
+    def close(self) -> None:
+        """Try nothing again."""
+        if self._retry:
+            self._retry.cancel()
+
+    def read(self) -> Files:
+        """Return the files of one generation; empty ones, and again soon, if they cannot be read now."""
+        files = self._volume.read()
+        if files is None:  # no event tells when that is over
+            self.retry()
+        return files or Files()
+
+    def settings(self, files: Files) -> Settings | None:
+        """Return the settings in the files, None without valid ones."""
+        try:
+            settings = None if files.settings is None else read_settings(files.settings)
+        except ValueError as error:
+            self._health.trouble("SettingsNotRead", str(error))
+            return None
+        self._health.trouble("SettingsNotRead", "")
+        return settings
+
+    def can_store(self) -> bool:
+        """Whether the generation of a new assignment could be stored; none is obeyed that cannot."""
+        try:
+            self._notes.need_room()
+        except OSError as error:
+            self.retry(NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}")
+            return False
+        self._health.trouble(NOT_WRITTEN, "")
+        return True
+
+    def retry(self, reason: str = "", message: str = "") -> None:
+        """Call back again soon, because of this trouble if one is given."""
+        if reason:
+            self._health.trouble(reason, message)
+        self.close()
+        self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed)
+
+
+def digest(files: Files) -> str:
+    """Return what a report says of which settings are in force."""
+    return hashlib.sha256(files.settings or b"").hexdigest()[:16]

@@ -1,0 +1,78 @@
+"""What a member answers about itself: its report, its queues, whether it is ready, its metrics."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+
+from rota.documents import FullReport
+from rota.model import Queue
+from rota.sidecar.consume.broker_session import Sources
+from rota.sidecar.consume.queue_reader import Reading
+from rota.sidecar.effects import Steps
+from rota.sidecar.member.member import Member
+from rota.sidecar.status.problems import Health
+from rota.sidecar.status.self_report import QueuesPage, full_report, queues_page
+from rota.sidecar.status.sidecar_metrics import Measures
+
+
+class MemberStatus:
+    """Puts together what the parts of a sidecar know."""
+
+    def __init__(
+        self, member: Member, steps: Steps, health: Health, sources: Sources, readings: Mapping[Queue, Reading]
+    ) -> None:
+        """Nothing has changed yet."""
+        self._member, self._steps, self._health = member, steps, health
+        self._sources, self._readings = sources, readings
+        self._incarnation = secrets.token_hex(8)  # of this process
+        self.settings_digest = ""
+        self.measures = Measures()
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake everybody that waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._changed.wait()
+
+    def report(self) -> FullReport:
+        """Return what the member says of itself now."""
+        report = full_report(self._steps.told, self._health, self._member, self._readings)
+        return msgspec.structs.replace(report, incarnation=self._incarnation, settings=self.settings_digest)
+
+    def queues(self, start: int) -> QueuesPage:
+        """Return how far it is with its queues, from that one on."""
+        return queues_page(start, self._member, self._readings)
+
+    async def news(self, after: int) -> None:
+        """Wait until the report has another revision."""
+        while self._steps.told.revision + self._health.changes == after:
+            await self.changed()
+
+    def unready(self) -> str:
+        """Say why the member cannot work, if so."""
+        if self._member.final:
+            return "the member was drained for good"
+        source = self._sources.now
+        if source is None:
+            return "the member has not joined its group"
+        if not source.ready.is_set():
+            return f"the member is not known to the brokers of {source.settings.group} yet"
+        brokers = {queue.broker for queue in self._readings}
+        if brokers and not any(self._steps.told.brokers.get(broker, True) for broker in brokers):
+            return f"no answer from {', '.join(sorted(brokers))}"
+        return ""
+
+    def metrics(self) -> str:
+        """Render what is counted."""
+        windows = [reading.window for reading in self._readings.values()]
+        return self.measures.text(
+            inflight=sum(window.in_flight for window in windows),
+            buffered=sum(window.buffered for window in windows),
+            generation=self._member.obeyed,
+        )
