@@ -1,0 +1,123 @@
+"""When a group is reconciled: once for changes that come together, and again later after a failure."""
+
+import asyncio
+from math import inf
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rota.kube.client.api import Stale, Unanswered
+from rota.kube.client.objects import Custom, Metadata
+from rota.kube.reconcile.reconciler import GroupTask
+from rota.kube.reconcile.status_publisher import PAUSES
+from rota.kube.reconcile.work_queue import QueuedGroup, WorkQueue
+from rota.kube.state.group import Group
+
+KEY = ("shop", "orders")
+
+
+class Reconciles:
+    """Stands in for the reconciler: returns or raises what it was given, one result after another."""
+
+    def __init__(self, *results: float | Exception) -> None:
+        self._results = list(results)
+        self.count = 0
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
+
+    async def __call__(self, _: GroupTask) -> float:
+        self.count += 1
+        self.begun.set()
+        await self.may_end.wait()
+        result = self._results.pop(0) if self._results else inf
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def next(self) -> None:
+        """Wait until a reconcile has begun, and let it end."""
+        await self.begun.wait()
+        self.begun.clear()
+        await asyncio.sleep(0)
+
+
+def a_queue(reconciles: Reconciles, *, leads: bool = True) -> tuple[WorkQueue, QueuedGroup]:
+    group = Group(*KEY)
+    group.body = Custom(Metadata("orders", uid="1", namespace="shop"))
+    rests = cast("Any", SimpleNamespace(rest=lambda: None))
+    queue, task = WorkQueue(reconciles), QueuedGroup(group, rests, rests, rests)
+    queue.tasks[KEY], queue.leads = task, leads
+    return queue, task
+
+
+async def test_reconcile_runs_once_for_changes_that_come_together() -> None:
+    reconciles = Reconciles()
+    queue, task = a_queue(reconciles)
+    for seconds in (30.0, 0.0, 5.0):
+        queue.wake(KEY, seconds)
+    await reconciles.next()
+    assert (reconciles.count, task.running, task.again) == (1, False, None)
+
+
+async def test_reconcile_during_which_a_group_changes_is_followed_by_one_more() -> None:
+    reconciles = Reconciles()
+    queue, _ = a_queue(reconciles)
+    reconciles.may_end.clear()
+    queue.wake(KEY)
+    await reconciles.next()
+    for seconds in (5.0, 0.0, 0.0):
+        queue.wake(KEY, seconds)
+    assert reconciles.count == 1
+    reconciles.may_end.set()
+    await reconciles.next()
+    assert reconciles.count == 2
+
+
+@pytest.mark.parametrize("case", ["another operator leads", "it has no object", "it is unknown", "nothing will change"])
+async def test_reconcile_is_not_planned_without_need(case: str) -> None:
+    queue, task = a_queue(Reconciles(), leads=case != "another operator leads")
+    if case == "it has no object":
+        task.group.body = None
+    queue.wake(("shop", "bills") if case == "it is unknown" else KEY, inf if case == "nothing will change" else 0.0)
+    assert task.again is None
+
+
+async def test_reconcile_that_fails_is_repeated_after_longer_and_longer_pauses() -> None:
+    failures = [Unanswered("no answer"), ValueError("a defect"), Unanswered("no answer")]
+    reconciles = Reconciles(*failures, 20.0, Unanswered("no answer"))
+    queue, task = a_queue(reconciles)
+    loop = asyncio.get_running_loop()
+    for pause in (*PAUSES[:3], 20.0, PAUSES[0]):
+        queue.wake(KEY, 0.0)
+        await reconciles.begun.wait()
+        before = loop.time()
+        await reconciles.next()
+        assert task.again
+        assert before + pause - 1e-3 <= task.again.when() <= loop.time() + pause
+
+
+async def test_reconcile_of_a_stale_group_is_repeated_at_once_and_then_after_a_pause() -> None:
+    reconciles = Reconciles(Stale(), Stale())
+    queue, task = a_queue(reconciles)
+    queue.wake(KEY)
+    await reconciles.next()
+    await reconciles.begun.wait()
+    before = asyncio.get_running_loop().time()
+    await reconciles.next()
+    assert (reconciles.count, task.failures) == (2, 2)
+    assert task.again
+    assert task.again.when() >= before + PAUSES[1] - 1e-3
+    task.rest()
+    assert task.again is None
+
+
+async def test_reconcile_is_cancelled_when_the_queue_is_closed() -> None:
+    reconciles = Reconciles()
+    queue, task = a_queue(reconciles)
+    reconciles.may_end.clear()
+    queue.wake(KEY)
+    await reconciles.begun.wait()
+    queue.leads = False
+    await queue.close()
+    assert (reconciles.count, task.running, task.again) == (1, False, None)
