@@ -1,4 +1,4 @@
-"""The member's shell: reads the documents, has carried out what the member decides, and says what it is."""
+"""The agent: connects what is mounted, the member's decisions, the queues' readers and the app."""
 
 import asyncio
 import logging
@@ -146,7 +146,7 @@ class Sidecar:
         settings = self._config.settings(files)
         if self._sources.now is None and not (settings and self._joined(settings)):
             return  # nothing can be worked, so nothing is obeyed
-        if not self._config.can_store():
+        if not self._config.check_disk():
             self.member.read(None, self.now())  # who stood still goes on with what is obeyed
             return
         self.member.orderly = self.settings.orderly

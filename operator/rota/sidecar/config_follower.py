@@ -1,4 +1,4 @@
-"""The mounted ConfigMap, followed and read; what cannot be read or stored is a trouble, and is tried again."""
+"""The mounted ConfigMap, watched and read; what cannot be read is reported as a problem and retried."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,7 @@ from rota.sidecar.storage.mounted_config import Files, Volume
 from rota.sidecar.storage.state_store import Notes
 from rota.spec.resolved import Settings, read_settings
 
-RETRY_SECONDS = 2.0  # where what is mounted cannot be read
+RETRY_SECONDS = 2.0  # after a read, or a check of the disk, that failed
 
 
 class ConfigFollower:
@@ -31,12 +31,12 @@ class ConfigFollower:
                 self._changed()
 
     def close(self) -> None:
-        """Try nothing again."""
+        """Cancel the pending retry."""
         if self._retry:
             self._retry.cancel()
 
     def read(self) -> Files:
-        """Return the files of one generation; empty ones, and again soon, if they cannot be read now."""
+        """Return the files of one generation; without contents, and with a retry, if they cannot be read now."""
         files = self._volume.read()
         if files is None:  # no event tells when that is over
             self.retry()
@@ -52,8 +52,8 @@ class ConfigFollower:
         self._health.trouble("SettingsNotRead", "")
         return settings
 
-    def can_store(self) -> bool:
-        """Whether the generation of a new assignment could be stored; none is obeyed that cannot."""
+    def check_disk(self) -> bool:
+        """Check that the generation of a new assignment could be stored; report it as a problem and retry if not."""
         try:
             self._notes.need_room()
         except OSError as error:
@@ -63,7 +63,7 @@ class ConfigFollower:
         return True
 
     def retry(self, reason: str = "", message: str = "") -> None:
-        """Call back again soon, because of this trouble if one is given."""
+        """Call back again soon; report the reason as a problem if there is one."""
         if reason:
             self._health.trouble(reason, message)
         self.close()
@@ -71,5 +71,5 @@ class ConfigFollower:
 
 
 def digest(files: Files) -> str:
-    """Return what a report says of which settings are in force."""
+    """Return the hash of the settings, as reports name those in force."""
     return hashlib.sha256(files.settings or b"").hexdigest()[:16]

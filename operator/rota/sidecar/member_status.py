@@ -18,12 +18,12 @@ from rota.sidecar.status.sidecar_metrics import Measures
 
 
 class MemberStatus:
-    """Puts together what the parts of a sidecar know."""
+    """Builds the member's report, readiness and metrics."""
 
     def __init__(
         self, member: Member, steps: Steps, health: Health, sources: Sources, readings: Mapping[Queue, Reading]
     ) -> None:
-        """Nothing has changed yet."""
+        """Start without settings."""
         self._member, self._steps, self._health = member, steps, health
         self._sources, self._readings = sources, readings
         self._incarnation = secrets.token_hex(8)  # of this process
@@ -46,7 +46,7 @@ class MemberStatus:
         return msgspec.structs.replace(report, incarnation=self._incarnation, settings=self.settings_digest)
 
     def queues(self, start: int) -> QueuesPage:
-        """Return how far it is with its queues, from that one on."""
+        """Return one page of the progress of its queues, from index `start`."""
         return queues_page(start, self._member, self._readings)
 
     async def news(self, after: int) -> None:
@@ -55,7 +55,7 @@ class MemberStatus:
             await self.changed()
 
     def unready(self) -> str:
-        """Say why the member cannot work, if so."""
+        """Return why the pod is not ready; empty if it is."""
         if self._member.final:
             return "the member was drained for good"
         source = self._sources.now

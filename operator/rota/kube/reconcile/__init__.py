@@ -1,4 +1,4 @@
-"""One reconcile of a group: observe, plan, write the assignment, annotate its pods, publish its status.
+"""Which groups are reconciled when, and one reconcile: observe, plan, write, annotate pods, publish the status.
 
 May know all packages below it. Every decision is made by `rota.planner`.
 """

@@ -1,4 +1,4 @@
-"""The controller: event handlers, work queue and reconciler of all groups; nothing is written before it leads."""
+"""The controller: connects event handlers, work queue and reconciler; it writes only while this operator leads."""
 
 import asyncio
 import logging
@@ -24,14 +24,17 @@ _log = logging.getLogger(__name__)
 
 
 class Brain:
-    """All groups."""
+    """Reconciles all ConsumerGroups."""
 
     def __init__(self, api: Api, reports: Reports, places: Places, fleets: Fleets) -> None:
         """Decide nothing before it `leads`."""
         self._api, self._reports, self._places, self._fleets = api, reports, places, fleets
         self.done: Callable[[Done], None] = lambda _: None
         self.time: Callable[[], float] = time
-        self._limits = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)  # of Events, of statuses
+        self._limits = (
+            asyncio.Semaphore(AT_ONCE),
+            asyncio.Semaphore(AT_ONCE),
+        )  # of Events and statuses, and of Deployments
         self._looking = False  # until every group was observed once
         self._reconciler = Reconciler(api, reports, places, fleets, self)
         self._queue = WorkQueue(self._reconciler.reconcile)
@@ -58,11 +61,11 @@ class Brain:
         self._queue.wake(key, seconds)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run a coroutine until it ends or the controller is closed."""
+        """Run a coroutine that no reconcile waits for."""
         return self._queue.start(work)
 
     def adopt(self, group: Group) -> None:
-        """Register a group whose spec and assignment another component reads."""
+        """Add a group to the queue."""
         key = (group.namespace, group.name)
         listeners = Listeners(group, self._reports, lambda: self.wake(key))
         deciding = Deciding(self.start, self.events.wants, lambda seconds: self.wake(key, seconds), *self._limits)
@@ -82,7 +85,7 @@ class Brain:
                 task.rest()
 
     async def close(self) -> None:
-        """Stop in the middle of whatever is going on: whoever leads next goes on from what is written."""
+        """Stop leading, and cancel what runs: the next leader continues from what is written."""
         self.lead(leads=False)
         self._reconciler.close()
         await self._queue.close()

@@ -1,4 +1,4 @@
-"""What watches report becomes the state of groups; the groups that it concerns are reconciled."""
+"""Handlers of watch events: they update the state of the groups concerned, and queue those."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from rota.kube.workload.deployments import Fleets
 
 
 class EventHandlers:
-    """Takes groups, policies, pods, assignments and Deployments as watches report them."""
+    """Handles added, changed and deleted groups, policies, pods, ConfigMaps and Deployments."""
 
     def __init__(
         self, queue: WorkQueue, reconciler: Reconciler, places: Places, fleets: Fleets, adopt: Callable[[Group], None]
@@ -26,7 +26,7 @@ class EventHandlers:
         self._labels: dict[str, str] = {}  # by pods' uids
 
     def group_seen(self, body: Custom) -> None:
-        """Take a group's newest text."""
+        """Handle an added or changed ConsumerGroup."""
         key = body.metadata.key
         task = self._task(key)
         before = task.group.body
@@ -40,7 +40,7 @@ class EventHandlers:
             self._queue.wake(key)
 
     def group_gone(self, body: Custom) -> None:
-        """Forget a group; its pods and its record are somebody else's now."""
+        """Handle a deleted ConsumerGroup: its pods and its ConfigMap are not managed any more."""
         task = self._queue.tasks.get(body.metadata.key)
         if task and task.group.body and task.group.body.metadata.uid == body.metadata.uid:
             task.rest()
@@ -50,14 +50,14 @@ class EventHandlers:
             self._forget_nobodys(body.metadata.key)
 
     def policy_seen(self, body: Custom) -> None:
-        """Take a policy's newest text."""
+        """Handle an added or changed RebalancePolicy."""
         known = self._policies.get(body.metadata.key)
         if known is None or known.metadata.version < body.metadata.version:
             self._policies[body.metadata.key] = body
             self._policy_changed(body)
 
     def policy_gone(self, body: Custom) -> None:
-        """Know that a policy is no more; one that was made anew under its name is another."""
+        """Handle a deleted RebalancePolicy; one that was created again has another uid."""
         known = self._policies.get(body.metadata.key)
         if known and known.metadata.uid == body.metadata.uid:
             del self._policies[body.metadata.key]
@@ -71,12 +71,12 @@ class EventHandlers:
                 self._queue.wake(key)
 
     def wants(self, group: Group, body: Custom) -> None:
-        """Have a group read its own and its policy's newest text."""
+        """Set the spec and policy that a group has now."""
         group.wants(body, self._policies.get((group.namespace, body.policy)))
         self._places.want(group)
 
     def pod_seen(self, pod: Pod) -> None:
-        """Take a pod's newest state."""
+        """Handle an added or changed pod."""
         for key in self._concerned(pod):
             task = self._task(key)
             known = task.group.pods.get(pod.metadata.name)
@@ -88,7 +88,7 @@ class EventHandlers:
                 self._hurry(key)
 
     def pod_gone(self, pod: Pod) -> None:
-        """Know that a pod is not told of any more: it has ended, or lost its label."""
+        """Handle a pod that is not watched any more: it is deleted, or has lost its label."""
         for key in self._concerned(pod):
             task = self._task(key)
             task.group.miss(pod)
@@ -97,7 +97,7 @@ class EventHandlers:
         self._labels.pop(pod.metadata.uid, None)
 
     def _concerned(self, pod: Pod) -> list[Key]:
-        """Return the groups that a pod's label names and named before, and the one that its sidecar works for."""
+        """Return the groups that the pod's label names and named before, and the one that its sidecar works for."""
         before = self._labels.get(pod.metadata.uid, "")
         self._labels[pod.metadata.uid] = pod.labelled
         names = dict.fromkeys((pod.labelled, before, pod.works_for))
@@ -105,7 +105,7 @@ class EventHandlers:
         return [key for key in keys if key[1] == pod.labelled or key in self._queue.tasks]
 
     def record_seen(self, found: ConfigMap) -> None:
-        """Take a record's newest text; our own comes back here too."""
+        """Handle an added or changed assignment, the operator's own writes included."""
         key = found.metadata.group
         if found.metadata.name == record_of(key[1]):
             group = self._task(key).group  # which may be seen later
@@ -115,7 +115,7 @@ class EventHandlers:
                 self._queue.wake(key)
 
     def record_gone(self, found: ConfigMap) -> None:
-        """Know that a record is no more."""
+        """Handle a deleted assignment."""
         task = self._queue.tasks.get(found.metadata.group)
         if not task or found.metadata.name != record_of(task.group.name):
             return
@@ -125,17 +125,17 @@ class EventHandlers:
             self._forget_nobodys(found.metadata.group)
 
     def deployment_seen(self, found: Deployment) -> None:
-        """Take a fleet of ours as it is; what somebody changed by hand is changed back."""
+        """Handle an added or changed Deployment of a group; what somebody changed by hand is changed back."""
         if self._fleets.seen(found):
             self._queue.wake(found.metadata.group)
 
     def deployment_gone(self, found: Deployment) -> None:
-        """Know that a fleet of ours is no more."""
+        """Handle a deleted Deployment of a group."""
         self._fleets.gone(found)
         self._queue.wake(found.metadata.group)
 
     def _forget_nobodys(self, key: Key) -> None:
-        """Forget what is known of a group that was never there, or is not any more."""
+        """Remove a group that does not exist and has no pods."""
         group = self._queue.tasks[key].group
         if group.body is None and not (group.pods or group.pods.strangers):
             del self._queue.tasks[key]

@@ -30,7 +30,7 @@ class QueuedGroup(GroupTask):
     failures: int = 0
 
     def rest(self) -> None:
-        """End what waits or runs for the group between reconciles."""
+        """Cancel the timer, the report watchers and the publishing of status."""
         if self.again:
             self.again.cancel()
             self.again = None
@@ -40,7 +40,7 @@ class QueuedGroup(GroupTask):
 
 
 class WorkQueue:
-    """Runs reconciles while the operator leads."""
+    """Runs reconciles while this operator leads, and what they start."""
 
     def __init__(self, reconcile: Callable[[GroupTask], Awaitable[float]]) -> None:
         """`reconcile` returns after how many seconds it is to be called again."""
@@ -92,7 +92,7 @@ class WorkQueue:
         return task
 
     async def close(self) -> None:
-        """Stop in the middle of whatever runs: the next leader continues from what is written."""
+        """Cancel everything that runs."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

@@ -8,7 +8,7 @@ from rota.kube.state.stored_assignment import Record
 from rota.model import Queue, Verdict
 from rota.planner import View
 
-FORGOTTEN_SECONDS = 240.0  # then no broker reports a pod that ended any more; it notices after 120
+FORGOTTEN_SECONDS = 240.0  # after which no broker lists an ended member; it notices after 120
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class AtBroker:
 
 
 class ClientIds:
-    """The ids by which brokers know a group's members, those of pods too that ended a while ago."""
+    """The client ids of a group's current and recently ended members."""
 
     def __init__(self, pods: GroupPods) -> None:
-        """Know what the pods tell; nothing was seen or unlocked yet."""
+        """Start with no ended members."""
         self._pods = pods
         self._last_seen: dict[str, float] = {}  # by the end of an id
-        self._unlocked: set[str] = set()  # uids of pods whose locks were given back
+        self._unlocked: set[str] = set()  # uids of pods whose locks were released
 
     def suffixes(self, record: Record, now: float) -> Collection[str]:
-        """Return how the ids of our own members end, whatever addresses they have: brokers forget slowly."""
+        """Return the suffixes `pod#uid` of the ids; an ended member's is kept as long as a broker may list it."""
         names = {name_of(name, known.pod.metadata.uid) for name, known in self._pods.items()}
         names |= {name_of(*holder) for holder in record.holders}
         seen = self._last_seen | dict.fromkeys(names, now)
@@ -38,7 +38,7 @@ class ClientIds:
         return self._last_seen.keys()
 
     def locks_left(self, record: Record) -> list[tuple[str, list[Queue]]]:
-        """Return by which ids brokers keep locks of pods that ended, and of which queues; once each."""
+        """Return the client ids of ended members whose locks must be released, and their queues; once each."""
         held = {holder: [*queues] for holder, queues in record.shares.items()}
         for queue, release in record.document.releasing.items() if record.document else ():
             held.setdefault(release.holder, []).append(queue)
@@ -49,6 +49,6 @@ class ClientIds:
         self._unlocked |= {holder.uid for holder in left}
         return found
 
-    def forget_gone(self, uids: set[str]) -> None:
-        """Forget which pods' locks were given back, except those with these uids."""
-        self._unlocked &= uids
+    def forget_gone(self, uids: Collection[str]) -> None:
+        """Forget whose locks were released, except of pods with these uids."""
+        self._unlocked.intersection_update(uids)

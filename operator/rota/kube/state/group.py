@@ -36,8 +36,8 @@ class Group:
         self.wish = Wish()
         self._read_of: tuple[Any, Custom | None] | None = None  # the texts that it was read from
         self.good: GroupSpec | None = None  # the last spec that could be understood
-        self.record = Record()
         self.pods = GroupPods(name)
+        self.record = Record()
         self._client_ids = ClientIds(self.pods)
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
         self.key_problems: tuple[Verdict, ...] = ()
@@ -95,10 +95,8 @@ class Group:
             self._early = None
 
     def miss(self, pod: Pod) -> None:
-        """Know that a pod is not reported any more."""
-        self.pods.miss(pod)
-        if self.body is None:  # nobody asks what became of it
-            self.pods.forget_missed()
+        """Handle a pod that a watch does not report any more: deleted, or without the label."""
+        self.pods.leave(pod, read_later=self.body is not None)
 
     @property
     def seconds_to_next_read(self) -> float:
@@ -116,8 +114,7 @@ class Group:
             self._forget_record()
             self.fresh = False
         elif found.metadata.version > self.record.number:
-            self._keep(self._record_limits.read(found, self.name, self.uid))
-            self.fresh = False
+            self.record, self.fresh = self._record_limits.read(found, self.name, self.uid), False
         self.forget_ended()
 
     def end(self) -> None:
@@ -126,11 +123,17 @@ class Group:
         self._forget_record()
         self.pods.forget_missed()
 
-    def _keep(self, record: Record) -> None:
-        self.record, self.pods.assignment = record, record.document
+    @property
+    def record(self) -> Record:
+        """The assignment as it is stored."""
+        return self._record
+
+    @record.setter
+    def record(self, record: Record) -> None:
+        self._record, self.pods.assignment = record, record.document
 
     def _forget_record(self) -> None:
-        self._keep(Record())
+        self.record = Record()
         self._record_limits.forget((self.namespace, self.name))
 
     @property
@@ -161,15 +164,14 @@ class Group:
         return self._client_ids.suffixes(self.record, now)
 
     def locks_left(self) -> list[tuple[str, list[Queue]]]:
-        """Return by which ids brokers keep locks of pods that ended, and of which queues; once each."""
+        """Return which locks of ended members brokers still hold; an Orderly group locks its queues."""
         return self._client_ids.locks_left(self.record) if self.wish.spec and self.wish.spec.orderly else []
 
     def forget_ended(self) -> None:
-        """Forget pods that ended and that the assignment names no more: nobody asks for them again."""
+        """Forget deleted pods that the assignment does not name any more."""
         if self.record.document:
-            named = {holder.uid for holder in self.record.holders}
-            self.pods.forget_gone(named)
-            self._client_ids.forget_gone(named)
+            self.pods.forget_gone(self.record.uids)
+            self._client_ids.forget_gone(self.record.uids)
 
     # What the planner is given.
 
@@ -191,7 +193,7 @@ class Group:
         reached = {broker for known in self.pods.values() for broker in known.reaches}
         self._reached = {broker: self._reached.get(broker, now) for broker in reached}
         pods = (known.shown(now, rooms.get(name), self._reached) for name, known in sorted(self.pods.items()))
-        of_members = [*self.key_problems, *member_problems(self.pods)]
+        of_members = member_problems(self.pods, self.key_problems)
         return Snapshot(
             group=self.spelled,
             spec=wish.spec if record.ours else None,  # nothing can be written, so nothing is decided

@@ -1,6 +1,6 @@
 """What is wrong with a group's pods: those without a sidecar, and members whose reports are ignored."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rota.kube.client.objects import Pod
 from rota.kube.state.pod_state import GroupPods, Known
@@ -20,9 +20,10 @@ _OF_DOUBT = {
 }
 
 
-def member_problems(pods: GroupPods) -> list[Verdict]:
-    """Return what is wrong."""
+def member_problems(pods: GroupPods, key_problems: Sequence[Verdict] = ()) -> list[Verdict]:
+    """Return what is wrong, worst first; `key_problems`: with the Secret that members mount."""
     found = [_too_many_members(len(pods) + len(pods.surplus), pods.limit)] if pods.surplus else []
+    found += key_problems
     if pods.strangers:
         some = _some(pods.strangers)
         message = f"{len(pods.strangers)} pods carry the group's label but no sidecar of it, such as {some}"

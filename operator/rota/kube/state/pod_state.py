@@ -1,7 +1,7 @@
 """A group's pods as they are known: their state, since when that is so, and what their sidecars last reported."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -109,29 +109,29 @@ class Known:
 
 
 class GroupPods(dict[str, Known]):
-    """The pods of one group by name, and what is known of those that a watch no longer reports."""
+    """The pods of one group by name, and what is known of those that a watch does not report any more."""
 
     def __init__(self, group: str) -> None:
         """Know no pod yet."""
         super().__init__()
         self._group, self.limit = group, MAX_MEMBERS
         self.assignment: Assignment | None = None  # whose members are kept without the label, and above the limit
-        self.strangers: set[str] = set()  # pods that carry the label and no sidecar
+        self.strangers: set[str] = set()  # names of pods with the label and without a sidecar of the group
         self.surplus: set[str] = set()  # names of pods above the limit: they are not asked, and get no queues
-        self.missed: set[Holder] = set()  # not reported any more: they ended, or only lost the label
+        self.missed: set[Holder] = set()  # in no watch any more: deleted, or without the label; to be read
         self.replaced: dict[Holder, Known] = {}  # pods whose name another one has, and of whose end nothing is known
         self.gone: set[str] = set()  # uids of pods that existed and do not any more
         self.unsure: tuple[Holder, ...] = ()  # of which the planner asks whether they exist
         self.client_ids: dict[str, str] = {}  # by which brokers knew those that are gone, by uid
 
     def restart(self) -> None:
-        """Forget reports and since when things are so: the operator that begins to lead waits anew."""
+        """Forget reports and timers: this operator has become the leader."""
         for known in chain(self.values(), self.replaced.values()):
             known.heard, known.offsets, known.unheard_since, known.cut_off_since = None, None, None, {}
             known.doubt = None
 
     def see(self, pod: Pod, now: float) -> None:
-        """Take a pod's newest state."""
+        """Handle an added or changed pod."""
         name, known = pod.metadata.name, self.get(pod.metadata.name)
         if known and pod.metadata.version < known.pod.metadata.version:
             return
@@ -161,7 +161,7 @@ class GroupPods(dict[str, Known]):
         return share is not None and share.uid == pod.metadata.uid
 
     def _replace(self, known: Known) -> None:
-        """Know that another pod has the name of this one: it was deleted, by force if its end was not seen."""
+        """Handle a pod whose name another one has: it was deleted, by force if it may still run."""
         holder = Holder(known.pod.metadata.name, known.pod.metadata.uid)
         if known.pod.may_run:
             self.replaced[holder] = known
@@ -170,8 +170,8 @@ class GroupPods(dict[str, Known]):
         else:
             self.lose(known.pod)
 
-    def miss(self, pod: Pod) -> None:
-        """Know that a pod is not reported any more: it ended, or lost the label and works on."""
+    def leave(self, pod: Pod, *, read_later: bool) -> None:
+        """Handle a pod that no watch reports any more; `read_later`: somebody will read what became of it."""
         self.strangers.discard(pod.metadata.name)
         self.surplus.discard(pod.metadata.name)
         known = self.get(pod.metadata.name)
@@ -180,17 +180,19 @@ class GroupPods(dict[str, Known]):
         known.pod = pod  # its last state
         if pod.stopped:
             self.lose(pod)
+        elif not read_later:
+            del self[pod.metadata.name]
         else:
             self.missed.add(Holder(pod.metadata.name, pod.metadata.uid))
 
     @property
     def unseen(self) -> set[Holder]:
-        """Those of whom only a read tells what became of them."""
+        """Pods whose state only a read of the object can tell."""
         strayed = {Holder(name, it.pod.metadata.uid) for name, it in self.items() if it.strayed}
         return self.missed | strayed | set(self.unsure)
 
     def read(self, holder: Holder, pod: Pod | None, now: float) -> None:
-        """Take what a read of the one object returned for a holder: a pod of that uid, another one, or none."""
+        """Handle the result of reading a pod: the pod of that uid, another one of its name, or none."""
         self.missed.discard(holder)
         if pod and pod.metadata.uid == holder.uid:
             self.see(pod, now)
@@ -201,19 +203,19 @@ class GroupPods(dict[str, Known]):
             self.lose(known.pod)
 
     def in_doubt(self, holder: Holder) -> Known | None:
-        """Return what is known of a pod that does not exist any more, unless that shows that its process ended."""
+        """Return a deleted pod whose process may still run."""
         known = self.replaced.get(holder) or self.get(holder.name)
         right = known is not None and known.pod.metadata.uid == holder.uid and known.pod.may_run
         return known if right else None
 
     def has_ended(self, holder: Holder) -> bool:
-        """Whether a pod is known to have ended; the assignment names it until another member takes its queues."""
+        """Whether a pod has ended; the assignment may still name it, until another member takes its queues."""
         known = self.get(holder.name)
         ended = known is not None and known.pod.metadata.uid == holder.uid and known.pod.ended
         return ended or holder.uid in self.gone
 
     def lose(self, pod: Pod) -> None:
-        """Know that a pod does not exist any more."""
+        """Handle a pod that does not exist any more."""
         name = pod.metadata.name
         self.strangers.discard(name)
         self.gone.add(pod.metadata.uid)
@@ -224,16 +226,16 @@ class GroupPods(dict[str, Known]):
             del self[name]
 
     def forget_missed(self) -> None:
-        """Forget those that are not reported any more: the group is gone, and nobody asks what became of them."""
+        """Forget the pods that are to be read: the group is gone."""
         for holder in self.missed:
             known = self.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:
                 del self[holder.name]
         self.missed, self.replaced = set(), {}
 
-    def forget_gone(self, uids: set[str]) -> None:
-        """Forget pods that are gone, except those with these uids."""
-        self.gone &= uids
+    def forget_gone(self, uids: Collection[str]) -> None:
+        """Forget deleted pods, except those with these uids."""
+        self.gone.intersection_update(uids)
         self.client_ids = {uid: client for uid, client in self.client_ids.items() if uid in self.gone}
 
 

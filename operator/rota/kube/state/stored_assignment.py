@@ -57,9 +57,17 @@ class Record:
 
     @property
     def holders(self) -> set[Holder]:
-        """Every pod that it names: members, and those that hold a queue that is on its way to another."""
+        """Every pod that it names: members, and those that still hold a queue that moves to another member."""
         releasing = self.document.releasing.values() if self.document else ()
         return {*self.shares, *(release.holder for release in releasing)}
+
+    @cached_property
+    def uids(self) -> frozenset[str]:
+        """The uids of the pods that it names."""
+        if self.document is None:
+            return frozenset()
+        members = (share.uid for share in self.document.members.values())
+        return frozenset(chain(members, (release.holder.uid for release in self.document.releasing.values())))
 
     @property
     def queue_counts(self) -> list[dict[str, int]]:

@@ -11,7 +11,7 @@ from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
 from rota.kube.state import pod_state
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
-from rota.model import Holder, Queue, Reason
+from rota.model import Holder, Queue, Reason, Verdict
 
 BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")
@@ -103,6 +103,9 @@ def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(mo
     assert problems_of(group, 1.0)[Reason.TOO_MANY_MEMBERS].startswith(
         "3 pods carry the group's label; a group may have 1 members"
     )
+    group.key_problems = (Verdict(Reason.WRITE_REFUSED, "The Secret is rejected"),)
+    reasons = [*problems_of(group, 1.0)]
+    assert reasons.index(Reason.TOO_MANY_MEMBERS) < reasons.index(Reason.WRITE_REFUSED), "the worst is first"
     group.miss(a_pod(name="b"))
     assert group.pods.surplus == set()
 
