@@ -19,6 +19,7 @@ from kube.members import GroupMembers, a_node
 from kube.operators import an_operator
 from rota.kube import informers
 from rota.kube.reconcile.controller import Brain
+from rota.kube.reconcile.event_handlers import EventHandlers
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -201,8 +202,9 @@ async def test_watch_failure_ends_the_operator_with_an_error(
         raise OSError("404 page not found")  # as kopf does once the kinds are deleted
 
     monkeypatch.setattr(kopf, "spawn_tasks", ended)
-    stop = asyncio.Event()
-    assert await informers.run_kopf(object.__new__(Brain), (), lambda _: None, stop) == 1
+    stop, brain = asyncio.Event(), object.__new__(Brain)
+    brain.events = object.__new__(EventHandlers)
+    assert await informers.run_kopf(brain, (), lambda _: None, stop) == 1
     assert stop.is_set()
     assert caplog.messages == [
         "Groups and policies cannot be watched any more, so this operator ends: 404 page not found"
