@@ -17,7 +17,8 @@ from typing import NamedTuple
 from rota.model import Queue
 
 DEAD, NOT_FOUND = 422, 404
-SKEW = 0.5  # two requests that are sent side by side may be heard in another order
+KILLS = {"sidecar", "ended"}  # facts after which a sidecar sends no more
+SKEW = 0.5  # seconds: requests that are sent side by side may be read in another order, or after their sidecar's end
 KEPT = 15.0  # what was committed longer ago is on the broker's disk: it writes that every 5 s, and is told as often
 
 
@@ -247,8 +248,8 @@ class _Judge:
             if it.done or it.dead or it.attempt >= later.attempt:
                 continue
             for fact in self.facts:
-                died = fact.kind == "broker" or (fact.kind in {"sidecar", "ended"} and fact.member == it.member)
-                if died and it.begin <= fact.at <= later.begin:
+                died = fact.kind == "broker" or (fact.kind in KILLS and fact.member == it.member)
+                if died and _is_between(fact, it, later):
                     return True
         return False
 
@@ -265,7 +266,7 @@ class _Judge:
         return [
             fact
             for fact in self.facts
-            if fact.kind in kinds and fact.member == earlier.member and earlier.begin <= fact.at <= later.begin
+            if fact.kind in kinds and fact.member == earlier.member and _is_between(fact, earlier, later)
         ]
 
     def _apart(self, earlier: Delivery, later: Delivery) -> list[Fact]:
@@ -383,6 +384,12 @@ def _contested(facts: list[Fact]) -> dict[Queue, list[tuple[float, float]]]:
             for queue in fact.queues:
                 contested[queue].append((fact.at, min((at for at in over if at > fact.at), default=inf)))
     return contested
+
+
+def _is_between(fact: Fact, earlier: Delivery, later: Delivery) -> bool:
+    """Whether it happened between two deliveries; an app may read a request when its sidecar was killed already."""
+    begin = earlier.begin - SKEW if fact.kind in KILLS else earlier.begin
+    return begin <= fact.at <= later.begin
 
 
 def _there(found: list[Delivery], later: Delivery) -> list[Delivery]:

@@ -61,6 +61,9 @@ CLEAN = {
     "the sidecar was killed before it had committed": a_story(
         d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "sidecar")), commits=[Commit(2.5, Q, 0)]
     ),
+    "the sidecar was killed before the app had read the request": a_story(
+        d(1, 2), d(4, 5), facts=(GIVEN, fact(0.8, "sidecar")), commits=[Commit(0.7, Q, 0)]
+    ),
     "the app was killed with one at it": a_story(d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "app")), at_once=1),
     "the app died of it, and it came back by the retry topic": a_story(
         d(1, None, status=None),
@@ -204,7 +207,7 @@ BROKEN = {
         a_story(
             d(1, 2, status=500),
             *(d(at, at + 1, queue=OTHER, offset=at, attempt=2) for at in (4, 6)),
-            facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(0.5, "sidecar")),
+            facts=(GIVEN, Fact(0, "given", "a", frozenset({OTHER})), fact(0.2, "sidecar")),
         ),
         "delivered twice",
     ),
@@ -232,6 +235,10 @@ BROKEN = {
         "two members at a time",
     ),
     "two at a time in order": (a_story(d(4, 7), d(6, 7, 1, "b"), facts=FORCED, orderly=True), "two members at a time"),
+    "again long after its sidecar was killed": (
+        a_story(d(2, 3), d(4, 5), facts=(GIVEN, fact(1, "sidecar"))),
+        "delivered twice",
+    ),
     "past what is at an app that lives": (
         a_story(d(1, None, status=None), d(40, 41), commits=[Commit(4, Q, 1)]),
         "but 0 was not finished",
