@@ -452,6 +452,7 @@ async def create_large_objects(api: Api, namespace: str) -> None:
         await api.create_from_text(f"{apps}/deployments", json.dumps({"metadata": metadata, "spec": spec}))
 
 
+@pytest.mark.slow("large objects of one tenant, in two operators' memory")
 async def test_memory_of_the_operator_is_not_exhausted_by_large_objects_of_a_tenant(
     operator: asyncio.subprocess.Process, second_operator: StartedLater, api: Api, attackers: str, instance: Instance
 ) -> None:
