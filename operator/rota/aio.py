@@ -1,13 +1,19 @@
 """Waiting, as it is to be done by a process that may stand still, and by tasks that may be cancelled."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+FIRST_RESTART_SECONDS = 0.5
+LONGEST_RESTART_SECONDS = 30.0
+STEADY_SECONDS = 60.0  # a task that has run for so long after a failure has recovered
 GENTLY = 16  # items that are worked on in one turn of the loop
 
 Given = TypeVarTuple("Given")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 def call_after_all(when: float, do: Callable[[Unpack[Given]], object], *given: *Given) -> asyncio.TimerHandle:
@@ -37,3 +43,32 @@ async def gently(many: Iterable[T]) -> AsyncIterator[T]:
         if not number % GENTLY:
             await asyncio.sleep(0)
         yield it
+
+
+async def supervise(
+    name: str,
+    work: Callable[[], Coroutine[Any, Any, object]],
+    failed: Callable[[str, Exception | None], None] = lambda *_: None,
+) -> None:
+    """Run `work` until it returns; when it fails, restart it, at first soon, then less and less often.
+
+    `failed` is called with the name and the error of each failure, and with None once the task has run steadily again.
+    """
+    loop = asyncio.get_running_loop()
+    pause = FIRST_RESTART_SECONDS
+    while True:
+        started = loop.time()
+        recovery = loop.call_later(STEADY_SECONDS, failed, name, None)
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the task is restarted
+            if loop.time() - started > STEADY_SECONDS:
+                pause = FIRST_RESTART_SECONDS
+            _log.exception("The task %s failed; it is restarted in %g s", name, pause)
+            failed(name, error)
+        else:
+            return
+        finally:
+            recovery.cancel()
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_RESTART_SECONDS)

@@ -281,8 +281,14 @@ def _sum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(body)).hexdigest()
 
 
-class Worked(Struct, frozen=True):
-    """How far a member is with a queue."""
+# Why a member is not reading a queue; empty while it is reading.
+# starting: it takes a lock, or looks up the start offset. full: it waits until the app has finished some messages.
+# paused: consumption is disabled at the broker. failing: the last pull failed.
+QueueState = Literal["", "starting", "full", "paused", "failing", "stuck", "draining"]
+
+
+class Worked(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How far a member is with a queue, and what keeps it from reading."""
 
     topic: str
     broker: str
@@ -291,6 +297,8 @@ class Worked(Struct, frozen=True):
     pulled: int  # where it asks next
     buffered: int
     locked: bool
+    state: QueueState = ""
+    pull_age: float | None = None  # seconds since the broker last answered a pull; None: it has answered none
 
 
 class Report(Struct, frozen=True, kw_only=True, weakref=True):
@@ -307,6 +315,7 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     releasing: dict[str, dict[str, str]] = {}
     brokers: dict[str, bool] = {}  # which it can reach
     troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
+    states: dict[str, int] = {}  # how many of its queues it is not reading now, by state; `revision` ignores them
 
     @property
     def working(self) -> frozenset[Queue]:
@@ -342,6 +351,7 @@ class _ReportParts(Struct, omit_defaults=True):
     releasing: msgspec.Raw = msgspec.Raw(b"")
     brokers: msgspec.Raw = msgspec.Raw(b"")
     troubles: msgspec.Raw = msgspec.Raw(b"")
+    states: msgspec.Raw = msgspec.Raw(b"")
 
 
 def _with_checked_parts(text: bytes | str) -> bytes | str:

@@ -112,6 +112,9 @@ class Reason(StrEnum):
     # What members say is wrong, besides.
     MESSAGE_NOT_TAKEN_BACK = "MessageNotTakenBack"
     QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
+    QUEUES_NOT_READ = "QueuesNotRead"
+    INTERNAL_ERROR = "InternalError"
+    MEMBER_PROBLEM = "MemberProblem"  # a problem that only the sidecar's version knows
     STATE_NOT_WRITTEN = "StateNotWritten"
     SETTINGS_NOT_READ = "SettingsNotRead"
     APP_PATH_NOT_FOUND = "AppPathNotFound"

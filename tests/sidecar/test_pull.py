@@ -15,8 +15,9 @@ from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers.memory import BROKER
 from rota.brokers.message import Message
+from rota.model import Reason
 from rota.sidecar import agent
-from rota.sidecar.delivery import assignment_events, pull, push, settlement
+from rota.sidecar.delivery import assignment_events, pull, settlement
 from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, a_member, event
 
 BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
@@ -374,7 +375,7 @@ async def test_pull_is_refused_in_a_pod_that_shares_the_nodes_network(instance: 
     async with a_member(instance, tmp_path, shares_node_network=True, delivery=UNHURRIED) as member:
 
         async def trouble() -> str | None:
-            return (await member.report()).troubles.get(pull.NOT_OPEN)
+            return (await member.report()).troubles.get(Reason.PULL_NOT_ANSWERED)
 
         assert (await soon(trouble) or "").startswith("The pod has hostNetwork")
         with pytest.raises(ConnectionRefusedError):
@@ -389,7 +390,7 @@ async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
         await member.send("a")
 
         async def away() -> bool:
-            return push.NOT_LISTENING in (await member.report()).troubles
+            return Reason.APP_NOT_LISTENING in (await member.report()).troubles
 
         await soon(away)
         with socket.create_server((member.address, pull.PORT)):
@@ -397,7 +398,7 @@ async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
             member.show(member.everything)
 
             async def told() -> str | None:
-                return (await member.report()).troubles.get(pull.NOT_OPEN)
+                return (await member.report()).troubles.get(Reason.PULL_NOT_ANSWERED)
 
             assert (
                 await soon(told)

@@ -16,7 +16,7 @@ from rota.brokers.errors import Refused, Unreachable
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.brokers.port import Consumer, Membership, Pulled
 from rota.documents import Share
-from rota.model import RETRY, Queue
+from rota.model import RETRY, Queue, Reason
 from rota.queue_offsets import read_offsets
 from rota.sidecar import agent, config_follower, effects
 from rota.sidecar.consume import broker_session
@@ -351,7 +351,7 @@ async def test_member_without_queues_reports_no_problem_of_its_app(tmp_path: Pat
     async with a_member(tmp_path, delivery={"push": {"port": 1}}) as member:
         await member.obeys([FIRST])
         await member.send("1", queue=0)
-        await member.until(lambda it: it.troubles.keys() == {push.NOT_LISTENING})
+        await member.until(lambda it: it.troubles.keys() == {Reason.APP_NOT_LISTENING})
         await member.obeys([])
         await member.until(lambda it: it.troubles == {})
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from simulation.world import Simulation
 
 
+READERS_THAT_FAIL = 0.03
+
+
 @dataclass(slots=True)
 class Disk:
     """The emptyDir: it outlives the container, not the pod."""
@@ -32,6 +35,7 @@ class Sidecar(Process):
         super().__init__(pod.world.clock)
         self.pod, self.world, self.chance = pod, pod.world, pod.chance
         self.name = f"{pod.name}/{pod.uid}"
+        self.reader_chance = Random(f"{pod.world.seed}/{pod.name}/{pod.uid}/readers")
         disk = pod.disk
         self.member = Member(
             pod.name,
@@ -102,12 +106,18 @@ class Sidecar(Process):
             case Act.FETCH:
                 self._fetches[queue] = self._fetches.get(queue, 0) + 1
                 self.world.judge.fetches(self, queue)
+                if self.reader_chance.random() < READERS_THAT_FAIL:
+                    self.after(self.reader_chance.uniform(0.01, 120.0), lambda: self._reader_fails(command))
             case Act.STOP:
                 self.after(self._open_for(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
             case Act.CUT:
                 self.after(self._soon(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
             case Act.UNLOCK:
                 self.after(self._soon(), lambda: self._unlock(command))
+
+    def _reader_fails(self, command: Command) -> None:
+        if not self.world.calm:
+            self._answer(command, Event.READER_FAILED)
 
     def _lock(self, command: Command, sent: float) -> None:
         given = self.world.broker.lock(command.queue, self.name) if self._lucky() else None

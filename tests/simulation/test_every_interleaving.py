@@ -19,7 +19,7 @@ EXPLORED = CONFIGURATIONS | (DEEP if DEEPLY else {})
 UNFAIR = {
     *("restart", "restart amid a write", "failover", "failover amid a write", "blind"),
     *("crash", "die", "phase", "make old", "hang", "lose", "terminate", "app", "fail", "late", "stale"),
-    *("route", "pause", "delete"),
+    *("route", "pause", "delete", "reader"),
 }
 
 LARGE = 10_000  # states, of which the exploration of one configuration takes up to a minute and a half
@@ -45,6 +45,7 @@ FINDERS: dict[Plant, str] = {
     bugs.never_satisfied: "stale",
     small_bugs.answers_of_an_earlier_life_accepted: "pause",
     small_bugs.conflicts_ignored: "dying",
+    small_bugs.failed_reader_counts_as_released: "reader",
     small_bugs.member_forgets: "three",
 }
 

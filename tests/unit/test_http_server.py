@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from ground.poll import soon
-from rota import http_server
+from rota import aio, http_server
 from rota.http_server import BodyReader, Limits, SharedResponse, responses
 
 ASKS = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -110,6 +110,23 @@ async def test_http_server_at_its_connection_limit_closes_idle_ones_to_serve_req
     assert [record.getMessage() for record in caplog.records if record.name == "rota.http_server"] == [
         "The limit of 4 connections is reached; idle ones are closed"
     ]
+
+
+async def test_http_server_goes_on_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, taken = http_server._LimitedSite._take, list[socket.socket]()
+
+    async def fails_at_first(site: http_server._LimitedSite, connection: socket.socket) -> None:
+        taken.append(connection)
+        if len(taken) == 1:
+            connection.close()
+            raise ZeroDivisionError
+        await right(site, connection)
+
+    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(http_server._LimitedSite, "_take", fails_at_first)
+    async with serving() as served:
+        assert await served.status_line(ASKS) == b""
+        assert await served.answers()
 
 
 async def test_http_server_closes_new_connections_while_all_open_ones_await_a_response() -> None:
@@ -328,7 +345,7 @@ async def test_http_server_limits_connections_by_the_file_descriptor_limit(monke
 WITHOUT_DESCRIPTORS = """
     import asyncio, logging, os, sys
     from aiohttp import web
-    from rota import http_server
+    from rota import aio, http_server
 
     async def run():
         http_server.ACCEPT_RETRY_SECONDS = 0.001

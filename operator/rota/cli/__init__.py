@@ -20,6 +20,11 @@ OUTPUT = click.option(
 )
 
 
+WIDE_OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
+)
+
+
 @click.group(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rota-operator", prog_name="rota")
 def main() -> None:
@@ -153,14 +158,15 @@ def status(*, group: str | None, namespace: str | None, everywhere: bool, **wher
 @main.command()
 @on_operator
 @click.argument("group")
-@OUTPUT
+@WIDE_OUTPUT
 @plainly
-def members(*, group: str, namespace: str | None, **where: Any) -> None:
-    """Say who works for GROUP, and what keeps them from it."""
+def members(*, group: str, namespace: str | None, output: str, **where: Any) -> None:
+    """Say who works for GROUP, and what keeps them from it; `-o wide` adds what their queues wait for."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    watch.tell(status.members(group, namespace), **where)
+    is_wide = output == "wide"
+    watch.tell(status.members(group, namespace, wide=is_wide), output="table" if is_wide else output, **where)
 
 
 @main.command()

@@ -8,6 +8,7 @@ import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
+from rota.aio import supervise
 from rota.http_server.responses import BUSY, SharedResponse, release_connection, send
 
 __all__ = ["AdmissionLimit", "BodyReader", "Limits", "SharedResponse", "listen", "release_connection", "send"]
@@ -251,7 +253,8 @@ class _LimitedSite(web.BaseSite):
 
     async def start(self) -> None:
         await super().start()
-        self._tasks = [asyncio.create_task(self._accept_from(bound), name="listen") for bound in self._sockets]
+        loops = [partial(self._accept_from, bound) for bound in self._sockets]
+        self._tasks = [asyncio.create_task(supervise("HTTP server", loop), name="listen") for loop in loops]
 
     async def stop(self) -> None:
         for task in self._tasks:

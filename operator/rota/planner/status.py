@@ -170,12 +170,16 @@ def _nobody(it: Situation) -> str:
 
 
 def _troubles(it: Situation, known: Container[Reason]) -> list[Verdict]:
-    """Return what members say keeps them from working; a reason that we know of ourselves is told once."""
+    """Return the problems that members report, except those that the operator has found itself.
+
+    A sidecar of a later version may report a problem that this operator does not know.
+    """
     told: dict[Reason, list[tuple[str, str]]] = {}
     for pod in it.snapshot.pods:
-        for reason, sentence in (pod.report.troubles if pod.report and not pod.ended else {}).items():
-            if reason in _REASONS and (found := Reason(reason)) not in known:
-                told.setdefault(found, []).append((pod.name, sentence))
+        for name, sentence in (pod.report.troubles if pod.report and not pod.ended else {}).items():
+            reason = Reason(name) if name in _REASONS else Reason.MEMBER_PROBLEM
+            if reason not in known:
+                told.setdefault(reason, []).append((pod.name, sentence))
     return [
         Verdict(reason, f"{listed([name for name, _ in members])}: {members[0][1]}") for reason, members in told.items()
     ]

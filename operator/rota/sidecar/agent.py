@@ -7,8 +7,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Protocol
 
+from rota.aio import supervise
 from rota.container import memory_limit
-from rota.model import Queue
+from rota.model import Queue, Reason
 from rota.sidecar.config_follower import ConfigFollower, digest
 from rota.sidecar.consume.broker_probes import Probes
 from rota.sidecar.consume.broker_session import Connect, Sources
@@ -67,7 +68,7 @@ class Sidecar:
         self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
         self._sources, self._probes = Sources(who, connect, self), Probes(self)
         self._steps = Steps(notes, self.health, self.member.report, self._obey, self._tell_soon)
-        self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings)
+        self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings, now=self.now)
         self.measures = self.status.measures
         self._said = self._steps.told  # as news
         self._telling = False
@@ -84,22 +85,23 @@ class Sidecar:
 
     async def run(self, ending: asyncio.Event) -> None:
         """Work until told to end, then drain and leave."""
-        kept = (self._config.run(), self._beat(), self._commit(), self._probes.run())
-        parts = [asyncio.create_task(it) for it in kept]
-        told = asyncio.create_task(ending.wait())
-        await asyncio.wait([told, *parts], return_when=asyncio.FIRST_COMPLETED)
+        tasks = {
+            "configuration": self._config.run,
+            "beat": self._beat,
+            "commits": self._commit,
+            "broker probes": self._probes.run,
+        }
+        for name, work in tasks.items():
+            self.start(supervise(name, work, self.health.task_failed))
+        await ending.wait()
         self._steps.end()
         await self.drain()
         self._config.close()
-        self._tasks.update(parts, [told])
         for task in list(self._tasks):  # before it leaves: one of them may be about to join anew
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._leave()
         await self._app.close()
-        for part in parts:
-            if not part.cancelled():
-                raise RuntimeError("A part of the sidecar has failed, so it ends") from part.exception()
 
     def start(self, work: Coroutine[None, None, object]) -> None:
         """Do something beside all else; what goes wrong there is told."""
@@ -117,6 +119,7 @@ class Sidecar:
             self._awake()
             self.member.reaches(self._probes.reached(self.now()))
             self.health.stuck(self.member.stuck)
+            self.health.unread([it.queue for it in self.readings.values() if it.is_unread(self._awoke)])
             self._tell()
             await asyncio.sleep(BEAT_SECONDS)
 
@@ -132,7 +135,9 @@ class Sidecar:
     async def _commit(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_SECONDS)
-            await asyncio.gather(*(reading.commit() for reading in self.readings.values()))
+            for reading in self.readings.values():
+                reading.commit_soon()
+                reading.give_up_idle_pull(self._awoke)
 
     async def _leave(self) -> None:
         await asyncio.gather(*(reading.close() for reading in self.readings.values()))
@@ -175,9 +180,9 @@ class Sidecar:
         try:
             self._sources.take(settings)
         except ValueError as error:
-            self._config.retry("MissingSecret", str(error))
+            self._config.retry(Reason.MISSING_SECRET, str(error))
             return False
-        self.health.trouble("MissingSecret", "")
+        self.health.trouble(Reason.MISSING_SECRET, "")
         self._drains.discard(SETTINGS)
         return True
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
-from rota.sidecar.effects import NOT_WRITTEN
+from rota.model import Reason
 from rota.sidecar.status.problems import Health
 from rota.sidecar.storage.environment import Who
 from rota.sidecar.storage.mounted_config import Files, Volume
@@ -47,9 +47,9 @@ class ConfigFollower:
         try:
             settings = None if files.settings is None else read_settings(files.settings)
         except ValueError as error:
-            self._health.trouble("SettingsNotRead", str(error))
+            self._health.trouble(Reason.SETTINGS_NOT_READ, str(error))
             return None
-        self._health.trouble("SettingsNotRead", "")
+        self._health.trouble(Reason.SETTINGS_NOT_READ, "")
         return settings
 
     def check_disk(self) -> bool:
@@ -57,12 +57,12 @@ class ConfigFollower:
         try:
             self._notes.need_room()
         except OSError as error:
-            self.retry(NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}")
+            self.retry(Reason.STATE_NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}")
             return False
-        self._health.trouble(NOT_WRITTEN, "")
+        self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
         return True
 
-    def retry(self, reason: str = "", message: str = "") -> None:
+    def retry(self, reason: Reason | None = None, message: str = "") -> None:
         """Call back again soon; report the reason as a problem if there is one."""
         if reason:
             self._health.trouble(reason, message)

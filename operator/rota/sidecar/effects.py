@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Callable
 
 from rota.documents import Report
+from rota.model import Reason
 from rota.sidecar.member.member import Step
 from rota.sidecar.member.queue_lifecycle import Command
 from rota.sidecar.status.problems import Health
 from rota.sidecar.storage.state_store import Notes
 
 KEEP_AGAIN = 1.0  # before the disk is tried again
-
-NOT_WRITTEN = "StateNotWritten"
 
 
 class Steps:
@@ -71,7 +70,9 @@ class Steps:
                 self._keep(step)
             except OSError as error:
                 told = "the final drain waits" if step.remember is None else f"generation {step.remember} is not obeyed"
-                self._health.trouble(NOT_WRITTEN, f"The member's state cannot be written, so {told}: {error}")
+                self._health.trouble(
+                    Reason.STATE_NOT_WRITTEN, f"The member's state cannot be written, so {told}: {error}"
+                )
                 if not self._ends:
                     self._again = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
                     return
@@ -84,4 +85,4 @@ class Steps:
     def _keep(self, step: Step) -> None:
         if step.remember is not None or step.remember_final:
             self._notes.keep(obeyed=step.remember, final=step.remember_final)
-            self._health.trouble(NOT_WRITTEN, "")
+            self._health.trouble(Reason.STATE_NOT_WRITTEN, "")

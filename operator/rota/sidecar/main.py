@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, chdir, suppress
 from pathlib import Path
 
+from rota.aio import supervise
 from rota.brokers.port import Consumer, Membership
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.sidecar import prestop
@@ -31,7 +32,7 @@ async def serve(variables: Mapping[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     access = Access(who)
-    renewing = asyncio.create_task(access.renew())
+    renewing = asyncio.create_task(supervise("Secrets", access.renew))
     try:
         await work(who, to_rocketmq(access), ending)
     finally:

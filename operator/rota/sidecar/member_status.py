@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -21,9 +21,17 @@ class MemberStatus:
     """Builds the member's report, readiness and metrics."""
 
     def __init__(
-        self, member: Member, steps: Steps, health: Health, sources: Sources, readings: Mapping[Queue, Reading]
+        self,
+        member: Member,
+        steps: Steps,
+        health: Health,
+        sources: Sources,
+        readings: Mapping[Queue, Reading],
+        *,
+        now: Callable[[], float],
     ) -> None:
         """Start without settings."""
+        self._now = now
         self._member, self._steps, self._health = member, steps, health
         self._sources, self._readings = sources, readings
         self._incarnation = secrets.token_hex(8)  # of this process
@@ -47,7 +55,7 @@ class MemberStatus:
 
     def queues(self, start: int) -> QueuesPage:
         """Return one page of the progress of its queues, from index `start`."""
-        return queues_page(start, self._member, self._readings)
+        return queues_page(start, self._member, self._readings, self._now())
 
     async def news(self, after: int) -> None:
         """Wait until the report has another revision."""

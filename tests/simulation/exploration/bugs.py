@@ -3,8 +3,9 @@
 import pytest
 
 from rota.model import Queue
+from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.member import Member, Step
-from rota.sidecar.member.queue_lifecycle import Event
+from rota.sidecar.member.queue_lifecycle import Event, State
 from simulation.exploration import operators
 from simulation.exploration.processes import Process, Processes
 
@@ -18,6 +19,11 @@ def answers_of_an_earlier_life_accepted(patch: pytest.MonkeyPatch) -> None:
         return right(it, event, queue, present.number if present else life, *times)
 
     patch.setattr(Member, "happened", wrong)
+
+
+def failed_reader_counts_as_released(patch: pytest.MonkeyPatch) -> None:
+    """A queue whose reader fails is released at once, though deliveries of it are open."""
+    patch.setitem(queue_lifecycle.TABLE, (State.RUNNING, Event.READER_FAILED), (State.RELEASED, ()))
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,10 @@ CONFIGURATIONS = {
     "stale": Configuration(queues=1, faults={"lose": 1, "stale": 1}, hit=M1, slow=("see",), floor=1_200),
     "pause": Configuration(queues=1, faults={"pause": 3}, late=True, floor=2_000),
     "app": Configuration(queues=1, faults={"pause": 2, "app": 1}, hit=M1, slow=("place",), floor=2_800),
+    "reader": Configuration(queues=1, faults={"pause": 2, "reader": 2}, hit=M1, late=True, floor=1_400),
+    "orderly-reader": Configuration(
+        queues=1, orderly=True, faults={"pause": 2, "fail": 1, "reader": 2}, hit=M1, floor=2_600
+    ),
     "orderly": Configuration(queues=1, orderly=True, faults={"pause": 2, "fail": 1}, hit=M1, floor=550),
 }
 

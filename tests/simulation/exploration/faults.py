@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rota.sidecar.member.queue_lifecycle import State
 from simulation.exploration import pods
 from simulation.exploration.documents import Document
 from simulation.exploration.setting import Setting
@@ -42,6 +43,15 @@ def _of_a_pod(setting: Setting, world: ExploredState, place: Place, facts: Facts
         for spent in setting.spend(world, "app"):
             drained = pods.stepped(setting, spent, place, "drain")
             yield Turn("app", f"the app of {place.name} stops, and the member drains", drained)
+    yield from _of_a_reader(setting, world, place)
+
+
+def _of_a_reader(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
+    lives = place.process.member.lives.values() if place.process and not place.hung else ()
+    for queue in [life.queue for life in lives if life.state is State.RUNNING]:
+        for spent in setting.spend(world, "reader"):
+            text = f"{place.name}'s reader of {queue.id} fails"
+            yield Turn("reader", text, pods.stepped(setting, spent, place, "reader fails", queue))
 
 
 def _troubles(place: Place, facts: Facts) -> Iterator[tuple[str, str, Place]]:

@@ -184,6 +184,8 @@ def _tell(process: Process, action: tuple[Any, ...]) -> Step:
             command, sent = process.waiting[queue][0]
             process.answered(queue)
             return member.happened(event, queue, command.life, process.now, sent)
+        case "reader fails", queue:
+            return member.happened(Event.READER_FAILED, queue, member.lives[queue].number, process.now)
         case "tick", at:
             process.now = at
             return member.tick(at)

@@ -361,6 +361,15 @@ async def test_cli_status_json_has_only_groups_of_the_namespace(operator: Servic
     assert [it["lastRebalance"]["reason"] for it in json.loads(shown.output)["groups"]] == ["MemberJoined"]
 
 
+async def test_cli_members_wide_says_how_many_queues_are_not_read_and_why(operator: Service) -> None:
+    member = msgspec.structs.replace(DETAIL.members[0], queue_states={"full": 2, "failing": 1})
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
+    lines = await told(operator, "members", "shop/orders", "-o", "wide")
+    assert lines[0].endswith("RATE QUEUES NOT READ")
+    assert any(line.endswith("1 failing, 2 full") for line in lines)
+    assert not (await told(operator, "members", "shop/orders"))[0].endswith("QUEUES NOT READ")
+
+
 async def test_cli_members_prints_hostile_names_as_plain_text(operator: Service) -> None:
     name = "[red]: #\x1b[2J'\"{\n%é"
     stranger = Member(name, name, "Foreign", "Foreign", troubles=[f"{name} sleeps"])

@@ -63,9 +63,12 @@ def test_condition_is_separate_for_each_problem_reason() -> None:
     ]
 
 
-def test_report_with_problem_reasons_of_a_later_sidecar_is_read_without_them() -> None:
+def test_condition_member_problem_has_the_message_of_a_problem_that_only_a_later_sidecar_knows() -> None:
     found = planned(*pods(m1={"NotInvented": "It is wrong", "AppNotListening": DEAF}))
-    assert troubles(found) == [Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
+    assert troubles(found) == [
+        Verdict(Reason.MEMBER_PROBLEM, "m1: It is wrong"),
+        Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}"),
+    ]
 
 
 def test_condition_known_to_the_operator_is_not_repeated_for_members() -> None:

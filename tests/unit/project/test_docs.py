@@ -199,3 +199,19 @@ def test_docs_handover_page_shows_a_valid_assignment_document() -> None:
     document = read_assignment(found)
     assert json.loads(write_assignment(document)["assignment.json"]) == json.loads(found)
     assert {release.holder.name for release in document.releasing.values()} == {"m1"}
+
+
+def test_docs_architecture_page_lists_every_long_lived_task() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## Long-lived tasks")[2].partition("\n## ")[0]
+    supervised = {
+        name
+        for source in (ROOT / "operator" / "rota").rglob("*.py")
+        if "supervise(" in (text := source.read_text())
+        for name in re.findall(r'supervise\(f?"([\w ]+?) ?[{"]|"([\w ]+)": [\w.]+\.\w+[,}]', text)
+        for name in name
+        if name
+    }
+    ending = re.findall(r'name="([\w ]+)"', (ROOT / "operator/rota/kube/operator.py").read_text())
+    assert {"beat", "lag poller", "HTTP server", "report watcher of"} <= supervised
+    assert [name for name in [*supervised, *ending] if f"`{name}`" not in table] == []

@@ -10,7 +10,7 @@ import msgspec
 from rota.cli.client.names import group_of, namespace_of
 from rota.cli.client.watch import Question
 from rota.cli.console.formatting import ago, duration, number, rate, rows, say, unknown
-from rota.kube.http.schema import Detail, Groups, Operator, Queue, Reasons, Summary, Topic
+from rota.kube.http.schema import Detail, Groups, Member, Operator, Queue, Reasons, Summary, Topic
 from rota.kube.state.rebalance import Rebalance
 from rota.model import queue_of
 from rota.sentences import count
@@ -35,9 +35,9 @@ def status(group: str | None, namespace: str | None, *, everywhere: bool) -> Que
     return Question("/v1/groups", Groups, lambda told: _tell_groups(told, within), of_it=there)
 
 
-def members(group: str, namespace: str | None) -> Question[Detail]:
+def members(group: str, namespace: str | None, *, wide: bool = False) -> Question[Detail]:
     """Ask who works for a group."""
-    return Question(_path(group, namespace), Detail, _tell_members)
+    return Question(_path(group, namespace), Detail, lambda told: _tell_members(told, wide=wide))
 
 
 def lag(group: str, namespace: str | None, by: str, top: int | None) -> Question[Detail]:
@@ -139,23 +139,8 @@ def _rebalance(it: Rebalance, *, moving: bool) -> dict[str, str]:
     }
 
 
-def _tell_members(told: Detail) -> None:
-    rows(
-        [
-            {
-                "name": it.name,
-                "client id": unknown(it.client_id),
-                "address": unknown(it.address),
-                "version": unknown(f"{it.version} ({it.language})" if it.version and it.language else it.version),
-                "origin": it.origin,
-                "state": it.state,
-                "queues": number(it.queues),
-                "generation": number(it.generation),
-                "rate": rate(it.rate),
-            }
-            for it in told.members
-        ]
-    )
+def _tell_members(told: Detail, *, wide: bool) -> None:
+    rows([_member(it, wide=wide) for it in told.members])
     foreign = sum(it.origin == "Foreign" for it in told.members)
     others = f", {foreign} of them not Rota's" if foreign else ""
     say(f"{count(len(told.members), 'member')}{others}; generation {told.summary.generation}")
@@ -163,6 +148,22 @@ def _tell_members(told: Detail) -> None:
         for trouble in member.troubles:
             say(f"{member.name}: {trouble}")
     _tell_who_answers(told.operator)
+
+
+def _member(it: Member, *, wide: bool) -> dict[str, str]:
+    columns = {
+        "name": it.name,
+        "client id": unknown(it.client_id),
+        "address": unknown(it.address),
+        "version": unknown(f"{it.version} ({it.language})" if it.version and it.language else it.version),
+        "origin": it.origin,
+        "state": it.state,
+        "queues": number(it.queues),
+        "generation": number(it.generation),
+        "rate": rate(it.rate),
+    }
+    not_read = ", ".join(f"{queues} {state}" for state, queues in sorted(it.queue_states.items()))
+    return columns | {"queues not read": not_read} if wide else columns
 
 
 def _tell_lag(told: Detail) -> None:

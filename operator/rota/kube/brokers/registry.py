@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from rota.aio import supervise
 from rota.brokers.errors import BrokerError
 from rota.brokers.port import Brokers, Client, Settings
 from rota.brokers.rocketmq.admin import Cluster
@@ -254,7 +255,8 @@ class Places:
             views = Views(brokers, self._on_broker_change, self._quota)
             lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun)
             loop = asyncio.get_running_loop()
-            running = [loop.create_task(views.run(), name="views"), loop.create_task(lags.run(), name="lags")]
+            tasks = {"route watcher": views.run, "lag poller": lags.run}
+            running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
             self._places[access.mark] = _Place(brokers, views, lags, running)
         place = self._places[access.mark]
         place.views.want(key, stay.wanted)

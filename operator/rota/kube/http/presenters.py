@@ -117,6 +117,7 @@ def _members(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
                 generation=known.heard.report.generation if known.heard else None,
                 rate=None if None in rates else sum(rate for rate in rates if rate is not None),
                 troubles=[*known.heard.report.troubles.values()] if known.heard else [],
+                queue_states=known.heard.report.states if known.heard else {},
             )
         )
     return found

@@ -74,6 +74,7 @@ class Member(Struct, frozen=True, rename="camel"):
     generation: int | None = None  # which it obeys; None: it was not heard
     rate: float | None = None  # messages a second that it works
     troubles: list[str] = []  # what keeps it from working, in its own words
+    queue_states: dict[str, int] = {}  # how many of its queues it is not reading now, by state: full, paused, stuck …
 
 
 class Topic(Struct, frozen=True, rename="camel"):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from rota.aio import supervise
 from rota.kube.members.report_client import Endpoint, Reports
 from rota.kube.state.group import Group
 
@@ -22,7 +23,8 @@ class Listeners:
         """Listen to everybody of whom something is awaited."""
         for name in sorted(self._group.awaited):  # a set has an order of its own in each process
             if name not in self._by_pod or self._by_pod[name].done():
-                listener = asyncio.get_running_loop().create_task(self._listen(name), name=f"hear {name}")
+                watch = supervise(f"report watcher of {name}", partial(self._listen, name))
+                listener = asyncio.get_running_loop().create_task(watch, name=f"hear {name}")
                 self._by_pod[name] = listener
                 listener.add_done_callback(partial(self._forget, name))
 

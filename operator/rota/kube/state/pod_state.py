@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+import msgspec
+
 from rota.documents import Assignment, Report
 from rota.kube.client.objects import Pod
 from rota.model import Holder, Queue, Reason
@@ -59,11 +61,12 @@ class Known:
         if report is None:
             news, self.unheard_since = self.unheard_since is None, self.unheard_since or asked
             return news
-        news = self.heard is None or self.heard.report != report or self.unheard_since is not None
-        news = news or was_doubted is not None
+        before = self.heard.report if self.heard else None
+        news = self.unheard_since is not None or was_doubted is not None or not _decides_the_same(before, report)
         self.unheard_since = None
-        if news:
+        if before != report:
             self.heard = Heard(report)
+        if news:
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
@@ -247,3 +250,8 @@ def client_id(pod: Pod) -> str:
 def name_of(pod: str, uid: str) -> str:
     """Return how that id ends, whatever address the pod has."""
     return f"{pod}#{uid[:8]}"
+
+
+def _decides_the_same(before: Report | None, report: Report) -> bool:
+    """Whether a report differs at most in the states of queues, which are only shown."""
+    return before is not None and msgspec.structs.replace(report, states=before.states) == before

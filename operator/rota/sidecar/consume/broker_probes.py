@@ -9,7 +9,8 @@ from typing import Protocol
 
 from rota.brokers.errors import BrokerError, Unreachable
 from rota.model import Queue
-from rota.sidecar.consume.queue_reader import Reading, Source
+from rota.sidecar.consume.queue_reader import Reading
+from rota.sidecar.consume.source import Source
 from rota.sidecar.status.problems import Health
 
 PROBE_SECONDS = 2.0  # from the last answers to the next questions

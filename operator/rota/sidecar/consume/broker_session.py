@@ -11,17 +11,17 @@ import msgspec
 
 from rota.brokers.errors import BrokerError, Refused
 from rota.brokers.port import Consumer, Membership, Working
-from rota.model import Queue
-from rota.sidecar.consume.queue_reader import Reading, Source
+from rota.model import Queue, Reason
+from rota.sidecar.consume.queue_reader import Reading
+from rota.sidecar.consume.source import Source
 from rota.sidecar.member.member import Member
-from rota.sidecar.status.problems import REFUSES, Health
+from rota.sidecar.status.problems import Health
 from rota.sidecar.storage.environment import Who
 from rota.sidecar.storage.local_offsets import Local
 from rota.sidecar.storage.offset_files import Offsets
 from rota.spec.resolved import Settings
 
 JOIN_AGAIN = 2.0
-UNREACHABLE = "BrokerUnreachable"
 
 _log = logging.getLogger(__name__)
 
@@ -97,10 +97,12 @@ class Sources:
             except BrokerError as error:
                 if source is self._leaving:
                     return
-                self._shell.health.trouble(REFUSES if isinstance(error, Refused) else UNREACHABLE, str(error))
+                self._shell.health.trouble(
+                    Reason.BROKER_REFUSES if isinstance(error, Refused) else Reason.BROKER_UNREACHABLE, str(error)
+                )
                 await asyncio.sleep(JOIN_AGAIN)
             else:
-                for reason in (REFUSES, UNREACHABLE):
+                for reason in (Reason.BROKER_REFUSES, Reason.BROKER_UNREACHABLE):
                     self._shell.health.trouble(reason, "")
                 source.ready.set()
                 return

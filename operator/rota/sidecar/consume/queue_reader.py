@@ -2,69 +2,47 @@
 
 A command starts or stops fetching at once. Requests to the broker are sent one after the other; a request that finds
 the queue's life number changed when its turn comes is dropped without an answer.
+
+Every command is answered, also when carrying it out fails with an unexpected error. A reader that fails is an event of
+the queue's table (`ReaderFailed`), which restarts it; a commit that fails is tried again by the next one.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
-from rota.aio import to_the_end
-from rota.brokers.errors import BrokerError, Refused, SwitchedOff, Unknown, Unreachable
-from rota.brokers.port import Consumer, Pulled
+from rota.brokers.errors import BrokerError, Refused, SwitchedOff, Unreachable
+from rota.brokers.port import Pulled
+from rota.documents import QueueState
 from rota.model import RETRY, Queue
-from rota.sidecar.consume.start_offset import FROM_THE_OLDEST, Store, beginning
-from rota.sidecar.member.memory_budget import MemoryBudget, PullAdmission, Reservation
+from rota.sidecar.consume.offset_committer import OffsetCommitter, log_failure
+from rota.sidecar.consume.pull_outcomes import failure_of, next_pause, result_of
+from rota.sidecar.consume.source import ReaderShell, Source
+from rota.sidecar.consume.start_offset import FROM_THE_OLDEST, beginning
+from rota.sidecar.member.memory_budget import PullAdmission, Reservation
 from rota.sidecar.member.queue_lifecycle import Act, Command, Event
-from rota.sidecar.member.window import Commit, Limits, Window
-from rota.sidecar.status.problems import Health
-from rota.sidecar.status.sidecar_metrics import Measures
-from rota.spec.resolved import Settings
+from rota.sidecar.member.window import Limits, Window
 
-PULL_SECONDS = 15.0  # that a broker holds a pull for which there is nothing
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # after a pull that failed
-SWITCHED_OFF_PAUSE = 3.0
 COMMIT_PAUSE = 1.0
+CUT_SECONDS = 3.0  # that deliveries which were cut are waited for, before the queue is released all the same
+UNREAD_SECONDS = 60.0  # a queue of which no pull was answered for so long is reported
+IDLE_SECONDS = 120.0  # a pull that neither returns nor fails for so long is given up
 RESUME_AT_FREE_SHARE = 4  # a queue that reached its limit fetches again once a quarter of it is free
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Source:
-    """Where messages come from, as the settings say; ready once the member is known there."""
-
-    settings: Settings
-    consumer: Consumer
-    store: Store
-    begun: Callable[
-        [str], Awaitable[float | None]
-    ]  # when the group began to consume a topic, according to the offset store
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Shell(Protocol):
-    """What a reading tells, and asks, of the member that it is a part of."""
-
-    health: Health
-    measures: Measures
-    memory_budget: MemoryBudget
-
-    def answer(self, event: Event, queue: Queue, life: int, sent: float | None = None) -> None:
-        """Take an answer to a command."""
+class Shell(ReaderShell, Protocol):
+    """What a reading reports to the member, and asks of it."""
 
     def offer(self, reading: "Reading") -> None:
         """Deliver from it: it has something."""
 
     def cut(self, reading: "Reading") -> None:
         """End its open deliveries now."""
-
-    def may_commit(self, queue: Queue) -> bool:
-        """Whether an offset may be committed."""
-
-    def now(self) -> float:
-        """Return the time on a clock that never stops and never jumps."""
 
 
 class Reading:
@@ -77,12 +55,15 @@ class Reading:
         self.again = queue.topic == RETRY + source.settings.group  # what is in it was tried before, by this group
         self.pulled_at = self.delivered_at = 0.0
         self._shell = shell
+        self.obstacle: QueueState = ""  # what keeps it from pulling, while the member's table has it running
+        self._asked_at: float | None = None  # when the pull that is open was sent
+        self._unanswered_since: float | None = None  # the first of the pulls that the broker has not answered
         self._life = self._stopped = 0
-        self._doubts = False  # somebody else may have worked it: it is about to be released, or its broker was away
         self._late = False  # the drain is over, and what cannot be committed now never will be
         self._changed = asyncio.Event()
         self._refused_offset = self._refused_bytes = 0  # of the message that the last pull had no memory for
-        self._turn, self._committing = asyncio.Lock(), asyncio.Lock()
+        self._turn = asyncio.Lock()
+        self._offsets = OffsetCommitter(queue, source, self.window, shell, self._pull_anew)
         self._pulling: asyncio.Task[None] | None = None
         self._placing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,10 +79,10 @@ class Reading:
             case Act.FETCH:
                 self.window.resume()
                 self._halt()
-                self._pulling = self._start(self._pull())
+                self._pulling = self._start_pulling()
                 self._shell.offer(self)
             case Act.STOP:
-                self._stopped, self._late, self._doubts = life, False, True
+                self._stopped, self._late, self._offsets.in_doubt = life, False, True
                 self.window.stop()
                 self._halt()
                 self._start(self._end(life))
@@ -124,14 +105,41 @@ class Reading:
     def reset(self, offset: int) -> None:
         """Go on there: somebody set the group's offset."""
         self.window.reset(offset)
-        self._doubts = False
+        self._offsets.in_doubt = False
         self._pull_anew()
 
     def _pull_anew(self) -> None:
         if self._pulling:  # it may wait for long where it was
             self._pulling.cancel()
-            self._pulling = self._start(self._pull())
+            self._asked_at = None
+            self._pulling = self._start_pulling()
         self.changed()
+
+    def _start_pulling(self) -> asyncio.Task[None]:
+        task = self._start(self._pull())
+        task.add_done_callback(partial(self._pulling_ended, self._life))
+        return task
+
+    def _pulling_ended(self, life: int, task: asyncio.Task[None]) -> None:
+        """Report a reader that failed; the queue's table decides when it is restarted."""
+        if self._pulling is task and not task.cancelled():
+            self._pulling, self.obstacle, self._asked_at = None, "failing", None
+            self._answer(Event.READER_FAILED, life)
+
+    def give_up_idle_pull(self, awake_since: float) -> None:
+        """Send the open pull anew if nothing has come of it for IDLE_SECONDS, while the event loop was running."""
+        if self._asked_at is None or not self._pulling:
+            return
+        idle = self._shell.now() - max(self._asked_at, awake_since)
+        if idle >= IDLE_SECONDS:
+            _log.warning("A pull of %s has neither returned nor failed for %.0f s; it is sent again", self.queue, idle)
+            self._shell.measures.pulls.add("idle")
+            self._pull_anew()
+
+    def is_unread(self, awake_since: float) -> bool:
+        """Whether the broker has answered no pull for UNREAD_SECONDS, though the queue is to be read."""
+        since = self._unanswered_since
+        return since is not None and self._shell.now() - max(since, awake_since) > UNREAD_SECONDS
 
     async def close(self) -> None:
         """Stop everything, finished or not."""
@@ -140,45 +148,14 @@ class Reading:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def commit(self) -> bool:
-        """Commit what is finished, if it may be; whether the broker has all of it."""
-        async with self._committing:
-            commit = self.window.to_commit()
-            if commit is None:
-                return True
-            if not self._shell.may_commit(self.queue):
-                return False
-            try:
-                if self._doubts and await self._is_passed(commit):
-                    return True
-                await self._commit(commit.offset)
-            except (BrokerError, OSError) as error:
-                self._say("Committing", error)
-                self._shell.measures.commits.add("failed")
-                return False
-            self._shell.measures.commits.add("done")
-            self.window.answered(commit)
-            self._doubts = False
-            return True
+    async def commit(self) -> None:
+        """Commit what is finished, if it may be."""
+        await self._offsets.commit()
 
-    async def _commit(self, offset: int) -> None:
-        """Commit; while nothing is pulled, this tells whether the broker can be reached."""
-        try:
-            await self.source.store.commit(self.queue, offset)
-        except Unreachable:
-            if self._stopped == self._life:
-                self._shell.health.missed(self.queue.broker, self._shell.now())
-            raise
-        if self.source.store is self.source.consumer:
-            self._answered()
-
-    async def _is_passed(self, commit: Commit) -> bool:
-        """Whether others have worked the queue meanwhile, and are further; else what they did would come again."""
-        there = await self.source.store.committed(self.queue)
-        passed = there is not None and self.window.passed(commit, there)
-        if passed:
-            self._pull_anew()
-        return passed
+    def commit_soon(self) -> None:
+        """Commit what is finished, unless a commit is in progress; other queues do not wait for it."""
+        if not self._offsets.in_progress.locked():
+            self._start(self.commit())
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -196,7 +173,8 @@ class Reading:
         for task in (self._pulling, self._placing):
             if task:
                 task.cancel()
-        self._pulling = self._placing = None
+        self._pulling = self._placing = self._asked_at = self._unanswered_since = None
+        self.obstacle = ""
         self._shell.health.takes(self.queue)
 
     async def _lock(self, life: int) -> None:
@@ -207,7 +185,7 @@ class Reading:
             sent = self._shell.now()
             try:
                 mine = await self.source.consumer.lock([self.queue])
-            except BrokerError as error:
+            except Exception as error:  # noqa: BLE001 - the command must be answered
                 self._failed("Locking", error)
                 self._answer(Event.FAILED, life)
             else:
@@ -218,14 +196,14 @@ class Reading:
         async with self._turn:
             try:
                 await self.source.consumer.unlock([self.queue])
-            except BrokerError as error:
+            except Exception as error:  # noqa: BLE001 - the command must be answered; the lock expires at the broker
                 self._failed("Unlocking", error)
             self._answer(Event.UNLOCKED, life)
 
     async def _place(self, life: int) -> None:
         await self.source.ready.wait()
         await self._until_empty(life)  # deliveries under the previous lock: a reset now would discard their results
-        async with self._turn, self._committing:
+        async with self._turn, self._offsets.in_progress:
             if self._life != life:
                 return
             settings, consumer, store = self.source.settings, self.source.consumer, self.source.store
@@ -233,7 +211,7 @@ class Reading:
                 wanted = FROM_THE_OLDEST if self.again else settings.start_from
                 begun = await self.source.begun(self.queue.topic)
                 start = await beginning(self.queue, consumer, store, wanted, begun)
-            except (BrokerError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - the command must be answered
                 self._failed("Finding where to begin", error)
                 self._answer(Event.FAILED, life)
                 return
@@ -244,15 +222,28 @@ class Reading:
         self._answer(Event.PLACED, life)
 
     async def _end(self, life: int) -> None:
-        """Wait until what is open has ended, and commit; nothing is said if the queue was given back meanwhile."""
+        """Wait until what is open has ended, and commit; no answer if the queue was given back meanwhile."""
         async with self._turn:
-            await self._until_empty(life)
-            while self._life == life and not await self.commit():
+            await self._until_drained(life)
+            while self._life == life and not await self._offsets.commit():
                 if self._late:
-                    _log.warning("%s is released with %d not committed", self.queue, self.window.committable)
+                    self._offsets.report_uncommitted()
                     break
-                await asyncio.sleep(COMMIT_PAUSE)
+                await self._change_within(COMMIT_PAUSE)
         self._answer(Event.EMPTY, life)
+
+    async def _until_drained(self, life: int) -> None:
+        """Wait until no delivery is open; deliveries that were cut are waited for no longer than CUT_SECONDS."""
+        while self._life == life and not self.window.empty:
+            if self._late:
+                await self._change_within(CUT_SECONDS)
+                if not self.window.empty:
+                    _log.error(
+                        "Deliveries of %s did not end when they were cut; it is released all the same", self.queue
+                    )
+                    return
+            else:
+                await self._change()
 
     async def _until_empty(self, life: int) -> None:
         """Wait until no delivery is open, or this life is over."""
@@ -272,14 +263,15 @@ class Reading:
                 try:
                     found = await self._ask(asked, admission, retries=bool(pause))
                 except (BrokerError, ValueError) as error:  # the latter where the settings name no such topic
-                    pause = _next_pause(error, pause)
-                    self._shell.measures.pulls.add(_outcome(error))
+                    pause, self._asked_at = next_pause(error, pause), None
+                    self.obstacle = "paused" if isinstance(error, SwitchedOff) else "failing"
+                    self._shell.measures.pulls.add(failure_of(error))
                     self._failed("Pulling", error, quietly=str(error) == told)
                     told = str(error)
                     self._refused_bytes = 0  # reserve no memory for a broker that does not answer
                 else:
                     if pause:  # the broker may have been killed, and have forgotten what it was told last
-                        self.window.committed, self._doubts = None, True
+                        self.window.committed, self._offsets.in_doubt = None, True
                     pause, told = 0.0, ""
                     self._put(asked, found, admission)
             if pause:
@@ -287,10 +279,11 @@ class Reading:
 
     def _put(self, asked: int, found: Pulled, admission: PullAdmission) -> None:
         """Take what a pull brought, and remember the message that there was no memory for."""
-        self.pulled_at = self._shell.now()
+        self.pulled_at, self._asked_at, self._unanswered_since = self._shell.now(), None, None
+        self.obstacle = ""
         self._answered()
         self._shell.health.takes(self.queue)
-        self._shell.measures.pulls.add(_result(found, admission))
+        self._shell.measures.pulls.add(result_of(found, admission))
         self.window.put(asked, found)
         self._refused_offset, self._refused_bytes = found.next, admission.refused_bytes
         if found.messages:
@@ -299,9 +292,11 @@ class Reading:
     async def _wait_for_memory(self) -> Reservation | None:
         """Wait until the window, and the member's memory, have room; after a refusal return what is reserved for it."""
         while self.window.full(self.limits) or not self._has_drained():
+            self._is_full()
             await self._change()
         if not self._is_refused():
             return None
+        self._is_full()
         reservation = self._shell.memory_budget.reserve(self, self._refused_bytes, self._changed.set)
         try:
             while not reservation.granted:
@@ -310,6 +305,9 @@ class Reading:
             self._shell.memory_budget.cancel(reservation)
             raise
         return reservation
+
+    def _is_full(self) -> None:
+        self.obstacle, self._unanswered_since = "full", None
 
     def _is_refused(self) -> bool:
         """Whether the next message is one that the last pull had no memory for."""
@@ -327,35 +325,22 @@ class Reading:
         self._changed.clear()
         await self._changed.wait()
 
+    async def _change_within(self, seconds: float) -> None:
+        """Wait as `_change` does, for at most that time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._change()
+
     async def _ask(self, offset: int, admission: PullAdmission, *, retries: bool) -> Pulled:
         """Pull; after a failure without being held, so that it is known at once whether the broker answers again."""
+        self._asked_at = now = self._shell.now()
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        if self.obstacle == "full":
+            self.obstacle = ""
         if retries:
             return await self.source.consumer.pull(self.queue, offset, wait=0.0, admission=admission)
-        return await self._ask_and_commit(offset, admission)
-
-    async def _ask_and_commit(self, offset: int, admission: PullAdmission) -> Pulled:
-        """Pull, and take along what is to be committed: so a crash repeats little more than what was in flight.
-
-        A broker stores what was taken along when it has looked for messages, which may be after a commit that was sent
-        later: so that waits for this one's answer, and to have it soon the pull is not held, and not given up.
-        If the group was reset meanwhile, the broker puts that back, and says so: the next pull takes the reset along.
-        """
-        consumer = self.source.consumer
-        if self.source.store is consumer and not self._committing.locked():
-            async with self._committing:
-                # Chosen with the lock held: while this pull waits for it, another commit may store a higher offset.
-                commit = self.window.to_commit() if self._is_sure() else None
-                if commit:
-                    pulling = consumer.pull(self.queue, offset, wait=0.0, commit=commit.offset, admission=admission)
-                    found = await to_the_end(pulling)
-                    self._shell.measures.commits.add("done")
-                    self.window.answered(commit)
-                    return found
-        return await consumer.pull(self.queue, offset, wait=PULL_SECONDS, admission=admission)
-
-    def _is_sure(self) -> bool:
-        """Whether nobody else can have worked the queue meanwhile."""
-        return not self._doubts and self._shell.may_commit(self.queue)
+        return await self._offsets.pull(offset, admission)
 
     def _answered(self) -> None:
         self._shell.health.reached(self.queue.broker)
@@ -368,28 +353,4 @@ class Reading:
             if not isinstance(error, SwitchedOff):  # that is the group's, and the operator's to tell
                 self._shell.health.refuses(self.queue, str(error))
         if not quietly:
-            self._say(what, error)
-
-    def _say(self, what: str, error: Exception) -> None:
-        _log.warning("%s failed for %s: %s", what, self.queue, error)
-
-
-def _next_pause(error: Exception, pause: float) -> float:
-    """Return for how many seconds a queue rests after a pull that failed."""
-    if isinstance(error, SwitchedOff):
-        return SWITCHED_OFF_PAUSE
-    return min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
-
-
-def _result(found: Pulled, admission: PullAdmission) -> str:
-    """Return the label by which an answered pull is counted."""
-    if found.moved:
-        return "moved"
-    if found.messages:
-        return "found"
-    return "no_memory" if admission.refused_bytes else "empty"
-
-
-def _outcome(error: Exception) -> str:
-    kinds = ((SwitchedOff, "switched_off"), (Unreachable, "unreachable"), (Unknown, "unknown"))
-    return next((name for kind, name in kinds if isinstance(error, kind)), "refused")
+            log_failure(what, self.queue, error)

@@ -1,5 +1,6 @@
 """Where a queue begins that was just taken up: where the group is, and where it never was, as its settings say."""
 
+import asyncio
 from typing import Protocol
 
 from rota.aio import to_the_end
@@ -9,6 +10,7 @@ from rota.model import Queue
 from rota.spec import StartFrom
 
 FROM_THE_OLDEST = StartFrom(position="Earliest")  # of the group's retry topic: what lies there was given to this group
+COMMIT_SECONDS = 8.0  # that a commit is waited for; its call and a connection for it end sooner
 _TRIES = 5
 
 
@@ -53,7 +55,13 @@ async def _noted(queue: Queue, store: Store, start: int) -> int:
     It must be there: `Latest`, looked up by the next member, would be later, and what came between would be lost.
     """
     for _ in range(_TRIES):
-        await store.commit(queue, start)
+        await commit_offset(store, queue, start)
         if (found := await store.committed(queue)) is not None:  # not ours, if somebody has just set it
             return found
     raise Unreachable(f"The broker does not keep the first offset of {queue}, though it says so")
+
+
+async def commit_offset(store: Store, queue: Queue, offset: int) -> None:
+    """Commit, and wait no longer than COMMIT_SECONDS: a release must not wait for ever."""
+    async with asyncio.timeout(COMMIT_SECONDS):
+        await store.commit(queue, offset)

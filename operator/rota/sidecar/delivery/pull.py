@@ -26,7 +26,7 @@ from aiohttp import web
 
 from rota.brokers.message import MEBIBYTE, Message
 from rota.http_server import BodyReader, Limits, listen
-from rota.model import Queue
+from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.delivery import settlement
 from rota.sidecar.delivery.asker import Asker
@@ -50,7 +50,6 @@ MAX_IDS_BYTES = MEBIBYTE  # of acks or nacks in one request: of 1,000 messages t
 MAX_IDS_BODIES = 64  # being read at the same time
 KEPT = 3600.0  # seconds that a connection of the app is kept for: it may work at a message for long, and ack it then
 
-NOT_OPEN = "PullNotAnswered"
 
 _NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
 
@@ -146,10 +145,10 @@ class Pull:
             try:
                 self._runner = await listen(app, self._host, self._port, limits=Limits(keepalive_seconds=KEPT))
             except ValueError as error:
-                self._shell.health.trouble(NOT_OPEN, str(error))
+                self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, str(error))
                 await asyncio.sleep(OPEN_AGAIN)
                 continue
-            self._shell.health.trouble(NOT_OPEN, "")
+            self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, "")
             break
         if self._closed:
             await self.close()
@@ -157,7 +156,7 @@ class Pull:
     async def close(self) -> None:
         """Answer whoever waits, with nothing, and no one any more."""
         self._closed = True
-        self._shell.health.trouble(NOT_OPEN, "")
+        self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, "")
         for asker in self._asking:
             asker.serve(asker.taken)
         self._assignments.close()

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Protocol
 
 from rota.brokers.message import MEBIBYTE, Message
-from rota.model import Queue
+from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.delivery import cloudevents, settlement
 from rota.sidecar.delivery.http_post import Away, Broken, Forbidden, Post
@@ -32,8 +32,6 @@ from rota.sidecar.status.sidecar_metrics import Measures
 LARGEST = MEBIBYTE
 IN_PLACE_PAUSE = 1.0  # before an Orderly queue tries its message again
 AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # the first and the longest: no app; no such path
-
-PATH_NOT_FOUND, NOT_LISTENING = "AppPathNotFound", "AppNotListening"
 
 _DONE, _NOT_FOUND, _DEAD = range(200, 300), 404, 422
 
@@ -222,9 +220,9 @@ class Push:
         """Say what keeps the app from being delivered to, and that it does no more."""
         push, lost, away = self._shell.settings.delivery.push, answer is Outcome.LOST, answer is Outcome.AWAY
         told = lost and f"The app answers 404 to POST {push.path}; correct spec.delivery.push.path"
-        self._shell.health.trouble(PATH_NOT_FOUND, told or "")
+        self._shell.health.trouble(Reason.APP_PATH_NOT_FOUND, told or "")
         told = away and f"Nobody listens at port {push.port}; start the app, or correct spec.delivery.push.port"
-        self._shell.health.trouble(NOT_LISTENING, told or "")
+        self._shell.health.trouble(Reason.APP_NOT_LISTENING, told or "")
 
     async def _carry_out(self, answer: Outcome, taken: Taken) -> None:
         messages = taken.delivery.messages
@@ -258,7 +256,7 @@ class Push:
 
     async def close(self) -> None:
         """Close connections that nobody uses, and say no more of the app."""
-        for reason in (PATH_NOT_FOUND, NOT_LISTENING):
+        for reason in (Reason.APP_PATH_NOT_FOUND, Reason.APP_NOT_LISTENING):
             self._shell.health.trouble(reason, "")
         self._close()
 

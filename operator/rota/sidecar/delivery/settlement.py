@@ -8,7 +8,7 @@ from typing import Protocol
 from rota.brokers.errors import BrokerError, Refused
 from rota.brokers.message import Message
 from rota.brokers.port import LATER, NEVER
-from rota.model import Queue, plain
+from rota.model import Queue, Reason, plain
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.delivery.scheduler import Taken
 from rota.sidecar.member.window import AT_ONCE, Window
@@ -16,7 +16,6 @@ from rota.sidecar.status.problems import Health
 from rota.spec.resolved import Settings
 
 NOT_TAKEN_PAUSE = 5.0  # before a message that the broker did not take back is tried again
-NOT_TAKEN = "MessageNotTakenBack"
 
 LONGEST_NAME = 100  # characters of a message's id
 
@@ -72,7 +71,7 @@ class Endings:
         window, offset = self._refused or (None, 0)
         if window and (window.stopped or offset not in window.tried):
             self._refused = None
-            self._shell.health.trouble(NOT_TAKEN, "")
+            self._shell.health.trouble(Reason.MESSAGE_NOT_TAKEN_BACK, "")
 
     def back(self, taken: Taken, messages: Iterable[Message], pause: float = 0.0) -> None:
         """Take messages back to hand them out again after a pause."""
@@ -109,7 +108,7 @@ class Endings:
             if isinstance(error, Refused):  # it may never be taken: so the attempt is counted here, and it is told
                 taken.window.tries(taken.delivery, message)
                 self._refused = taken.window, message.offset
-                self._shell.health.trouble(NOT_TAKEN, _not_taken(message, error))
+                self._shell.health.trouble(Reason.MESSAGE_NOT_TAKEN_BACK, _not_taken(message, error))
             self.back(taken, (message,), NOT_TAKEN_PAUSE)
         else:
             self.finish(taken, message)

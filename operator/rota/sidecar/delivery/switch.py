@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from rota.model import Reason
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.delivery import pull, push
 from rota.sidecar.delivery.pull import Pull
@@ -50,7 +51,7 @@ class Modes:
         pulling.queues_changed()
         pulling.wake()
         if self._shares_node_network:
-            self._shell.health.trouble(pull.NOT_OPEN, _NODE_NETWORK)
+            self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, _NODE_NETWORK)
         else:
             self._shell.start(pulling.serve())
         return pulling

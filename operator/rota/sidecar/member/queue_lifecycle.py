@@ -18,6 +18,10 @@ again after that, for others may have committed until then.
 
 **Nothing is guessed.** A lock that is refused and a start that cannot be found lead to `Stuck`, and are asked for
 again 1 s later, then 2 s, up to 30 s: a network error never means that there is no offset.
+
+**A reader that fails is restarted.** An unexpected error in the reading of a running queue leads to `Stuck`, too. The
+queue keeps its life number and its window: the retry fetches from the next offset, if the lock is still trusted.
+Otherwise it begins anew with the lock.
 """
 
 from collections.abc import Iterator
@@ -59,12 +63,14 @@ class Event(StrEnum):
     PLACED = "Placed"  # answers Place: the start is known
     EARLY = "Early"  # the start is known, but the lock is still held back
     FAILED = "Failed"  # answers Lock or Place: the broker could not be asked
+    READER_FAILED = "ReaderFailed"  # answers Fetch: reading ended with an unexpected error
     EMPTY = "Empty"  # answers Stop and Cut: no delivery is open, the last commit is answered
     UNLOCKED = "Unlocked"  # answers Unlock, also if it failed: broker locks expire; queues without a lock skip it
     HELD = "Held"  # the lock was held for long enough
     RENEW = "Renew"  # the lock's age
     EXPIRED = "Expired"  # trust in the lock ran out
     RETRY = "Retry"
+    RESUME = "Resume"  # the retry of a failed reader: the window and the lock are still good
     LATE = "Late"  # drainTimeout is over
 
 
@@ -111,8 +117,11 @@ TABLE: dict[tuple[State, Event], tuple[State, tuple[Act, ...]]] = {
     (_S.RUNNING, _E.LOCKED): (_S.RUNNING, ()),
     (_S.RUNNING, _E.REFUSED): (_S.STUCK, (_A.STOP,)),
     (_S.RUNNING, _E.EXPIRED): (_S.WANTED, (_A.STOP,)),
+    (_S.RUNNING, _E.READER_FAILED): (_S.STUCK, ()),
     (_S.RUNNING, _E.TAKEN): (_S.DRAINING, (_A.STOP,)),
     (_S.STUCK, _E.RETRY): (_S.WANTED, ()),
+    (_S.STUCK, _E.RESUME): (_S.RUNNING, (_A.FETCH,)),
+    (_S.STUCK, _E.REFUSED): (_S.STUCK, (_A.STOP,)),  # answers a renewal that was sent before the reader failed
     (_S.STUCK, _E.TAKEN): (_S.DRAINING, (_A.STOP,)),  # deliveries under a lost lock may be open still
     (_S.DRAINING, _E.TAKEN): (_S.DRAINING, ()),
     (_S.DRAINING, _E.GIVEN): (_S.RUNNING, (_A.FETCH,)),
@@ -194,6 +203,8 @@ class Life:
                 return Event.AGAIN
             case Event.PLACED if now < self.not_before:
                 return Event.EARLY
+            case Event.RETRY if self.trouble is Event.READER_FAILED and self.trusts(now):
+                return Event.RESUME
             case Event.EMPTY if not self.orderly:
                 return Event.UNLOCKED
             case Event.LOCKED if self.state is not State.LOCKING and self._lapsed(sent):
@@ -217,13 +228,19 @@ class Life:
                 self.early = True
             case Event.PLACED:
                 self.pause, self.trouble = 0.0, None
-            case Event.REFUSED | Event.FAILED:
-                self.pause = min(max(1.0, 2 * self.pause), LONGEST_PAUSE)
-                self.retry, self.trouble = now + self.pause, event
-                if event is Event.REFUSED:
-                    self.wary, self.locked = self.wary or self.locked is not None, None
+            case Event.REFUSED | Event.FAILED | Event.READER_FAILED:
+                self._note_failure(event, now)
             case _:
                 pass
+
+    def _note_failure(self, event: Event, now: float) -> None:
+        """Schedule the retry: later after each failure, and soon again where the last one was overcome."""
+        if event is Event.READER_FAILED and now - self.retry > LONGEST_PAUSE:
+            self.pause = 0.0
+        self.pause = min(max(1.0, 2 * self.pause), LONGEST_PAUSE)
+        self.retry, self.trouble = now + self.pause, event
+        if event is Event.REFUSED:
+            self.wary, self.locked = self.wary or self.locked is not None, None
 
     def _note_turn(self, event: Event, now: float) -> None:
         match event:

@@ -243,6 +243,11 @@ class Window:
         return self._taken[0] if self._taken else self._waiting[0].offset if self._waiting else self.next
 
     @property
+    def uncommitted(self) -> int:
+        """How many offsets are finished and not known to be committed; 0 if the broker's offset is not known."""
+        return 0 if self.committed is None else max(0, self.committable - self.committed)
+
+    @property
     def buffered(self) -> int:
         """How many messages are not finished."""
         return len(self._waiting) + len(self._taken) - len(self._done)

@@ -1,14 +1,18 @@
 """What keeps a member from working: brokers that do not answer, and troubles that people must see to."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from rota.model import Queue
+from rota.model import Queue, Reason, plain
 from rota.sidecar.member.queue_lifecycle import Event
 
-REFUSES = "BrokerRefuses"
-STUCK = "QueuesNotTakenUp"
 UNREACHABLE = 5.0  # a broker that has not answered for so long cannot be reached
+
+_WHY_STUCK = {
+    Event.REFUSED: "another consumer has its lock",
+    Event.FAILED: "its broker did not say where to begin",
+    Event.READER_FAILED: "its reader failed with an unexpected error, which the sidecar's log shows",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +26,7 @@ class Health:
         self.changes = 0  # of them
         self._answering: set[str] = set()
         self._failing: dict[str, float] = {}  # and since when
+        self._failed_tasks: dict[str, str] = {}  # by name: the error
         self._refused: dict[Queue, str] = {}  # and what their brokers said
 
     def reached(self, broker: str) -> None:
@@ -52,25 +57,44 @@ class Health:
         told = ""
         if queues:
             queue, event = min(queues.items())
-            why = "another consumer has its lock" if event is Event.REFUSED else "its broker did not say where to begin"
-            told = f"There are queues that cannot be taken up, such as {queue}: {why}; it is asked again and again"
-        self.trouble(STUCK, told)
+            told = f"There are queues that are not consumed, such as {queue}: {_WHY_STUCK[event]}; it is tried again"
+        self.trouble(Reason.QUEUES_NOT_TAKEN_UP, told)
+
+    def unread(self, queues: Collection[Queue]) -> None:
+        """Report queues of which no pull was answered for long, though their brokers answer; one speaks for all."""
+        quiet = [queue for queue in queues if not self.fails(queue.broker) and queue not in self._refused]
+        told = (
+            quiet
+            and f"There are queues that are not read, such as {min(quiet)}: no pull of it was answered for a minute"
+        )
+        self.trouble(Reason.QUEUES_NOT_READ, told or "")
+
+    def task_failed(self, name: str, error: Exception | None) -> None:
+        """Report that a task of the sidecar failed, or that it runs steadily again; one speaks for all."""
+        if error:
+            self._failed_tasks[name] = plain(repr(error))
+        else:
+            self._failed_tasks.pop(name, None)
+        first = next(iter(self._failed_tasks.items()), None)
+        self.trouble(
+            Reason.INTERNAL_ERROR, "The task {} failed and is restarted: {}; report it".format(*first) if first else ""
+        )
 
     def _tell_refusals(self) -> None:
-        self.trouble(REFUSES, next(iter(self._refused.values()), ""))
+        self.trouble(Reason.BROKER_REFUSES, next(iter(self._refused.values()), ""))
 
     def brokers(self, now: float) -> dict[str, bool]:
         """Return which brokers can be reached, and which cannot."""
         found = dict.fromkeys(self._answering, True)
         return found | {name: now - since < UNREACHABLE for name, since in self._failing.items()}
 
-    def trouble(self, reason: str, told: str) -> None:
+    def trouble(self, reason: Reason, told: str) -> None:
         """Tell of what is wrong; with no text, that it is no more."""
         if told and self.troubles.get(reason) != told:
             _log.warning("%s: %s", reason, told)
-            self.troubles[reason] = told
+            self.troubles[reason.value] = told
             self.changes += 1
         elif not told and reason in self.troubles:
-            del self.troubles[reason]
+            del self.troubles[reason.value]
             self.changes += 1
             _log.info("%s is no more", reason)

@@ -1,25 +1,37 @@
 """What a member says of itself, from what its parts know."""
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
 
-from rota.documents import FullReport, Report, Worked
+from rota.documents import FullReport, QueueState, Report, Worked
 from rota.model import Queue
 from rota.ranges import to_ranges
 from rota.sidecar.member.member import Member
+from rota.sidecar.member.queue_lifecycle import State
 from rota.sidecar.member.window import Window
 from rota.sidecar.status.problems import Health
 
-QUEUES_IN_A_PAGE = 500  # less than 256 KiB, however long the names of topics and brokers are
+QUEUES_IN_A_PAGE = 400  # less than 256 KiB, however long the names of topics and brokers are
+
+_BY_TABLE: dict[State, QueueState] = {
+    State.WANTED: "starting",
+    State.LOCKING: "starting",
+    State.STARTING: "starting",
+    State.STUCK: "stuck",
+    State.DRAINING: "draining",
+}
 
 
 class Reading(Protocol):
     """The reader of a queue, as reports need it."""
 
     window: Window
+    pulled_at: float
+    obstacle: QueueState
 
 
 class QueuesPage(Struct, frozen=True):
@@ -32,19 +44,29 @@ class QueuesPage(Struct, frozen=True):
 def full_report(told: Report, health: Health, member: Member, readings: Mapping[Queue, Reading]) -> FullReport:
     """Return the report; `told` is what may be told of the member."""
     fields = {name: getattr(told, name) for name in Report.__struct_fields__}
-    fields |= {"revision": told.revision + health.changes, "troubles": health.troubles}
+    states = Counter(_state(queue, reading, member) for queue, reading in readings.items())
+    del states[""]
+    fields |= {"revision": told.revision + health.changes, "troubles": health.troubles, "states": dict(states)}
     inflight = sum(reading.window.in_flight for reading in readings.values())
     return FullReport(**fields, inflight=inflight, stuck=to_ranges(member.stuck))
 
 
-def queues_page(start: int, member: Member, readings: Mapping[Queue, Reading]) -> QueuesPage:
+def _state(queue: Queue, reading: Reading, member: Member) -> QueueState:
+    life = member.lives.get(queue)
+    return _BY_TABLE.get(life.state, reading.obstacle) if life else ""
+
+
+def queues_page(start: int, member: Member, readings: Mapping[Queue, Reading], now: float) -> QueuesPage:
     """Return how far it is with its queues, from that one on in the order in which it got them."""
     stop = start + QUEUES_IN_A_PAGE
     page = islice(readings.items(), start, stop)
-    return QueuesPage([_worked(*it, member) for it in page], stop if stop < len(readings) else None)
+    return QueuesPage([_worked(*it, member, now) for it in page], stop if stop < len(readings) else None)
 
 
-def _worked(queue: Queue, reading: Reading, member: Member) -> Worked:
+def _worked(queue: Queue, reading: Reading, member: Member, now: float) -> Worked:
     window, life = reading.window, member.lives.get(queue)
     committed, locked = window.committed if window.placed else None, bool(life and life.locked is not None)
-    return Worked(*queue, committed, window.next, window.buffered, locked)
+    age = round(now - reading.pulled_at, 3) if reading.pulled_at else None
+    return Worked(
+        *queue, committed, window.next, window.buffered, locked, state=_state(queue, reading, member), pull_age=age
+    )

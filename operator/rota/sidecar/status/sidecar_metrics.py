@@ -17,6 +17,10 @@ class Measures:
         self.end_to_end = Histogram("rota_sidecar_end_to_end_seconds", "From sending by the producer to done.")
         self.redelivered = Counter("rota_sidecar_redelivered_total", "Messages that had been handed over before.")
         self.commits = Counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
+        self.uncommitted = Counter(
+            "rota_sidecar_uncommitted_total",
+            "Messages that were finished, but not committed when their queue was released: they are delivered again.",
+        )
         self.pulls = Counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
         self.paused = Counter(
             "rota_sidecar_paused_seconds_total", "Time for which the app was away or answered 404 to what is pushed."
@@ -36,7 +40,7 @@ class Measures:
     def metrics(self) -> tuple[Counter | Gauge | Histogram, ...]:
         """Return every metric there is."""
         counted = (self.messages, self.delivery, self.end_to_end, self.redelivered, self.commits, self.pulls)
-        return (*counted, self.paused, *self._gauges)
+        return (*counted, self.uncommitted, self.paused, *self._gauges)
 
     def answered(self, seconds: float) -> None:
         """Note how long a delivery was at the app."""

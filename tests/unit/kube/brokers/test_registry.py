@@ -1,16 +1,20 @@
 """Which of several ConsumerGroups with the same consumer group owns it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rota import aio
 from rota.brokers.memory import BROKER, Memory
 from rota.brokers.port import Brokers
 from rota.brokers.rocketmq.routing import Site
 from rota.documents import Assignment
+from rota.kube.brokers.lag.lag_poller import Lags
 from rota.kube.brokers.registry import Places
+from rota.kube.brokers.route_watcher import Views
 from rota.kube.client.objects import Custom, Metadata
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
@@ -103,3 +107,24 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
     found = clusters.of(newer)
     assert found.views["orders"], "what it has goes on until the older one is known to be let in"
     assert reasons(found) == []
+
+
+@pytest.mark.parametrize("task", ["route watcher", "lag poller"])
+async def test_supervision_restarts_what_asks_the_brokers(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    owner: Any = {"route watcher": Views, "lag poller": Lags}[task]
+    right, starts, restarted = owner.run, list[object](), asyncio.Event()
+
+    async def fails_at_first(asker: Any) -> None:
+        starts.append(asker)
+        if len(starts) == 1:
+            raise ZeroDivisionError
+        restarted.set()
+        await right(asker)
+
+    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(owner, "run", fails_at_first)
+    await clusters.seen(clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876"))
+    await restarted.wait()
+    assert len(starts) == 2

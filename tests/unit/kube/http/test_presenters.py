@@ -286,7 +286,9 @@ def a_report(name: str, **told: Any) -> Report:
 def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
     group = a_group(owning())
     group.pods.see(a_pod("m1"), now=0.0)
-    group.pods["m1"].hear(a_report("m1", troubles={"AppNotListening": "its app does not listen"}), 1.0, 1.0)
+    group.pods["m1"].hear(
+        a_report("m1", troubles={"AppNotListening": "its app does not listen"}, states={"full": 2}), 1.0, 1.0
+    )
     clients = {"10.0.0.1@m1#uid-m1": Client("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
     fact = a_fact(group, lagging(*[1] * 6), standings={"m1": Standing.READY})
     (found,) = presenters.detail(LEADS, fact, clients).members
@@ -302,6 +304,7 @@ def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
         generation=5,
         rate=6.0,
         troubles=["its app does not listen"],
+        queue_states={"full": 2},
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from rota.documents import FullReport, Worked, read_report
+from rota.documents import FullReport, QueueState, Worked, read_report
 from rota.kube.client.objects import Pod
 from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, Reports
 from rota.kube.state.retention_budget import RetentionBudget
@@ -244,7 +244,7 @@ async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
         answer, offsets = await reports.read_with_offsets(endpoint)
         assert answer.report
         assert offsets == {Queue("orders", "broker-a", number): number for number in range(1201)}
-        assert member.pages == [0, 500, 1000]
+        assert member.pages == [0, 400, 800, 1200]
         member.offsets = range(0)
         assert (await reports.read_with_offsets(endpoint))[1] == {}
 
@@ -264,7 +264,7 @@ async def test_report_pages_that_never_end_are_given_up(folder: Path, monkeypatc
     async with serving(member, folder) as port, asking(KEY) as reports:
         endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
         assert (await reports.read_with_offsets(endpoint))[1] is None
-    assert member.pages[:3] == [0, 500, 1000]
+    assert member.pages[:3] == [0, 400, 800]
 
 
 async def test_report_pages_of_a_member_that_is_not_authenticated_are_not_requested(folder: Path) -> None:
@@ -333,5 +333,9 @@ def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
 
 
 def test_report_page_is_small_however_long_names_are() -> None:
-    worked = [Worked("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1, 2**31, locked=False)] * QUEUES_IN_A_PAGE
+    state: QueueState = "draining"
+    numbers = 2**31, 2**63 - 1, 2**63 - 1, 2**31
+    worked = [
+        Worked("t" * 127, "b" * 255, *numbers, locked=False, state=state, pull_age=1e9 + 0.123)
+    ] * QUEUES_IN_A_PAGE
     assert len(msgspec.json.encode(QueuesPage(worked, 2**17))) <= LARGEST_PAGE

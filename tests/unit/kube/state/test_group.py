@@ -154,6 +154,18 @@ def test_member_is_cut_off_since_another_member_reaches_the_broker() -> None:
     assert heard("b", 410.0, reaches=True) == {"a": {"x": 10.0}, "b": {}}
 
 
+def test_report_in_which_only_states_of_queues_differ_is_kept_and_leads_to_no_reconcile() -> None:
+    group = Group("shop", "orders")
+    group.pods.see(a_pod(), now=0.0)
+    pod, report = group.pods["orders-a"], Report(member="orders-a", uid="a", generation=7)
+    assert pod.hear(report, 1.0, 1.0)
+    full = msgspec.structs.replace(report, states={"full": 2})
+    assert not pod.hear(full, 2.0, 2.0)
+    assert pod.heard
+    assert pod.heard.report.states == {"full": 2}
+    assert pod.hear(msgspec.structs.replace(full, revision=1), 3.0, 3.0)
+
+
 def test_spec_is_parsed_again_only_when_it_or_its_policy_changes() -> None:
     group, policy = Group("shop", "orders"), Custom(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
     group.wants(BODY, None)

@@ -15,6 +15,7 @@ Q = Queue("orders", "broker-a", 3)
 GIVEN, TAKEN, AGAIN, RETRY, LATE = Event.GIVEN, Event.TAKEN, Event.AGAIN, Event.RETRY, Event.LATE
 LOCKED, REFUSED, RENEW, EXPIRED = Event.LOCKED, Event.REFUSED, Event.RENEW, Event.EXPIRED
 PLACED, EARLY, HELD, FAILED = Event.PLACED, Event.EARLY, Event.HELD, Event.FAILED
+READER_FAILED, RESUME = Event.READER_FAILED, Event.RESUME
 EMPTY, UNLOCKED, CONCURRENT, ORDERLY = Event.EMPTY, Event.UNLOCKED, Event.CONCURRENT, Event.ORDERLY
 LOCK, PLACE, FETCH, STOP, CUT, UNLOCK = Act.LOCK, Act.PLACE, Act.FETCH, Act.STOP, Act.CUT, Act.UNLOCK
 WANTED, LOCKING, STARTING, RUNNING = State.WANTED, State.LOCKING, State.STARTING, State.RUNNING
@@ -43,6 +44,9 @@ CONCURRENTLY: list[Story] = [
     ((GIVEN, FAILED), RETRY, [(STUCK, RETRY), (WANTED, CONCURRENT)], STARTING, [PLACE]),
     ((GIVEN, FAILED), TAKEN, [(STUCK, TAKEN)], DRAINING, [STOP]),
     ((GIVEN, PLACED), TAKEN, [(RUNNING, TAKEN)], DRAINING, [STOP]),
+    ((GIVEN, PLACED), READER_FAILED, [(RUNNING, READER_FAILED)], STUCK, []),
+    ((GIVEN, PLACED, READER_FAILED), RETRY, [(STUCK, RESUME)], RUNNING, [FETCH]),
+    ((GIVEN, PLACED, READER_FAILED), TAKEN, [(STUCK, TAKEN)], DRAINING, [STOP]),
     ((GIVEN, PLACED, TAKEN), TAKEN, [(DRAINING, TAKEN)], DRAINING, []),
     ((GIVEN, PLACED, TAKEN), GIVEN, [(DRAINING, GIVEN)], RUNNING, [FETCH]),
     ((GIVEN, PLACED, TAKEN), LATE, [(DRAINING, LATE)], DRAINING, [CUT]),
@@ -73,6 +77,9 @@ ORDERED: list[Story] = [
     (UP, LOCKED, [(RUNNING, LOCKED)], RUNNING, []),
     (UP, REFUSED, [(RUNNING, REFUSED)], STUCK, [STOP]),
     (UP, EXPIRED, [(RUNNING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [STOP, LOCK]),
+    ((*UP, READER_FAILED), RETRY, [(STUCK, RESUME)], RUNNING, [FETCH]),
+    ((*UP, READER_FAILED), REFUSED, [(STUCK, REFUSED)], STUCK, [STOP]),
+    ((*UP, READER_FAILED, REFUSED), RETRY, [(STUCK, RETRY), (WANTED, ORDERLY)], LOCKING, [LOCK]),
     (UP, TAKEN, [(RUNNING, TAKEN)], DRAINING, [STOP]),
     ((*UP, TAKEN), GIVEN, [(DRAINING, GIVEN)], RUNNING, [FETCH]),
     ((*UP, TAKEN), REFUSED, [(DRAINING, REFUSED)], DRAINING, []),
@@ -119,13 +126,16 @@ def test_queue_lifecycle_rows_are_all_covered_by_cases() -> None:
     assert {row for story in [*CONCURRENTLY, *ORDERED, *WARILY] for row in story[2]} == set(TABLE)
 
 
-def test_queue_lifecycle_enters_running_with_a_fetch_and_leaves_it_with_a_stop() -> None:
+def test_queue_lifecycle_enters_running_with_a_fetch() -> None:
     into = {(state, event) for (state, event), (after, _) in TABLE.items() if after is RUNNING is not state}
-    assert into == {(STARTING, PLACED), (DRAINING, GIVEN)}
+    assert into == {(STARTING, PLACED), (DRAINING, GIVEN), (STUCK, RESUME)}
     fetching = {row for row, (_, commanded) in TABLE.items() if FETCH in commanded}
     assert fetching == into
-    out = [commanded for (state, _), (after, commanded) in TABLE.items() if state is RUNNING is not after]
-    assert all(STOP in commanded for commanded in out)
+
+
+def test_queue_lifecycle_leaves_running_with_a_stop_unless_its_reader_has_failed() -> None:
+    out = [(event, commanded) for (state, event), (after, commanded) in TABLE.items() if state is RUNNING is not after]
+    assert [event for event, commanded in out if STOP not in commanded] == [READER_FAILED]
 
 
 def test_queue_release_happens_only_from_draining() -> None:
@@ -164,16 +174,43 @@ def test_drain_is_not_interrupted_by_a_response_to_an_earlier_request(event: Eve
         assert life.state in {DRAINING, RELEASED}
 
 
-def test_queue_lifecycle_number_fetches_at_most_once_and_never_after_its_stop() -> None:
+def test_queue_lifecycle_number_never_fetches_after_its_stop() -> None:
     life = a_life(orderly=True)
-    events = [*UP, TAKEN, GIVEN, EXPIRED, LOCKED, PLACED, REFUSED, RETRY, LOCKED, TAKEN, GIVEN, EMPTY, UNLOCKED]
-    commands = [command for event in [*events, LOCKED, PLACED] for command in life.happened(event, 0.0)]
+    events = [*UP, TAKEN, GIVEN, EXPIRED, LOCKED, PLACED, READER_FAILED, RETRY, REFUSED, RETRY, LOCKED]
+    events += [PLACED, READER_FAILED, REFUSED, RETRY, LOCKED, TAKEN, GIVEN, EMPTY, UNLOCKED, LOCKED, PLACED]
+    commands = [command for event in events for command in life.happened(event, 0.0)]
     numbers = [command.life for command in commands]
     assert numbers == sorted(numbers)
     for number in set(numbers):
         mine = [command.act for command in commands if command.life == number]
-        assert mine.count(FETCH) <= 1
         assert STOP not in mine or FETCH not in mine[mine.index(STOP) :]
+
+
+def test_queue_whose_reader_failed_keeps_its_life_number() -> None:
+    life = a_life(GIVEN, PLACED, READER_FAILED)
+    number = life.number
+    assert life.due() == (1.0, RETRY)
+    assert life.happened(RETRY, 1.0) == [Command(FETCH, Q, number)]
+
+
+def test_queue_whose_reader_fails_again_and_again_is_retried_less_and_less_often() -> None:
+    life, now, pauses = a_life(GIVEN, PLACED), 100.0, []
+    for _ in range(7):
+        life.happened(READER_FAILED, now)
+        pauses.append(life.retry - now)
+        now = life.retry
+        life.happened(RETRY, now)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    life.happened(READER_FAILED, now + 31)
+    assert life.retry == now + 32
+
+
+def test_queue_whose_reader_failed_is_locked_anew_where_trust_in_its_lock_ran_out() -> None:
+    life = a_life(*UP, orderly=True)
+    life.happened(READER_FAILED, 29.5)
+    assert acts(life.happened(RETRY, 30.5)) == [LOCK]
+    life.happened(LOCKED, 30.6, sent=30.5)
+    assert life.not_before == 30.6 + HOLD
 
 
 def test_lock_is_trusted_for_30_seconds_from_sending_its_request() -> None:

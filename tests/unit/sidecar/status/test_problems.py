@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from rota.model import Reason
 from rota.sidecar.status.problems import UNREACHABLE, Health
 
 
@@ -52,15 +53,30 @@ def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: py
     health = Health()
     with caplog.at_level(logging.INFO, "rota"):
         for told in ("one", "one", "another", "", ""):
-            health.trouble("Why", told)
-    assert [it.getMessage() for it in caplog.records] == ["Why: one", "Why: another", "Why is no more"]
+            health.trouble(Reason.APP_NOT_LISTENING, told)
+    assert [it.getMessage() for it in caplog.records] == [
+        "AppNotListening: one",
+        "AppNotListening: another",
+        "AppNotListening is no more",
+    ]
 
 
 def test_health_lists_current_problems() -> None:
     health = Health()
-    health.trouble("Other", "something else")
-    health.trouble("Why", "one")
-    health.trouble("Why", "another")
-    assert health.troubles == {"Other": "something else", "Why": "another"}
-    health.trouble("Why", "")
-    assert health.troubles == {"Other": "something else"}
+    health.trouble(Reason.MISSING_SECRET, "something else")
+    health.trouble(Reason.APP_NOT_LISTENING, "one")
+    health.trouble(Reason.APP_NOT_LISTENING, "another")
+    assert health.troubles == {"MissingSecret": "something else", "AppNotListening": "another"}
+    health.trouble(Reason.APP_NOT_LISTENING, "")
+    assert health.troubles == {"MissingSecret": "something else"}
+
+
+def test_health_reports_a_failed_task_until_it_runs_steadily_again() -> None:
+    health = Health()
+    health.task_failed("beat", KeyError("a"))
+    health.task_failed("commits", ValueError("b"))
+    assert health.troubles["InternalError"].startswith("The task beat failed and is restarted: KeyError('a')")
+    health.task_failed("beat", None)
+    assert "commits" in health.troubles["InternalError"]
+    health.task_failed("commits", None)
+    assert health.troubles == {}

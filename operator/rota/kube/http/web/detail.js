@@ -28,10 +28,12 @@ const FACTS = [
   ["Generation", ({ generation }) => String(generation)],
 ];
 
+const queuesNotRead = (states) => Object.entries(states ?? {}).map(([state, queues]) => `${count(queues)} ${state}`);
+
 const MEMBERS = [
   of("number", swatch),
   of("", member),
-  of("", ({ state, troubles }) => [state, (troubles ?? []).join("; ")]),
+  of("", ({ state, troubles, queueStates }) => [state, [...queuesNotRead(queueStates), ...(troubles ?? [])].join("; ")]),
   of("number", ({ queues }) => count(queues)),
   of("number", ({ generation }) => (generation == null ? "unknown" : String(generation))),
   of("number", ({ rate }) => (rate == null ? "unknown" : `${count(rate)}/s`)),

@@ -1,0 +1,312 @@
+"""Unexpected errors, injected into one queue's requests or into a task: nothing else stops, and it is reported."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ground.poll import soon
+from rota import aio
+from rota.brokers.errors import SwitchedOff, Unknown
+from rota.brokers.memory import BROKER, MemoryConsumer
+from rota.brokers.port import Pulled
+from rota.model import Queue
+from rota.sidecar import agent
+from rota.sidecar.consume import queue_reader, start_offset
+from rota.sidecar.member import queue_lifecycle
+from rota.sidecar.member.queue_lifecycle import State
+from sidecar.in_memory import TOPIC, Gate, MemoryMember, a_member
+
+FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
+
+
+@pytest.fixture(autouse=True)
+def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.05)
+
+
+class Faulty(MemoryConsumer):
+    """A consumer whose requests for the first queue raise what its class says, until it is cleared."""
+
+    pull_error: Exception | None = None
+    commit_error: Exception | None = None
+    lock_error: Exception | None = None
+
+    async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+        if queue == FIRST and self.pull_error:
+            raise self.pull_error
+        if queue == FIRST and more.get("commit") is not None and self.commit_error:
+            more["commit"] = None
+        return await super().pull(queue, offset, **more)
+
+    async def commit(self, queue: Queue, offset: int) -> None:
+        if queue == FIRST and self.commit_error:
+            raise self.commit_error
+        await super().commit(queue, offset)
+
+    async def lock(self, queues: Any) -> Any:
+        if FIRST in queues and self.lock_error:
+            raise self.lock_error
+        return await super().lock(queues)
+
+
+def faulty(**errors: Exception) -> type[Faulty]:
+    return type("Injected", (Faulty,), errors)
+
+
+async def stored(member: MemoryMember, queue: int, offset: int) -> None:
+    async def is_stored() -> bool:
+        return member.offset(queue) == offset
+
+    await soon(is_stored)
+
+
+async def counted(member: MemoryMember, name: str) -> float:
+    lines = (await member.ask("/metrics"))[1].splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"rota_sidecar_{name}"))
+
+
+async def test_unexpected_error_in_a_pull_is_reported_and_the_reader_restarts_where_it_was(tmp_path: Path) -> None:
+    consumer = faulty(pull_error=KeyError("queueOffset"))
+    async with a_member(tmp_path) as member:
+        member.connect = consumer
+        await member.send("1", queue=0)
+        await member.send("2", queue=1)
+        await member.obeys([FIRST, SECOND])
+        await member.did("2")
+        report = await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        assert "orders/memory/0: its reader failed" in report.troubles["QueuesNotTakenUp"]
+        assert report.held == {TOPIC: {BROKER: "0-1"}}
+        number = member.sidecar.member.lives[FIRST].number
+        consumer.pull_error = None
+        await member.did("1", "2")
+        await member.until(lambda it: it.troubles == {})
+        assert member.sidecar.member.lives[FIRST].number == number
+
+
+async def test_unexpected_error_in_a_pull_keeps_what_is_at_the_app(tmp_path: Path) -> None:
+    gate, consumer = Gate(), faulty()
+    async with a_member(tmp_path) as member:
+        member.connect, member.app.answer = consumer, gate
+        await member.send("1", queue=0)
+        await member.obeys([FIRST])
+        await member.until(lambda it: it.inflight == 1)
+        consumer.pull_error = RuntimeError("injected")
+        member.sidecar.readings[FIRST]._pull_anew()
+        await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        consumer.pull_error = None
+        gate.opens.set()
+        await member.send("2", queue=0)
+        await member.did("1", "2")
+        assert [it.attempt for it in member.app.heard] == [1, 1]
+        await stored(member, 0, 2)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("injected"), OSError("injected")], ids=lambda it: type(it).__name__)
+async def test_unexpected_error_in_a_commit_stops_no_other_queue(tmp_path: Path, error: Exception) -> None:
+    consumer = faulty()
+    async with a_member(tmp_path) as member:
+        member.connect = consumer
+        await member.obeys([FIRST, SECOND])
+        await stored(member, 0, 0)
+        consumer.commit_error = error
+        await member.send("1", queue=0)
+        await member.send("2", queue=1)
+        await member.did("1", "2")
+        await stored(member, 1, 1)
+        assert await counted(member, 'commits_total{outcome="failed"}') > 0
+        assert (await member.report()).state == "serving"
+        consumer.commit_error = None
+        await stored(member, 0, 1)
+
+
+async def test_offset_commit_that_is_never_answered_delays_no_other_queue(tmp_path: Path) -> None:
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    class Silent(MemoryConsumer):
+        async def commit(self, queue: Queue, offset: int) -> None:
+            if queue == FIRST and offset:
+                asked.set()
+                await answers.wait()
+            await super().commit(queue, offset)
+
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+            return await super().pull(queue, offset, **more | {"commit": None})
+
+    async with a_member(tmp_path) as member:
+        member.connect = Silent
+        await member.obeys([FIRST, SECOND])
+        await member.send("0", queue=0)
+        await asked.wait()
+        for number in (1, 2, 3):
+            await member.send(str(number), queue=1)
+            await stored(member, 1, number)
+        answers.set()
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["raises", "hangs"])
+async def test_queue_release_ends_though_its_last_commit_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hangs: bool
+) -> None:
+    consumer = faulty()
+
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with a_member(tmp_path) as member:
+        member.connect, member.drain_timeout = consumer, 0.3
+        await member.obeys([FIRST])
+        await stored(member, 0, 0)
+        if hangs:
+            monkeypatch.setattr(start_offset, "COMMIT_SECONDS", 0.2)
+            monkeypatch.setattr(consumer, "commit", hang)
+        consumer.commit_error = RuntimeError("injected")
+        await member.send("1", queue=0)
+        await member.did("1")
+        member.show([])
+        await member.until(lambda it: not it.working)
+        assert await counted(member, "uncommitted_total") == 1
+
+
+async def test_queue_release_ends_though_a_delivery_does_not_end_when_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_reader, "CUT_SECONDS", 0.1)
+    gate = Gate()
+    async with a_member(tmp_path) as member:
+        member.app.answer, member.drain_timeout = gate, 0.1
+        await member.send("1", queue=0)
+        await member.obeys([FIRST])
+        await member.until(lambda it: it.inflight == 1)
+        monkeypatch.setattr(member.sidecar, "cut", lambda _: None)
+        member.show([])
+        await member.until(lambda it: not it.working)
+        gate.opens.set()
+
+
+async def test_unexpected_error_in_a_lock_request_is_answered_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = faulty(lock_error=RuntimeError("injected"))
+    monkeypatch.setattr(queue_lifecycle, "LONGEST_PAUSE", 1.0)
+    async with a_member(tmp_path, ordering="Orderly") as member:
+        member.connect = consumer
+        await member.send("1", queue=0)
+        member.show([FIRST])
+        await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        consumer.lock_error = None
+        await member.did("1")
+
+
+async def test_unexpected_error_in_a_start_offset_is_answered_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> int:
+        raise KeyError("injected")
+
+    async with a_member(tmp_path) as member:
+        monkeypatch.setattr(queue_reader, "beginning", broken)
+        await member.send("1", queue=0)
+        member.show([FIRST])
+        await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        monkeypatch.setattr(queue_reader, "beginning", start_offset.beginning)
+        await member.did("1")
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "name"),
+    [(agent.Sidecar, "_awake", "beat"), (queue_reader.Reading, "commit_soon", "commits")],
+    ids=["beat", "commits"],
+)
+async def test_supervision_reports_and_restarts_a_failed_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, name: str
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(aio, "STEADY_SECONDS", 0.2)
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        with monkeypatch.context() as injected:
+            injected.setattr(owner, method, broken)
+            report = await member.until(lambda it: "InternalError" in it.troubles)
+            assert f"The task {name} failed" in report.troubles["InternalError"]
+        await member.until(lambda it: it.troubles == {})
+        await member.send("1", queue=0)
+        await member.did("1")
+        await stored(member, 0, 1)
+
+
+async def test_idle_pull_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulls = list[int]()
+
+    class Lost(MemoryConsumer):
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+            pulls.append(offset)
+            if len(pulls) == 1:
+                await asyncio.Event().wait()
+            return await super().pull(queue, offset, **more)
+
+    monkeypatch.setattr(queue_reader, "IDLE_SECONDS", 0.5)
+    async with a_member(tmp_path) as member:
+        member.connect = Lost
+        await member.send("1", queue=0)
+        await member.obeys([FIRST])
+        assert member.sidecar.member.lives[FIRST].state is State.RUNNING
+        await member.did("1")
+        assert await counted(member, 'pulls_total{outcome="idle"}') == 1
+
+
+async def test_report_says_which_queues_are_not_read_and_why(tmp_path: Path) -> None:
+    gate, consumer = Gate(), faulty()
+    async with a_member(tmp_path, delivery={"buffer": {"messagesPerQueue": 1}}) as member:
+        member.connect, member.app.answer = consumer, gate
+        await member.obeys([FIRST, SECOND])
+        await member.until(lambda it: not it.states and all(queue.pull_age is not None for queue in it.queues))
+        revision = (await member.report()).revision
+        await member.send("1", queue=1)
+        consumer.pull_error = Unknown("no such queue")
+        member.sidecar.readings[FIRST]._pull_anew()
+        report = await member.until(lambda it: it.states == {"failing": 1, "full": 1})
+        assert [queue.state for queue in report.queues] == ["failing", "full"]
+        assert report.revision == revision
+        consumer.pull_error = SwitchedOff("consumption is disabled")
+        await member.until(lambda it: it.states == {"paused": 1, "full": 1})
+        member.show([FIRST])
+        await member.until(lambda it: it.states == {"paused": 1, "draining": 1})
+        consumer.pull_error = None
+        gate.opens.set()
+        await member.until(lambda it: not it.states)
+
+
+async def test_report_names_a_queue_of_which_no_pull_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = faulty(pull_error=ValueError("no such queue"))
+    monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 0.2)
+    async with a_member(tmp_path) as member:
+        member.connect = consumer
+        await member.obeys([FIRST])
+        report = await member.until(lambda it: "QueuesNotRead" in it.troubles)
+        assert "such as orders/memory/0" in report.troubles["QueuesNotRead"]
+        monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 60.0)
+        consumer.pull_error = None
+        await member.until(lambda it: it.troubles == {})
+
+
+async def test_idle_pull_is_not_given_up_for_time_in_which_the_sidecar_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        reading = member.sidecar.readings[FIRST]
+        await member.send("1", queue=0)
+        await member.did("1")
+        monkeypatch.setattr(queue_reader, "IDLE_SECONDS", 0.0)
+        reading.give_up_idle_pull(member.sidecar.now() + 1)
+        assert await counted(member, 'pulls_total{outcome="idle"}') == 0
+        reading.give_up_idle_pull(0.0)
+        assert await counted(member, 'pulls_total{outcome="idle"}') == 1

@@ -1,0 +1,88 @@
+"""Supervision of long-lived tasks: one that fails is restarted, less and less often, and reported."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from rota import aio
+from rota.aio import supervise
+
+
+class Task:
+    """Work that fails as often as it is told to, and then runs until it is cancelled."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.starts, self.runs = failures, 0, asyncio.Event()
+
+    async def run(self) -> None:
+        self.starts += 1
+        if self.starts <= self.failures:
+            raise ZeroDivisionError(self.starts)
+        self.runs.set()
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return how long the supervisor sleeps, without sleeping."""
+    asked = list[float]()
+
+    class Asyncio:
+        """The module, but for its sleep."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, seconds: float) -> None:
+            asked.append(seconds)
+
+    monkeypatch.setattr(aio, "asyncio", Asyncio())
+    return asked
+
+
+async def supervised(
+    work: Callable[[], Coroutine[Any, Any, object]], until: asyncio.Event
+) -> list[tuple[str, Exception | None]]:
+    reported = list[tuple[str, Exception | None]]()
+    task = asyncio.create_task(supervise("work", work, lambda *it: reported.append(it)))
+    await until.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return reported
+
+
+async def test_supervision_restarts_a_task_that_fails_and_reports_each_failure(pauses: list[float]) -> None:
+    task = Task(failures=8)
+    reported = await supervised(task.run, task.runs)
+    assert [(name, repr(error)) for name, error in reported] == [
+        ("work", f"ZeroDivisionError({number})") for number in range(1, 9)
+    ]
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
+
+
+async def test_supervision_reports_that_a_task_runs_steadily_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
+    steady, task = asyncio.Event(), Task(failures=1)
+    reported = list[Exception | None]()
+
+    def note(_: str, error: Exception | None) -> None:
+        reported.append(error)
+        if error is None and task.runs.is_set():
+            steady.set()
+
+    running = asyncio.create_task(supervise("work", task.run, note))
+    await steady.wait()
+    running.cancel()
+    assert isinstance(reported[0], ZeroDivisionError)
+    assert reported[-1] is None
+
+
+async def test_supervision_ends_with_a_task_that_returns() -> None:
+    async def work() -> None:
+        pass
+
+    await supervise("work", work)
