@@ -60,6 +60,7 @@ async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
     rendered = release.template(**values)
     address = instance.address()
     fields = {"metadata.namespace": release.namespace, "metadata.name": "rota-0", "status.podIP": address}
+    fields["metadata.uid"] = "uid-of-rota-0"
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
     async with started(rendered, kubeconfig, fields) as operator:
         await is_looked_after(api, await a_group(api, namespace))
@@ -89,6 +90,7 @@ async def test_namespace_deleted_while_watched_affects_no_other_and_is_served_wh
     release.install(**values)
     address = f"{instance.block}.90.3"
     fields = {"metadata.namespace": release.namespace, "metadata.name": "rota-0", "status.podIP": address}
+    fields["metadata.uid"] = "uid-of-rota-0"
     start = partial(
         started, release.template(**values), as_its_account(control_plane, release, tmp_path / "it"), fields
     )

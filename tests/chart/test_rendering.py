@@ -140,8 +140,13 @@ def test_chart_pod_needs_no_shell_no_root_and_no_disk(default: Rendered) -> None
 
 
 def test_chart_passes_identity_and_settings_to_the_operator(default: Rendered, helm: Helm) -> None:
-    fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in default.container["env"][:3]}
-    assert fields == {"POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
+    fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in default.container["env"][:4]}
+    assert fields == {
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_NAME": "metadata.name",
+        "POD_UID": "metadata.uid",
+        "POD_IP": "status.podIP",
+    }
     image = "ghcr.io/rota-dev/rota-sidecar:0.1.0"
     assert default.env == {
         "ROTA_BROKER_NETWORKS": "0.0.0.0/0,::/0",

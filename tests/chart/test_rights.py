@@ -23,6 +23,7 @@ NODES = {"/nodes": "get"}
 LEASE = {
     "coordination.k8s.io/leases": "create",
     "coordination.k8s.io/leases rota": "get update",
+    "/pods": "get",
     "/secrets": "create",
     "/secrets rota-operator-key": "get update",
 }

@@ -233,6 +233,9 @@ def inject(**given: Any) -> None:
 )
 @click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What its Lease is called.")
 @click.option("--identity", envvar="POD_NAME", default="", help="Its name in the Lease; by default that of the host.")
+@click.option(
+    "--pod-uid", envvar="POD_UID", default="", help="The uid of its pod, so that others see when it does not exist."
+)
 @click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Where it answers.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port there.")
 @click.option(

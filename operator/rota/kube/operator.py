@@ -81,7 +81,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             for it in options.namespaces or [""]
         ]
         followed += [it for before, ours in kinds for it in [*before, *ours]]
-        leader = Leader(beside, options.own_namespace, identity, _leads(brain, outlets), options.lease)
+        leader = _leader(beside, identity, _leads(brain, outlets), options)
         page = Page(followed, lambda: leader.leading, [metrics(measures, sight), *routes(sight, hub)])
         await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port))
         open_.push_async_callback(hub.close)
@@ -113,6 +113,10 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             for task in reversed(running):
                 task.cancel()
     return code
+
+
+def _leader(api: Api, identity: str, leads: Callable[[bool], None], options: Options) -> Leader:
+    return Leader(api, options.own_namespace, identity, leads, options.lease, pod_uid=options.pod_uid)
 
 
 def _brain(

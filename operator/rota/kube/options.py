@@ -23,6 +23,7 @@ class Options:
     own_namespace: str = "default"  # where its Lease is
     lease: str = "rota"  # and what it is called: operators who share it take turns
     identity: str = ""
+    pod_uid: str = ""  # of the pod that it runs in, whose name is its identity; outside a pod empty
     address: str = "127.0.0.1"  # where it answers
     port: int = PORT
     probe_port: int = PROBE_PORT

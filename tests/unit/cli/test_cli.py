@@ -249,6 +249,10 @@ def test_explain_prints_json_and_yaml(output: str, before: str) -> None:
             ["-f", GROUP, *EIGHT, "--name-server", "a:1"],
             "Give either --queues, such as orders=broker-a:8, or --name-server",
         ),
+        (
+            ["-f", GROUP, "--queues", "orders=broker-a:99999999"],
+            "--queues gives orders 99999999 queues on broker-a; a group can have 131072 at most",
+        ),
         (["-f", GROUP, "--name-server", "rmq"], "--name-server 'rmq' cannot be read: write it as host:9876"),
         (["-f", GROUP, "--name-server", "fd00::1:9876"], "cannot be read: write it as host:9876"),
         (["-f", GROUP, "--name-server", "127.0.0.1:1"], "(--name-server 127.0.0.1:1)"),

@@ -11,8 +11,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from rota.model import Queue, Roster
-from rota.ranges import Ranged, from_ranges, unnested
+from rota.model import Queue, Roster, plain
+from rota.ranges import MOST_IDS, Ranged, from_ranges, unnested
 from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
 
 T = TypeVar("T")
@@ -167,9 +167,12 @@ def _queues(given: tuple[str, ...], topics: list[str]) -> Iterator[tuple[str, st
                 f"--queues names topic {topic!r}, which the group does not subscribe to: {', '.join(topics)}"
             )
         for part in brokers.split(","):
-            found = re.fullmatch(r"([^:]+):(\d{1,6})", part.strip(), re.ASCII)
+            found = re.fullmatch(r"([^:]+):0*(\d+)", part.strip(), re.ASCII)
             if not found:
                 raise ValueError(f"--queues {topic_text!r} cannot be read: write it as {topic}=broker-a:8,broker-b:8")
+            if len(found[2]) > len(str(MOST_IDS)) or int(found[2]) > MOST_IDS:
+                told = f"--queues gives {topic} {plain(found[2], 30)} queues on {plain(found[1], 100)}"
+                raise ValueError(f"{told}; a group can have {MOST_IDS} at most")
             yield from ((topic, found[1], number) for number in range(int(found[2])))
 
 

@@ -12,9 +12,14 @@ import msgspec
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.objects import Metadata
 from rota.kube.client.paths import collection_path, object_path
+from rota.spec.names import is_dns_subdomain
 from rota.timestamps import format_time
 
 SAID = 60.0  # seconds between two complaints of the same trouble
+# An annotation with the uid of the holder's pod: where no such pod exists any more, the Lease is free. An operator
+# outside a pod sets none, and others wait until its Lease expires.
+POD_UID = "rota.dev/pod-uid"
+DOUBT_SECONDS = 3.0  # a Lease that was not renewed for so long: look whether its holder's pod exists
 LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
 RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end
 
@@ -38,12 +43,21 @@ class Lease(msgspec.Struct, frozen=True):
     spec: LeaseSpec = LeaseSpec()
 
 
+class PodIdentity(msgspec.Struct, frozen=True):
+    """A pod, of which only the uid matters."""
+
+    metadata: Metadata
+
+
 class Leader:
     """One candidate; `leads` is told of every change."""
 
-    def __init__(self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str) -> None:
-        """Stand for nothing before `run`."""
-        self._api, self._me, self._leads = api, me, leads
+    def __init__(
+        self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str, *, pod_uid: str = ""
+    ) -> None:
+        """Stand for nothing before `run`; in a pod, `me` is its name."""
+        self._api, self._me, self._leads, self._pod_uid = api, me, leads, pod_uid
+        self._namespace = namespace
         self._collection = collection_path("leases", namespace)
         self._path = object_path("leases", namespace, name)
         self._name = name
@@ -102,10 +116,23 @@ class Leader:
             if self._seen != (spec.holder_identity, spec.renew_time):
                 self._seen, self._changed = (spec.holder_identity, spec.renew_time), self._now
             self._free = self._changed + (spec.lease_duration_seconds or LIVES)
-            if spec.holder_identity and self._now < self._free:
+            if spec.holder_identity and self._now < self._free and not await self._holder_has_ended(lease):
                 return False
         self._free = math.inf
         return await self._write(lease, spec)
+
+    async def _holder_has_ended(self, lease: Lease) -> bool:
+        """Whether the holder's pod does not exist any more; asked only about a Lease that is not renewed."""
+        uid, holder = lease.metadata.annotations.get(POD_UID), lease.spec.holder_identity or ""
+        if not uid or not is_dns_subdomain(holder) or self._now - self._changed < DOUBT_SECONDS:
+            return False
+        try:
+            pod = await self._api.get(object_path("pods", self._namespace, holder), PodIdentity)
+        except ApiError as error:
+            return error.unknown
+        if pod.metadata.uid != uid:
+            _log.info("The pod of %s, which holds the Lease, does not exist any more", holder)
+        return pod.metadata.uid != uid
 
     async def _read(self) -> Lease | None:
         try:
@@ -119,7 +146,7 @@ class Leader:
         at = format_time(time.time(), "microseconds")
         ours = spec.holder_identity == self._me
         body: dict[str, Any] = {
-            "metadata": {"name": self._name},
+            "metadata": {"name": self._name, "annotations": {POD_UID: self._pod_uid} if self._pod_uid else {}},
             "spec": {
                 "holderIdentity": self._me,
                 "leaseDurationSeconds": LIVES,

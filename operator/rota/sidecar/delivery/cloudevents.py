@@ -45,7 +45,7 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
     queue, topic = message.queue, message.topic
     yield "specversion", "1.0"
     yield "id", message.id
-    yield "source", f"/rocketmq/{topic}"
+    yield "source", _source(topic)
     yield "type", "rocketmq.message"
     with suppress(ValueError, OverflowError, OSError):  # a producer's clock may say anything
         yield "time", datetime.fromtimestamp(message.born / 1000, UTC).isoformat(timespec="milliseconds")
@@ -61,6 +61,12 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
         yield "rocketmqdamage", message.damage
     yield "rotaattempt", attempt
     yield "rotageneration", generation
+
+
+@lru_cache(256)
+def _source(topic: str) -> str:
+    """Return a URI reference: names of topics may contain % and |, which have to be escaped there."""
+    return f"/rocketmq/{quote(topic, safe='', errors='replace')}"
 
 
 def _traces(message: Message) -> Iterator[tuple[str, str]]:

@@ -177,3 +177,12 @@ def test_cloudevent_header_cache_excludes_long_tags() -> None:
     for tag in ("t" * cloudevents.LONGEST_CACHED, "t" * (cloudevents.LONGEST_CACHED + 1)):
         assert headers(a_message(TAGS=tag))["ce-rocketmqtag"] == tag
     assert cloudevents._quoted.cache_info().currsize == 6  # five of every message, and the shorter tag
+
+
+def test_cloudevent_source_is_a_uri_for_every_topic_name_that_a_broker_accepts() -> None:
+    message = a_message(queue=Queue("50%|off", "broker-a", 0))
+    (event,) = events((message, 1))
+    assert (event["source"], event["rocketmqtopic"]) == ("/rocketmq/50%25%7Coff", "50%|off")
+    told = headers(message)
+    assert unquote(told["ce-source"]) == "/rocketmq/50%25%7Coff", "a header's value is escaped once more"
+    assert unquote(told["ce-rocketmqtopic"]) == "50%|off"
