@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from bench import (
     attacks,
     brokers,
+    events,
     ground,
     handover,
     journal,
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
     "scale": scale.rows,
     "journal": journal.rows,
     "watching": watching.rows,
+    "events": events.rows,
     "pipeline": pipeline.rows,
 }
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from ground.poll import soon
 from rota.brokers.errors import Refused
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.message import Message
 from rota.brokers.port import Pulled
 from rota.documents import Share
 from rota.model import Queue
@@ -280,6 +281,32 @@ async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a
         await member.obeys([FIRST])
         await member.did("1")
         assert [it.attempt for it in member.app.heard] == [1]
+
+
+@pytest.mark.parametrize("still", [False, True], ids=["running", "stalled"])
+async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
+) -> None:
+    gate, sent_back = Gate(), list[int]()
+
+    class Noting(MemoryConsumer):
+        async def give_back(self, message: Message, **more: Any) -> None:
+            sent_back.append(message.offset)
+            await super().give_back(message, **more)
+
+    monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
+    async with a_member(tmp_path, delivery={"push": {"timeout": "1s"}}) as member:
+        member.app.answer, member.connect = gate, Noting
+        await member.send("1", queue=0)
+        await member.obeys([FIRST])
+        await member.until(lambda it: it.inflight == 1)
+        member.show([])
+        if still:
+            time.sleep(2)  # noqa: ASYNC251 - the whole process stands still
+        await member.until(lambda it: not it.working)
+        assert sent_back == ([] if still else [0])
+        assert await counts(member) == {"cut" if still else "later": 1}
+        gate.opens.set()
 
 
 async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import time
 from base64 import b64decode
 from collections import ChainMap, Counter
 from contextlib import suppress
@@ -197,6 +198,25 @@ async def test_pull_visibility_timeout_redelivers_messages_without_ack_or_nack(
         again = await member.get_all(2)
         assert [it["attempt"] for it in again] == [2, 2]
         assert await member.ack(*again) == []
+
+
+async def test_pull_visibility_timeout_sends_nothing_back_of_a_queue_that_left_during_a_stall(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
+    async with a_member(instance, tmp_path, delivery=BRISK) as member:
+        member.drain_timeout = 60.0
+        await member.send("a")
+        await member.get_all(1)
+        member.show([RETRIES])
+        time.sleep(1)  # noqa: ASYNC251 - the whole process stands still
+
+        async def is_released() -> bool:
+            return not (await member.report()).releasing
+
+        await soon(is_released)
+        assert await member.counted('messages_total{topic="orders",outcome="cut"}') == 1
+        assert await member.counted('messages_total{topic="orders",outcome="expired"}') == 0
 
 
 async def test_pull_visibility_timeout_when_shortened_applies_to_open_messages(

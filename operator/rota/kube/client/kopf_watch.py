@@ -66,7 +66,9 @@ def settings() -> kopf.OperatorSettings:
     found.networking.request_timeout = 30
     found.networking.connect_timeout = 5
     found.networking.enforce_retry_after = True
-    found.queueing.worker_limit = 100
+    # A worker serves one object until it was idle for so long: at most limit / idle_timeout objects a second pass.
+    found.queueing.worker_limit = 500
+    found.queueing.idle_timeout = 0.05
     found.queueing.error_delays = [1, 2, 4, 8, 15, 30]
     found.background.cancellation_polling = 5
     found.process.ultimate_exiting_timeout = 25

@@ -105,6 +105,9 @@ class Shell(settlement.Shell, Protocol):
     def may_deliver(self, queue: Queue) -> bool:
         """Whether a delivery may begin."""
 
+    def may_send(self, queue: Queue, since: float) -> bool:
+        """Whether what was handed out then may be sent back; not if its queue was reassigned during a stall."""
+
     @property
     def status(self) -> Reports:
         """What the member says of itself."""
@@ -305,7 +308,16 @@ class Pull:
         self._ended(some, "done")
 
     def _later(self, outcome: str, some: Sequence[Open]) -> None:
-        """Have messages tried again, at another time; the app need not wait until the broker has them."""
+        """Have messages tried again, at another time; the app need not wait until the broker has them.
+
+        Those whose queue was reassigned while the process stood still are not sent back: the next owner has them.
+        """
+        by_right: dict[bool, list[Open]] = {True: [], False: []}
+        for it in some:
+            by_right[self._shell.may_send(it.taken.queue, it.since)].append(it)
+        some, lost = by_right[True], by_right[False]
+        self._back(lost)
+        self._ended(lost, "cut")
         if some:
             self._ended([it for it in some if not self._endings.spent(it.taken, it.message)], outcome)
             self._ended([it for it in some if self._endings.spent(it.taken, it.message)], "dead")

@@ -47,7 +47,7 @@ class Outcome(StrEnum):
     LATER = "later"
     LOST = "not_found"
     AWAY = "away"
-    CUT = "cut"  # nothing came of it: the process stood still before it was sent, and its queue went meanwhile
+    CUT = "cut"  # its queue was reassigned while the process stood still: it is not sent, or not sent back
 
 
 Outcomes = list[tuple[Outcome, list[Message]]]
@@ -67,7 +67,7 @@ class Shell(settlement.Shell, Protocol):
         """Whether a delivery may begin."""
 
     def may_send(self, queue: Queue, since: float) -> bool:
-        """Whether one that began then may go out now."""
+        """Whether one that began then may go out, or be sent back, now."""
 
 
 class Push:
@@ -129,6 +129,8 @@ class Push:
 
     async def _deliver(self, taken: Taken) -> Outcomes:
         answer = await self._ask(taken)
+        if answer is not Outcome.DONE and not self._shell.may_send(taken.queue, taken.delivery.since):
+            answer = Outcome.CUT  # the queue's next owner has these messages: nothing is sent back
         if answer is not Outcome.CUT:  # which says nothing of the app
             self._note(answer)
         outcomes = self._outcomes(answer, taken)
