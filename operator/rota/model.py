@@ -9,9 +9,9 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 TopicKind = Literal["Subscribed", "Retry"]
 
@@ -53,43 +53,62 @@ class Holder(NamedTuple):
     uid: str
 
 
+class Use(Flag):
+    """What a reason is used for; a reason that is none of these is a problem that makes a group Degraded."""
+
+    OTHER = 0
+    CAUSE = auto()  # a rebalance's, with a series of its own in the metrics
+    GATE = auto()  # of what holds a rebalance back; likewise
+    HARMLESS = auto()  # a problem that leaves the group as it is
+    NOT_READY = auto()  # a problem with which the group is not Ready
+
+
 class Reason(StrEnum):
     """Why something is so: the one catalogue that conditions, Events, metric labels and logs are worded from."""
 
+    use: Use
+
+    def __new__(cls, value: str, use: Use = Use.OTHER) -> Self:
+        """Make a reason of this name."""
+        reason = str.__new__(cls, value)
+        reason._value_ = value
+        reason.use = use
+        return reason
+
     # Why queues change hands.
-    FIRST_ASSIGNMENT = "FirstAssignment"
-    MEMBER_JOINED = "MemberJoined"
-    MEMBER_LEFT = "MemberLeft"
-    MEMBER_ENDED = "MemberEnded"
-    MEMBER_LOST = "MemberLost"
-    MEMBER_UNREADY = "MemberUnready"
-    BROKER_UNREACHABLE = "BrokerUnreachable"
-    QUEUES_ADDED = "QueuesAdded"
-    QUEUES_REMOVED = "QueuesRemoved"
-    SUBSCRIPTION_CHANGED = "SubscriptionChanged"
-    POLICY_CHANGED = "PolicyChanged"
+    FIRST_ASSIGNMENT = "FirstAssignment", Use.CAUSE
+    MEMBER_JOINED = "MemberJoined", Use.CAUSE
+    MEMBER_LEFT = "MemberLeft", Use.CAUSE
+    MEMBER_ENDED = "MemberEnded", Use.CAUSE
+    MEMBER_LOST = "MemberLost", Use.CAUSE
+    MEMBER_UNREADY = "MemberUnready", Use.CAUSE
+    BROKER_UNREACHABLE = "BrokerUnreachable", Use.CAUSE
+    QUEUES_ADDED = "QueuesAdded", Use.CAUSE
+    QUEUES_REMOVED = "QueuesRemoved", Use.CAUSE
+    SUBSCRIPTION_CHANGED = "SubscriptionChanged", Use.CAUSE
+    POLICY_CHANGED = "PolicyChanged", Use.CAUSE
     SETTINGS_CHANGED = "SettingsChanged"
-    FOREIGN_MEMBERS = "ForeignMembers"
-    GROUP_PAUSED = "GroupPaused"
-    GROUP_RESUMED = "GroupResumed"
+    FOREIGN_MEMBERS = "ForeignMembers", Use.CAUSE | Use.HARMLESS
+    GROUP_PAUSED = "GroupPaused", Use.CAUSE
+    GROUP_RESUMED = "GroupResumed", Use.CAUSE
     RECORD_LOST = "RecordLost"
-    LOAD_SHIFTED = "LoadShifted"
+    LOAD_SHIFTED = "LoadShifted", Use.CAUSE
     # What holds a rebalance back.
     NOTHING_WOULD_CHANGE = "NothingWouldChange"
-    PAUSED = "Paused"
-    NO_VIEW = "NoView"
-    DEBOUNCE = "Debounce"
-    MEMBERS_STILL_JOINING = "MembersStillJoining"
-    HANDOVER_IN_FLIGHT = "HandoverInFlight"
-    BUDGET_SPENT = "BudgetSpent"
+    PAUSED = "Paused", Use.GATE
+    NO_VIEW = "NoView", Use.GATE
+    DEBOUNCE = "Debounce", Use.GATE
+    MEMBERS_STILL_JOINING = "MembersStillJoining", Use.GATE
+    HANDOVER_IN_FLIGHT = "HandoverInFlight", Use.GATE
+    BUDGET_SPENT = "BudgetSpent", Use.GATE
     # What is wrong.
     INVALID_SPEC = "InvalidSpec"
-    INVALID_POLICY = "InvalidPolicy"
+    INVALID_POLICY = "InvalidPolicy", Use.GATE
     MISSING_POLICY = "MissingPolicy"
     MISSING_SECRET = "MissingSecret"  # noqa: S105 - a word
     UNKNOWN_TOPIC = "UnknownTopic"
     BROKER_REFUSES = "BrokerRefuses"
-    SWITCHED_OFF = "SwitchedOff"
+    SWITCHED_OFF = "SwitchedOff", Use.NOT_READY
     DUPLICATE_CLIENT_IDS = "DuplicateClientIds"
     NO_SIDECAR = "NoSidecar"
     MEMBER_NOT_AUTHENTICATED = "MemberNotAuthenticated"
@@ -97,18 +116,18 @@ class Reason(StrEnum):
     NAME_TAKEN = "NameTaken"
     TEMPLATE_REFUSED = "TemplateRefused"
     WRITE_REFUSED = "WriteRefused"
-    CLAIMED_TWICE = "ClaimedTwice"
+    CLAIMED_TWICE = "ClaimedTwice", Use.CAUSE | Use.NOT_READY
     TOO_MANY_QUEUES = "TooManyQueues"
     TOO_MANY_BROKERS = "TooManyBrokers"
     TOO_MANY_MEMBERS = "TooManyMembers"
     STRATEGY_FAILED = "StrategyFailed"
-    NO_MEMBERS = "NoMembers"
-    UNSIGNED_MEMBERS = "UnsignedMembers"
-    IDLE_MEMBERS = "IdleMembers"
-    QUEUES_UNOWNED = "QueuesUnowned"
+    NO_MEMBERS = "NoMembers", Use.NOT_READY
+    UNSIGNED_MEMBERS = "UnsignedMembers", Use.HARMLESS
+    IDLE_MEMBERS = "IdleMembers", Use.HARMLESS
+    QUEUES_UNOWNED = "QueuesUnowned", Use.NOT_READY
     QUEUES_FORCED = "QueuesForced"
-    DOCUMENT_TOO_LARGE = "DocumentTooLarge"
-    RECORD_TOO_NEW = "RecordTooNew"
+    DOCUMENT_TOO_LARGE = "DocumentTooLarge", Use.NOT_READY
+    RECORD_TOO_NEW = "RecordTooNew", Use.NOT_READY
     # What members say is wrong, besides.
     MESSAGE_NOT_TAKEN_BACK = "MessageNotTakenBack"
     QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
@@ -122,6 +141,11 @@ class Reason(StrEnum):
     PULL_NOT_ANSWERED = "PullNotAnswered"
     # What is well.
     SETTLED = "Settled"
+
+
+def reasons(use: Use) -> list[Reason]:
+    """Return the reasons that are used for this."""
+    return [reason for reason in Reason if use in reason.use]
 
 
 class Verdict(NamedTuple):

@@ -373,7 +373,7 @@ async def test_queue_quota_keeps_a_hostile_name_server_from_exhausting_the_opera
             # What the first group of an operator takes, such as modules that it loads, is no part of the attack.
             small = made("ConsumerGroup", "small", broker=rocketmq, subscriptions=[{"topic": "small"}])
             await api.create(groups, small)
-            await soon(partial(message, "small", "NoMembers"))
+            await soon(partial(message, "small", "Ready"))
             before = peak_bytes(operator.pid)
             topics = [{"topic": topic} for topic in MANY_TOPICS]
             await api.create(groups, made("ConsumerGroup", GROUP, broker=rocketmq, subscriptions=topics))
@@ -547,7 +547,7 @@ async def test_membership_above_the_limit_stops_the_assignment_and_costs_the_ope
     rocketmq.create_topic(GROUP, 4)
     broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
     await api.create(path, made("ConsumerGroup", GROUP, broker=broker, subscriptions=[{"topic": GROUP}]))
-    await soon(partial(has_problem, "NoMembers"))
+    await soon(partial(has_problem, "Settled"))
     try:
         await for_each(create, range(MAX_MEMBERS))
         before = peak_bytes(operator.pid)

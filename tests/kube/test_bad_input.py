@@ -28,6 +28,7 @@ from rota.kube.client.objects import Custom, Metadata
 from rota.kube.reconcile import apply, assignment_writer
 from rota.kube.state.group import Group
 from rota.planner import Poke, plan, situation
+from rota.planner import status as planner_status
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -249,18 +250,31 @@ async def test_credentials_secret_that_is_created_or_changed_is_picked_up(world:
 # Members: none, many, and somebody else's.
 
 
-async def test_condition_no_members_is_set_until_a_member_joins(world: OperatedNamespace) -> None:
+async def test_condition_no_members_is_set_at_once_when_the_last_member_leaves(world: OperatedNamespace) -> None:
     nobody = "Nobody is there to work 8 queues"
-    assert (await world.condition("NoMembers"))["message"] == nobody
+    assert (await world.condition("Ready"))["message"] == "8 queues wait for the group's first member"
     await world.fleet.add("orders-a")
     await world.until(8)
-    await world.well("NoMembers")
     await world.fleet.members.pop("orders-a").end()
     assert (await world.condition("NoMembers"))["message"] == nobody
     ready = await world.condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", "NoMembers")
     await world.fleet.add("orders-b")
     await world.until(8)
+    await world.well("NoMembers")
+
+
+async def test_condition_no_members_of_a_new_group_comes_after_the_time_that_pods_need_and_says_what_keeps_them(
+    world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_status, "START_SECONDS", 3.0)
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "", "imageID": ""}
+    container = {"name": "app", "ready": False, "restartCount": 0, **waiting}
+    pods = f"/api/v1/namespaces/{world.namespace}/pods"
+    await world.api.create(pods, a_pod("orders-x", GROUP))
+    await world.api.patch(f"{pods}/orders-x/status", {"status": {"containerStatuses": [container]}})
+    problem = await world.condition("NoMembers")
+    assert problem["message"] == "No member can work 8 queues: orders-x does not run: ImagePullBackOff of container app"
 
 
 @pytest.mark.slow("500 pods that never start")

@@ -148,7 +148,7 @@ async def follows(world: OperatedNamespace, **spec: Any) -> None:
 
 async def begins(world: OperatedNamespace, **spec: Any) -> None:
     """Let the group follow a policy, and have its first document written: pods that come before it are no news."""
-    await world.condition("NoMembers")
+    await world.condition("Ready")
     await follows(world, **spec)
 
 

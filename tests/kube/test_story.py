@@ -80,7 +80,7 @@ async def test_example_groups_report_their_state_after_kubectl_apply(
     assert payments["READY"] == "False"
     wide = kubectl("get", "cg", "-o", "wide")
     assert "8 queues, 2 members" in wide
-    assert "Nobody is there to work 8 queues" in wide
+    assert "8 queues wait for the group's first member" in wide
     assert "Secret rmq-ca, which spec.broker names, does not exist" in kubectl("describe", "cg/payments")
     every = kubectl("get", "rota", "-o", "name").split()
     wanted = {(body["kind"], body["metadata"]["name"]) for body in SHOWN if "rota.dev" in body["apiVersion"]}
@@ -101,7 +101,7 @@ def told(described: str) -> list[list[str]]:
 
 async def a_life(world: OperatedNamespace) -> list[str]:
     """Let a group come to life, share, and lose a member; return what its Events say."""
-    await world.condition("NoMembers")
+    await world.condition("Ready")
     await world.fleet.add("orders-a")
     await world.until(8)
     await soon(world.settled)
@@ -114,7 +114,6 @@ async def a_life(world: OperatedNamespace) -> list[str]:
     await soon(lambda: tells(world, "MemberEnded", 1))
     await soon(world.settled)
     return [
-        "Nobody is there to work 8 queues",
         "A new group; 8 queues change hands",
         "orders-b joined; 4 queues change hands",
         "MemberJoined: 4 queues moved in",
@@ -146,7 +145,6 @@ async def test_status_and_events_in_kubectl_describe_tell_the_history_of_a_group
     assert {event[3] for event in events} == {"rota"}
     assert all(AGO.fullmatch(event[2]) for event in events)
     assert {(kind, reason) for kind, reason, *_ in events} == {
-        ("Warning", "NoMembers"),
         ("Normal", "FirstAssignment"),
         ("Normal", "MemberJoined"),
         ("Normal", "MemberEnded"),
@@ -172,7 +170,6 @@ async def test_event_is_recorded_once_for_a_lasting_problem_and_for_each_rebalan
 ) -> None:
     await world.api.create(pods(world), a_pod("stranger", GROUP, sidecar=False))
     await world.condition("NoSidecar")
-    await world.condition("NoMembers")
     await world.fleet.add("orders-a")
     await world.until(8)
     await soon(world.settled)
@@ -184,7 +181,7 @@ async def test_event_is_recorded_once_for_a_lasting_problem_and_for_each_rebalan
         await world.until(8)
         await soon(partial(tells, world, "MemberEnded", times))
         await soon(world.settled)
-    wanted = {"NoSidecar": 1, "NoMembers": 1, "FirstAssignment": 1, "MemberJoined": 2, "MemberEnded": 2}
+    wanted = {"NoSidecar": 1, "FirstAssignment": 1, "MemberJoined": 2, "MemberEnded": 2}
     assert await without_ends(world) == wanted
     await world.operator.brain.close()
     async with Operator(control_plane.kubeconfig, world.namespace, memory) as another:

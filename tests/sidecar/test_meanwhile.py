@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from ground.poll import soon
-from rota.brokers.errors import Refused
+from rota.brokers.errors import Refused, Unknown
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.brokers.message import Message
 from rota.brokers.port import Pulled
@@ -384,6 +384,22 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
 
 
 # What is told.
+
+
+async def test_topic_that_does_not_exist_is_reported_as_unknown_and_not_as_an_unreachable_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Absent(MemoryConsumer):
+        async def check(self) -> None:
+            raise Unknown("There is no topic orders")
+
+    async with a_member(tmp_path) as member:
+        member.connect = Absent
+        member.show([])
+        report = await member.until(lambda it: bool(it.troubles))
+        assert report.troubles == {"UnknownTopic": "There is no topic orders"}
+        monkeypatch.setattr(Absent, "check", MemoryConsumer.check)
+        await member.until(lambda it: it.troubles == {})
 
 
 async def test_broker_that_was_never_reached_is_reported_unreachable(

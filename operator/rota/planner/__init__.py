@@ -176,8 +176,14 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     found = status.problems(it, draft, unowned if whole else 0)
     going = [pod for pod in leaving if works(standing, pod)]
     waited_for = [pod for pod in behind if not pod.seen.lost(it.policy.handover)]
-    moving = len(waited_for) + len(going)
-    published = status.status(it, draft, standing, moving=moving, unowned=unowned, found=found)
+    moving = status.under_way(standing, len(waited_for) + len(going))
+    idle = status.idle_members(it, standing)
+    progressing = status.progress(it, draft, found, moving)
+    if idle and it.queues and not unowned and not progressing[0]:
+        found.append(status.idle_problem(it, idle))
+    published = status.status(
+        it, draft, standing, progressing=progressing, moving=moving, idle=idle, unowned=unowned, found=found
+    )
     awaited = _awaited(it, standing, behind)
     lines = journal_records.records(it, draft, document) if document else []
     return Plan(
@@ -235,6 +241,8 @@ def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[fl
     """Yield the seconds after which time alone may change the plan."""
     handover, triggers = it.policy.handover, it.policy.triggers
     yield triggers.resync
+    if left := status.start_seconds_left(it):
+        yield left
     limits = [*it.motion.values()]
     if draft.held and draft.held.seconds:
         limits.append(draft.held.seconds)

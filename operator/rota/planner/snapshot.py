@@ -57,6 +57,7 @@ class Pod:
     terminating: bool = False
     leaving: float = 0.0  # seconds since it was first seen terminating
     ended: bool = False  # Succeeded or Failed
+    obstacle: str = ""  # what keeps its containers from running, in Kubernetes' words
     room: str | None = None
     client_id: str = ""
     heard: Heard | None = None  # its last report, if it speaks of this very pod

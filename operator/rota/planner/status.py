@@ -5,7 +5,7 @@ from typing import Any
 
 from rota.documents import Assignment
 from rota.handover import Act, State
-from rota.model import Holder, Queue, Reason, Verdict
+from rota.model import Holder, Queue, Reason, Use, Verdict
 from rota.planner import record
 from rota.planner.members import Standing
 from rota.planner.moves import Draft
@@ -15,16 +15,8 @@ from rota.sentences import count, listed
 from rota.timestamps import format_time
 
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
+START_SECONDS = 60.0  # that a new group's pods have before it is a problem that no member is there
 SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
-HARMLESS = {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS, Reason.UNSIGNED_MEMBERS}
-STOPPING = {
-    Reason.NO_MEMBERS,
-    Reason.QUEUES_UNOWNED,
-    Reason.RECORD_TOO_NEW,
-    Reason.DOCUMENT_TOO_LARGE,
-    Reason.SWITCHED_OFF,
-    Reason.CLAIMED_TWICE,
-}
 _REASONS = frozenset(map(str, Reason))  # a later sidecar may have others
 NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
 _LEFT: Mapping[Standing | None, Reason] = {
@@ -139,18 +131,42 @@ def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
     if it.unseen:
         told = f"The broker does not tell of {listed(it.unseen)}; what was assigned stays"
         found.append(Verdict(Reason.NO_VIEW, told))
-    if it.queues and not it.counted:
+    if it.queues and not it.counted and not start_seconds_left(it):
         found.append(Verdict(Reason.NO_MEMBERS, _nobody(it)))
-    elif unowned:
+    elif unowned and it.counted:
         found.append(Verdict(Reason.QUEUES_UNOWNED, f"{count(unowned, 'queue')} that nobody works"))
     if it.snapshot.foreigners:
         found.append(Verdict(Reason.FOREIGN_MEMBERS, foreign(it.snapshot.foreigners)))
-    idle = len(it.counted) - len(it.queues)
-    if idle > 0 and it.queues:
-        are = "is" if idle == 1 else "are"
-        told = f"{len(it.counted)} members share {count(len(it.queues), 'queue')}: at least {idle} of them {are} idle"
-        found.append(Verdict(Reason.IDLE_MEMBERS, told))
     return found
+
+
+def idle_members(it: Situation, document: Assignment) -> int:
+    """Return how many members own no queue; in Broadcasting groups none."""
+    if document.everyone is not None:
+        return 0
+    owners = set((record.owners(document) if document is not it.document else it.owned).values())
+    return sum(it.pods[name].holder not in owners for name in it.counted)
+
+
+def idle_problem(it: Situation, idle: int) -> Verdict:
+    """Return the problem of members without a queue."""
+    are = "is" if idle == 1 else "are"
+    told = f"{len(it.counted)} members share {count(len(it.queues), 'queue')}: {idle} of them {are} idle"
+    return Verdict(Reason.IDLE_MEMBERS, told)
+
+
+def under_way(document: Assignment, moving: int) -> int:
+    """Return how many queues change hands, and members have not obeyed yet."""
+    return sum(release.to is not None for release in document.releasing.values()) + moving
+
+
+def start_seconds_left(it: Situation) -> float:
+    """Return for how many seconds more a new group may be without a member; its pods need that to start."""
+    if it.document.begun or it.snapshot.foreigners:  # a queue was assigned before, or unmanaged consumers have all
+        return 0.0
+    ready = next((one for one in it.snapshot.status.get("conditions") or [] if one["type"] == "Ready"), None)
+    waited = record.ago(ready["lastTransitionTime"], it.now) if ready and ready["status"] == "False" else 0.0
+    return max(0.0, START_SECONDS - waited)
 
 
 def _nobody(it: Situation) -> str:
@@ -160,7 +176,7 @@ def _nobody(it: Situation) -> str:
         return f"Only foreigners are there to work {told}"
     there = [pod for pod in it.snapshot.pods if it.standings[pod.name] in {Standing.OUT, Standing.CUT_OFF}]
     if not there:
-        return f"Nobody is there to work {told}"
+        return f"No member can work {told}{_obstacles(it)}" if _obstacles(it) else f"Nobody is there to work {told}"
     names = listed([pod.name for pod in there])
     reports = [pod.report.brokers for pod in there if pod.report]
     missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
@@ -186,17 +202,21 @@ def _troubles(it: Situation, known: Container[Reason]) -> list[Verdict]:
 
 
 def status(
-    it: Situation, draft: Draft, document: Assignment, *, moving: int, unowned: int, found: Sequence[Verdict]
+    it: Situation,
+    draft: Draft,
+    document: Assignment,
+    *,
+    progressing: tuple[bool, Verdict],
+    moving: int,
+    idle: int,
+    unowned: int,
+    found: Sequence[Verdict],
 ) -> dict[str, Any]:
     """Return the group's status; equal worlds give equal ones, so that it is written only when something changed."""
     snapshot = it.snapshot
-    owned = record.owners(document) if document is not it.document else it.owned
-    owners = set(owned.values())
-    idle = sum(it.pods[name].holder not in owners for name in it.counted) if document.everyone is None else 0
-    under_way = sum(release.to is not None for release in document.releasing.values()) + moving
     told = {
         "observedGeneration": snapshot.observed,
-        "conditions": _conditions(it, found, _progress(it, draft, found, under_way)),
+        "conditions": _conditions(it, found, progressing),
         "replicas": sum(not pod.ended for pod in snapshot.pods),
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
         "members": len(it.counted),
@@ -205,18 +225,21 @@ def status(
         "generation": max(document.generation, record.believed(snapshot.status.get("generation"))),
         "strategy": document.strategy or None,
         "lag": snapshot.lag,
-        "lastRebalance": _last_rebalance(it, draft, settled=not under_way),
+        "lastRebalance": _last_rebalance(it, draft, settled=not moving),
         "idleMembers": idle,
         "unownedQueues": unowned,
     }
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _progress(it: Situation, draft: Draft, found: Sequence[Verdict], under_way: int) -> tuple[bool, Verdict]:
-    if under_way:
-        return True, Verdict(Reason.HANDOVER_IN_FLIGHT, _under_way(under_way))
+def progress(it: Situation, draft: Draft, found: Sequence[Verdict], moving: int) -> tuple[bool, Verdict]:
+    """Return whether queues change hands or are about to, and why or why not."""
+    if moving:
+        return True, Verdict(Reason.HANDOVER_IN_FLIGHT, _under_way(moving))
     if not it.queues:
         return False, NOTHING_KNOWN
+    if _is_starting(it):
+        return True, _no_member_yet(it)
     if nobody := next((verdict for verdict in found if verdict.reason is Reason.NO_MEMBERS), None):
         return False, nobody
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
@@ -233,16 +256,36 @@ def _ready(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict]:
         return False, next(iter(found), Verdict(Reason.INVALID_SPEC, "The group cannot be understood"))
     if it.snapshot.spec.paused:
         return False, Verdict(Reason.GROUP_PAUSED, "spec.paused is set: nobody consumes")
-    stopped = next((verdict for verdict in found if verdict.reason in STOPPING), None)
+    if _is_starting(it):
+        return False, _no_member_yet(it)
+    stopped = next((verdict for verdict in found if Use.NOT_READY in verdict.reason.use), None)
     if stopped:
         return False, stopped
     if not it.queues:
-        return False, next((verdict for verdict in found if verdict.reason not in HARMLESS), NOTHING_KNOWN)
+        return False, next((verdict for verdict in found if Use.HARMLESS not in verdict.reason.use), NOTHING_KNOWN)
     return True, Verdict(Reason.SETTLED, f"{count(len(it.queues), 'queue')}, {count(len(it.counted), 'member')}")
 
 
+def _is_starting(it: Situation) -> bool:
+    return bool(it.queues) and not it.counted and start_seconds_left(it) > 0
+
+
+def _no_member_yet(it: Situation) -> Verdict:
+    told = f"{count(len(it.queues), 'queue')} wait for the group's first member{_obstacles(it)}"
+    return Verdict(Reason.MEMBERS_STILL_JOINING, told)
+
+
+def _obstacles(it: Situation) -> str:
+    """Return what keeps pods from running, by the first that says something; empty if none does."""
+    stuck = [pod for pod in it.snapshot.pods if pod.obstacle and not pod.ended]
+    if not stuck:
+        return ""
+    names = [pod.name for pod in stuck if pod.obstacle == stuck[0].obstacle]
+    return f": {listed(names)} {'does' if len(names) == 1 else 'do'} not run: {stuck[0].obstacle}"
+
+
 def _conditions(it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict]) -> list[dict[str, Any]]:
-    harmful = [verdict for verdict in found if verdict.reason not in HARMLESS]
+    harmful = [verdict for verdict in found if Use.HARMLESS not in verdict.reason.use]
     well = Verdict(Reason.SETTLED, "Nothing is wrong")
     worst = Verdict(harmful[0].reason, "; ".join(verdict.message for verdict in harmful)) if harmful else well
     now = [("Ready", *_ready(it, found)), ("Progressing", *progress), ("Degraded", bool(harmful), worst)]
@@ -298,7 +341,7 @@ def events(it: Situation, draft: Draft, status_now: Mapping[str, Any], found: Se
         )
     known = {condition["type"] for condition in it.snapshot.status.get("conditions") or []}
     fresh = {verdict.reason: verdict for verdict in reversed(found) if str(verdict.reason) not in known}
-    told += [Event(*verdict, warning=verdict.reason not in HARMLESS) for verdict in fresh.values()]
+    told += [Event(*verdict, warning=Use.HARMLESS not in verdict.reason.use) for verdict in fresh.values()]
     return told
 
 

@@ -534,6 +534,11 @@ async def test_cli_relays_the_operators_error_through_the_api_server(api: Servic
         ((200, b"<html>log in</html>"), None, "look at the kubeconfig and its cluster"),
         ((200, held_by("")), None, "Nobody leads: no one holds the Lease rota in namespace rota-system"),
         ((200, held_by(None)), None, "Nobody leads"),
+        (
+            (200, held_by("", "2026-01-01T00:00:00.000000Z")),
+            None,
+            "Nobody leads: no one holds the Lease rota in namespace rota-system, which was last renewed ",
+        ),
         ((200, held_by("my laptop/7")), None, "is held by 'my laptop/7', which is no pod; give --operator"),
         (None, no(404), "rota-0 holds the Lease rota, and is no pod in namespace rota-system; wait until another one"),
         (None, no(403), "You may not ask pod rota-0, which leads; ask for the right to get pods/proxy"),

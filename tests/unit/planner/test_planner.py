@@ -31,6 +31,10 @@ def conditions(found: Plan) -> dict[str, tuple[str, str]]:
     return {it["type"]: (it["status"], it["reason"]) for it in found.status["conditions"]}
 
 
+def messages(found: Plan) -> dict[str, str]:
+    return {it["type"]: it["message"] for it in found.status["conditions"]}
+
+
 def owned(document: Assignment | None) -> dict[str, list[int]]:
     assert document
     return {name: [queue.id for queue in share.queues] for name, share in document.members.items()}
@@ -45,7 +49,7 @@ def test_assignment_of_a_new_group_is_written_before_it_has_pods() -> None:
     found = plan(a_snapshot(), NOW)
     assert found.document
     assert (found.document.generation, found.document.barrier) == (1, 0)
-    assert conditions(found)["Ready"] == ("False", "NoMembers")
+    assert conditions(found)["Ready"] == ("False", "MembersStillJoining")
 
 
 def test_assignment_gives_the_first_members_all_queues_at_once() -> None:
@@ -808,6 +812,50 @@ def test_stateful_set_pod_recreated_by_name_waits_until_the_old_one_ended() -> N
     assert known.document
     assert known.document.members["m2"].uid == "new"
     assert owned(known.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+
+
+def test_condition_no_members_gives_a_new_group_the_time_that_pods_need_to_start() -> None:
+    new = plan(a_snapshot(), NOW)
+    assert conditions(new)["Ready"] == ("False", "MembersStillJoining")
+    assert conditions(new)["Degraded"] == ("False", "Settled")
+    assert "NoMembers" not in conditions(new)
+    assert new.events == ()
+    assert new.again == 0, "its own document wakes nobody"
+    waiting = a_snapshot(document=new.document, status=new.status)
+    assert plan(waiting, NOW + 59).again <= 1
+    late = plan(waiting, NOW + 60)
+    assert conditions(late)["Ready"] == ("False", "NoMembers")
+    assert [(event.reason, event.warning) for event in late.events] == [(Reason.NO_MEMBERS, True)]
+
+
+def test_condition_no_members_comes_at_once_in_a_group_that_had_members() -> None:
+    document = replace(settled().document or a_document(), begun={"orders": format_time(NOW - 600)})
+    found = plan(settled(document=document, pods=(), gone=frozenset({"uid-m1", "uid-m2"})), NOW)
+    assert conditions(found)["Ready"] == ("False", "NoMembers")
+
+
+def test_condition_no_members_says_what_keeps_pods_from_running() -> None:
+    pods = tuple(
+        a_pod(name, None, ready=False, started=False, obstacle=obstacle)
+        for name, obstacle in (("m1", "ImagePullBackOff of container app"), ("m2", ""), ("m3", "Unschedulable, x"))
+    )
+    new = plan(a_snapshot(pods=pods), NOW)
+    message = "6 queues wait for the group's first member: m1 does not run: ImagePullBackOff of container app"
+    assert messages(new)["Ready"] == message
+    late = plan(a_snapshot(pods=pods, document=new.document, status=new.status), NOW + 60)
+    expected = "No member can work 6 queues: m1 does not run: ImagePullBackOff of container app"
+    assert messages(late)["NoMembers"] == expected
+
+
+def test_condition_for_idle_members_is_published_once_no_handover_is_in_progress() -> None:
+    taken = a_document(members={"m1": Q[:1], "m2": (), "m3": ()}, taken={Q[1]: ("m1", "m2")})
+    late = obeying(taken, m1={"report": a_report("m1", 4, Q[:2])})
+    found = plan(settled(document=taken, pods=late, views={"orders": a_view(2)}), NOW)
+    assert conditions(found)["Progressing"] == ("True", "HandoverInFlight")
+    assert "IdleMembers" not in conditions(found)
+    document = a_document(members={"m1": Q[:1], "m2": Q[1:2], "m3": ()})
+    at_rest = plan(settled(document=document, pods=obeying(document), views={"orders": a_view(2)}), NOW)
+    assert messages(at_rest)["IdleMembers"] == "3 members share 2 queues: 1 of them is idle"
 
 
 def test_condition_for_idle_members_is_published() -> None:

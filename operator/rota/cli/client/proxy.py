@@ -10,6 +10,7 @@ import msgspec
 import yaml
 
 from rota.cli.client.requests import MOST, Ask, NoAnswer
+from rota.cli.console.formatting import ago
 from rota.kube.client import kopf_watch
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.leader_election import Lease, LeaseSpec
@@ -92,9 +93,9 @@ async def _who_leads(api: Api, namespace: str, lease: str) -> LeaseSpec:
     except ApiError as error:
         raise NoAnswer(_without_lease(error, namespace, lease)) from None
     if not found.holder_identity:
-        raise NoAnswer(
-            f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}; see whether the operator runs"
-        )
+        renewed = f", which was last renewed {ago(found.renew_time)}" if found.renew_time else ""
+        told = f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}{renewed}"
+        raise NoAnswer(f"{told}; see whether the operator runs. Until then conditions of groups stay as they are")
     if not is_dns_subdomain(found.holder_identity):
         raise NoAnswer(
             f"The Lease {lease} in namespace {namespace} is held by {found.holder_identity!r}, which is no pod; "
@@ -135,7 +136,8 @@ def _refused(status: int, message: str, namespace: str, lease: str, found: Lease
         return f"You may not ask pod {pod}, which leads; {right}, {OTHERWISE}"
     overdue = _overdue_seconds(found)
     if overdue > 0:
-        late = f"{pod} should have renewed the Lease {lease} {overdue:.0f} s ago and cannot be reached"
+        renewed = f", last renewed {ago(found.renew_time)}" if found.renew_time else ""
+        late = f"{pod} should have renewed the Lease {lease} {overdue:.0f} s ago{renewed}, and cannot be reached"
         return f"Nobody leads: {late}; see whether the operator's pods run in namespace {namespace}"
     if status == HTTPStatus.NOT_FOUND:
         gone = f"{pod} holds the Lease {lease}, and is no pod in namespace {namespace}"

@@ -179,7 +179,8 @@ class Leader:
             async with asyncio.timeout(RENEW_UNTIL):  # who has much to do when it ends is slow
                 lease = await self._read()
                 if lease and lease.spec.holder_identity == self._me:
-                    spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    at = format_time(time.time(), "microseconds")
+                    spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": at}
                     metadata = {"name": self._name, "resourceVersion": lease.metadata.resource_version}
                     await self._api.replace(self._path, {"metadata": metadata, "spec": spec}, Lease)
         except (ApiError, Unanswered, TimeoutError) as error:

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
 from rota.documents import PACKED, PLAIN
+from rota.model import plain
 from rota.planner import Poke
 
 GROUP_LABEL = "rota.dev/group"
@@ -25,10 +26,12 @@ CONTROL = "rota-control"  # the name of the control port in a pod's spec
 SETTINGS = "group.json"  # the key of the group's settings in its ConfigMap
 MAX_SPEC_BYTES = 128 * 1024  # of a group or policy; as Python objects it can take 20 times as much
 MAX_DEPLOYMENT_BYTES = 2 * MAX_SPEC_BYTES  # of a Deployment's spec: a group's template, the sidecar and defaults
+MAX_OBSTACLE = 200  # characters of what keeps a pod from running
 MAX_LABELS = 100  # of an object that are kept
 Key = tuple[str, str]  # of an object: its namespace and name
 
 _RECORD = "-rota"  # ends the record's name
+_PASSING = {"", "ContainerCreating", "PodInitializing"}  # what each container waits for when it starts
 
 
 def record_of(group: str) -> str:
@@ -106,7 +109,12 @@ class Object(Struct, frozen=True):
     metadata: Metadata
 
 
+class _Waiting(Struct, frozen=True):
+    reason: str = ""
+
+
 class _ContainerState(Struct, frozen=True):
+    waiting: _Waiting | None = None
     running: Mapping[str, Any] | None = None
     terminated: Mapping[str, Any] | None = None
 
@@ -124,6 +132,12 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
     last_state: _ContainerState = _ContainerState()
 
     @property
+    def obstacle(self) -> str:
+        """Why it is not started, where that does not pass by itself within seconds."""
+        reason = self.state.waiting.reason if self.state.waiting else ""
+        return "" if reason in _PASSING else plain(f"{reason} of container {self.name}", MAX_OBSTACLE)
+
+    @property
     def has_run(self) -> bool:
         return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
 
@@ -131,6 +145,14 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
 class _Condition(Struct, frozen=True):
     type: str
     status: str
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def obstacle(self) -> str:
+        """Why no node was found for the pod."""
+        is_unschedulable = self.type == "PodScheduled" and self.status == "False" and self.reason == "Unschedulable"
+        return plain(f"Unschedulable, {self.message}", MAX_OBSTACLE) if is_unschedulable else ""
 
 
 class _PodStatus(Struct, frozen=True, rename="camel"):
@@ -139,6 +161,7 @@ class _PodStatus(Struct, frozen=True, rename="camel"):
     conditions: list[_Condition] = []
     init_container_statuses: list[_ContainerStatus] = []
     container_statuses: list[_ContainerStatus] = []
+    obstacle: str = ""  # not Kubernetes' own: put together from the fields that are dropped
 
 
 class _Mount(Struct, frozen=True, rename="camel"):
@@ -194,10 +217,17 @@ def _used_of(sidecar: _Container) -> _Container:
 def _status_of_sidecar(status: _PodStatus) -> _PodStatus:
     return replace(
         status,
-        conditions=[it for it in status.conditions if it.type == "Ready"],
+        conditions=[replace(it, message="") for it in status.conditions if it.type == "Ready"],
         init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR],
         container_statuses=[it for it in status.container_statuses if it.name == SIDECAR],
+        obstacle=_obstacle(status),
     )
+
+
+def _obstacle(status: _PodStatus) -> str:
+    containers = [*status.init_container_statuses, *status.container_statuses]
+    obstacles = [*(it.obstacle for it in status.conditions), *(it.obstacle for it in containers)]
+    return status.obstacle or next(filter(None, obstacles), "")
 
 
 class Pod(Struct, frozen=True):
@@ -258,6 +288,11 @@ class Pod(Struct, frozen=True):
         return any(it.type == "Ready" and it.status == "True" for it in self.status.conditions)
 
     @property
+    def obstacle(self) -> str:
+        """What keeps its containers from running; empty if nothing does."""
+        return self.status.obstacle
+
+    @property
     def terminating(self) -> bool:
         """Whether it was told to go."""
         return self.metadata.deletion_timestamp is not None
@@ -282,7 +317,7 @@ class Pod(Struct, frozen=True):
     @property
     def telling(self) -> tuple[object, ...]:
         """The fields that can change a plan, such as readiness: a pod that differs in others needs no reconcile."""
-        state = self.started, self.ready, self.terminating, self.ended
+        state = self.started, self.ready, self.terminating, self.ended, self.obstacle
         return self.metadata.uid, *state, self.poke, self.cost, self.status.pod_ip, self.labelled
 
     @property

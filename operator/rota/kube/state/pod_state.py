@@ -101,6 +101,7 @@ class Known:
             terminating=pod.terminating or self.lingers,
             leaving=0.0 if self.leaving_since is None else now - self.leaving_since,
             ended=pod.ended,
+            obstacle=pod.obstacle,
             room=room,
             client_id=client_id(pod),
             heard=self.heard,

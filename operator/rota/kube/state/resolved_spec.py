@@ -29,7 +29,8 @@ def wish_of(body: Custom, policy: Custom | None) -> Wish:
     wanted = spec.policy_ref.name if spec and spec.policy_ref else None
     if wanted and policy is None:
         rules = None
-        told = f"There is no RebalancePolicy {wanted}, which spec.policyRef names; until there is, no queue moves"
+        told = f"There is no RebalancePolicy {wanted}, which spec.policyRef names"
+        told += "; until there is, no queue gets a new owner unless its member ends"
         problems.append(Verdict(Reason.MISSING_POLICY, told))
     elif wanted and policy:
         try:

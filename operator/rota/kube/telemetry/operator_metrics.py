@@ -17,36 +17,9 @@ from rota.kube.state.group import Group
 from rota.kube.telemetry.rebalances import News, Tally
 from rota.lag import Judgement
 from rota.metrics import Counter, Gauge, Histogram, Labels, render
-from rota.model import Holder, Queue, Reason
+from rota.model import Holder, Queue, Reason, Use, reasons
 
 OF_GROUP = ("namespace", "group")
-CAUSES = (
-    Reason.FIRST_ASSIGNMENT,
-    Reason.MEMBER_JOINED,
-    Reason.MEMBER_LEFT,
-    Reason.MEMBER_ENDED,
-    Reason.MEMBER_LOST,
-    Reason.MEMBER_UNREADY,
-    Reason.BROKER_UNREACHABLE,
-    Reason.QUEUES_ADDED,
-    Reason.QUEUES_REMOVED,
-    Reason.SUBSCRIPTION_CHANGED,
-    Reason.POLICY_CHANGED,
-    Reason.FOREIGN_MEMBERS,
-    Reason.GROUP_PAUSED,
-    Reason.GROUP_RESUMED,
-    Reason.CLAIMED_TWICE,
-    Reason.LOAD_SHIFTED,
-)
-GATES = (
-    Reason.INVALID_POLICY,
-    Reason.PAUSED,
-    Reason.NO_VIEW,
-    Reason.DEBOUNCE,
-    Reason.MEMBERS_STILL_JOINING,
-    Reason.HANDOVER_IN_FLIGHT,
-    Reason.BUDGET_SPENT,
-)
 LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -187,10 +160,10 @@ class Measures:
     def _begin(self, *labels: str) -> None:
         """Create the group's series with 0: `increase()` misses the first 1 of a series that did not exist."""
         self.moved.add(*labels, by=0)
-        for reason in CAUSES:
+        for reason in reasons(Use.CAUSE):
             self.rebalances.add(*labels, reason, "Settled", by=0)
         self.rebalances.add(*labels, Reason.MEMBER_LOST, "Forced", by=0)
-        for reason in GATES:
+        for reason in reasons(Use.GATE):
             self.held.add(*labels, reason, by=0)
         for histogram in (self.rebalance, self.handover):
             histogram.observe(0.0, *labels, times=0)

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from rota.brokers.errors import BrokerError, Refused
+from rota.aio import supervise
+from rota.brokers.errors import BrokerError, Refused, Unknown
 from rota.brokers.port import Consumer, Membership, Working
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import Reading
@@ -56,7 +58,8 @@ class Sources:
         """Take settings, and join if that was not done yet; False where one must leave first, and take them then."""
         if self.now is None:
             self.now = self._join(settings)
-            self._shell.start(self._become_known(self.now))
+            become_known = partial(self._become_known, self.now)
+            self._shell.start(supervise("joining", become_known, self._shell.health.task_failed))
         elif _fixed(self.now.settings) != _fixed(settings):
             return False
         self.now.settings = self.settings = settings
@@ -97,15 +100,17 @@ class Sources:
             except BrokerError as error:
                 if source is self._leaving:
                     return
-                self._shell.health.trouble(
-                    Reason.BROKER_REFUSES if isinstance(error, Refused) else Reason.BROKER_UNREACHABLE, str(error)
-                )
+                self._report(_reason_of(error), str(error))
                 await asyncio.sleep(JOIN_AGAIN)
             else:
-                for reason in (Reason.BROKER_REFUSES, Reason.BROKER_UNREACHABLE):
-                    self._shell.health.trouble(reason, "")
+                self._report(None)
                 source.ready.set()
                 return
+
+    def _report(self, problem: Reason | None, message: str = "") -> None:
+        """Report what keeps the member from joining, and nothing else."""
+        for reason in (Reason.BROKER_REFUSES, Reason.BROKER_UNREACHABLE, Reason.UNKNOWN_TOPIC):
+            self._shell.health.trouble(reason, message if reason is problem else "")
 
     # What brokers ask and tell.
 
@@ -136,6 +141,12 @@ class Sources:
             if reading := self._shell.readings.get(queue):
                 reading.reset(offset)
                 self._shell.start(reading.commit())
+
+
+def _reason_of(error: BrokerError) -> Reason:
+    if isinstance(error, Unknown):
+        return Reason.UNKNOWN_TOPIC
+    return Reason.BROKER_REFUSES if isinstance(error, Refused) else Reason.BROKER_UNREACHABLE
 
 
 def _fixed(settings: Settings) -> bytes:

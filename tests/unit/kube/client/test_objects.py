@@ -1,0 +1,46 @@
+"""Kubernetes' objects: what is read from them, and what is dropped."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rota.kube.client.objects import MAX_OBSTACLE, Pod
+
+
+def a_pod(**status: Any) -> Pod:
+    return msgspec.convert({"metadata": {"name": "orders-0"}, "status": status}, Pod)
+
+
+def waiting(reason: str, name: str = "app") -> dict[str, Any]:
+    return {"name": name, "state": {"waiting": {"reason": reason, "message": "x" * 10_000}}}
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
+
+
+@pytest.mark.parametrize(
+    ("status", "obstacle"),
+    [
+        ({}, ""),
+        ({"containerStatuses": [waiting("ContainerCreating")]}, ""),
+        ({"initContainerStatuses": [waiting("PodInitializing")]}, ""),
+        ({"containerStatuses": [waiting("ImagePullBackOff")]}, "ImagePullBackOff of container app"),
+        (
+            {"initContainerStatuses": [waiting("CrashLoopBackOff", "rota-sidecar")]},
+            "CrashLoopBackOff of container rota-sidecar",
+        ),
+        ({"conditions": [UNSCHEDULABLE]}, "Unschedulable, 0/3 nodes fit"),
+        ({"conditions": [UNSCHEDULABLE | {"status": "True"}]}, ""),
+    ],
+)
+def test_readiness_obstacle_of_a_pod_is_in_kubernetes_words(status: dict[str, Any], obstacle: str) -> None:
+    pod = a_pod(**status)
+    assert pod.obstacle == obstacle
+    assert msgspec.structs.replace(pod).obstacle == obstacle, "it outlives the fields that it is made of"
+    assert len(msgspec.json.encode(pod)) < 2000, "containers and messages are dropped"
+
+
+def test_readiness_obstacle_of_a_pod_is_short_whatever_is_written_there() -> None:
+    pod = a_pod(conditions=[UNSCHEDULABLE | {"message": "x" * 10_000}])
+    assert len(pod.obstacle) <= MAX_OBSTACLE + 1
