@@ -315,6 +315,7 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     releasing: dict[str, dict[str, str]] = {}
     brokers: dict[str, bool] = {}  # which it can reach
     troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
+    settings: str = ""  # `settings_digest` of the group.json in force; members of earlier versions may not say
     states: dict[str, int] = {}  # how many of its queues it is not reading now, by state; `revision` ignores them
 
     @property
@@ -333,7 +334,6 @@ class FullReport(Report, frozen=True, kw_only=True):
 
     inflight: int = 0
     incarnation: str = ""  # of the sidecar's process: another one after a restart
-    settings: str = ""  # a digest of the group's settings that are in force
     stuck: dict[str, dict[str, str]] = {}  # queues that it holds and could not take up yet
 
 
@@ -351,6 +351,7 @@ class _ReportParts(Struct, omit_defaults=True):
     releasing: msgspec.Raw = msgspec.Raw(b"")
     brokers: msgspec.Raw = msgspec.Raw(b"")
     troubles: msgspec.Raw = msgspec.Raw(b"")
+    settings: msgspec.Raw = msgspec.Raw(b"")
     states: msgspec.Raw = msgspec.Raw(b"")
 
 

@@ -101,6 +101,7 @@ class Reason(StrEnum):
     MEMBERS_STILL_JOINING = "MembersStillJoining", Use.GATE
     HANDOVER_IN_FLIGHT = "HandoverInFlight", Use.GATE
     BUDGET_SPENT = "BudgetSpent", Use.GATE
+    SETTINGS_NOT_OBEYED = "SettingsNotObeyed"
     # What is wrong.
     INVALID_SPEC = "InvalidSpec"
     INVALID_POLICY = "InvalidPolicy", Use.GATE

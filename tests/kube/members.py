@@ -28,6 +28,7 @@ from rota.sidecar.member.member import Member, Step
 from rota.sidecar.member.queue_lifecycle import Act, Command, Event
 from rota.sidecar.status.self_report import QueuesPage
 from rota.signing import NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
+from rota.spec.resolved import settings_digest
 from sidecar.whole_report import WholeReport
 
 NODE = "simulated"
@@ -104,6 +105,8 @@ async def reported(
     changed: asyncio.Event,
     troubles: Mapping[str, str] = MappingProxyType({}),
     offsets: Mapping[Queue, int] = MappingProxyType({}),
+    *,
+    settings: Callable[[], str] = str,
 ) -> web.Response:
     """Answer with a member's report, by long poll if that is asked for; `changed` is set with every change of it."""
     after = asked.query.get("after")
@@ -113,7 +116,7 @@ async def reported(
                 while int(after) == member.revision:
                     changed.clear()
                     await changed.wait()
-    said = asdict(member.report()) | {"troubles": {**troubles}}
+    said = asdict(member.report()) | {"troubles": {**troubles}, "settings": settings()}
     return web.Response(body=msgspec.json.encode(WholeReport(**said, queues=worked(offsets))))
 
 
@@ -171,6 +174,7 @@ class One:
         self.forged = False  # whether its reports are not signed, as those of somebody else at its address
         self.troubles: dict[str, str] = {}
         self.offsets: dict[Queue, int] = {}  # of a Broadcasting group's member
+        self._settings = ""  # the digest of those that it was shown
         self.takes = 0.0  # seconds that what is open takes to end
         self._stopping: list[Command] = []
         self._changed = asyncio.Event()
@@ -253,6 +257,7 @@ class One:
     def look(self) -> None:
         """Read the document."""
         if not self.frozen:
+            self._settings = self.fleet.settings
             self.carry(self.member.read(self.fleet.text, self._now))
 
     @property
@@ -297,7 +302,9 @@ class One:
             await asyncio.Event().wait()  # until it is cancelled
         key = await self.fleet.key.check(asked, self.uid) if self.signs else None
         offsets = {} if self.signs else self.offsets
-        response = await reported(asked, self.member, self._changed, self.troubles, offsets)
+        response = await reported(
+            asked, self.member, self._changed, self.troubles, offsets, settings=lambda: self._settings
+        )
         return self.fleet.key.sign(asked, response, key) if key and not self.forged else response
 
     async def _queues(self, asked: web.Request) -> web.Response:
@@ -327,6 +334,7 @@ class GroupMembers:
         self.key = GroupKey(api, namespace, group)
         self.members: dict[str, One] = {}
         self.text: str | bytes | None = None
+        self.settings = ""  # the digest of the group's settings
         self.version = ""
         self.documents: list[Object] = []  # every document that was seen
         self.reads = 0
@@ -374,6 +382,7 @@ class GroupMembers:
                 continue  # a mounted file stays
             packed = (body.get("binaryData") or {}).get("assignment.json.gz")
             data = body.get("data") or {}
+            self.settings = settings_digest(data.get("group.json", ""))
             self.text = base64.b64decode(packed) if packed else data.get("assignment.json", "")
             plain = gzip.decompress(self.text) if isinstance(self.text, bytes) else self.text
             with suppress(ValueError):

@@ -27,6 +27,7 @@ from rota.sidecar.member.window import Commit, Window
 from rota.sidecar.storage.local_offsets import Local
 from rota.sidecar.storage.offset_files import Offsets
 from rota.sidecar.storage.state_store import Notes
+from rota.spec.resolved import settings_digest
 from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, MemoryMember, a_member, port_of
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
@@ -50,6 +51,10 @@ async def busy_with_the_first_of_ten(member: MemoryMember, gate: Gate) -> None:
     await member.obeys([FIRST])
     await member.send(*texts(10), queue=0)
     await member.until(lambda it: it.inflight == 1)
+
+
+def shown_settings(member: MemoryMember) -> bytes:
+    return Path(member.who.documents, "..data", "group.json").read_bytes()
 
 
 async def committed(member: MemoryMember, offset: int) -> None:
@@ -347,6 +352,29 @@ async def test_drain_timeout_published_with_a_revocation_applies_to_it(tmp_path:
         assert (await member.report()).releasing
         gate.opens.set()
         await member.until(lambda it: not it.working)
+
+
+async def test_settings_in_force_are_named_in_the_report_and_change_its_revision(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        before = await member.obeys([FIRST])
+        member.settings["delivery"] = {"push": {"concurrency": 7}}
+        member.show([FIRST])
+        report = await member.until(lambda it: it.settings != before.settings)
+        assert report.settings == settings_digest(shown_settings(member))
+        assert report.revision > before.revision
+
+
+async def test_settings_that_need_a_rejoin_are_in_force_only_after_it(tmp_path: Path) -> None:
+    gate = Gate()
+    async with a_member(tmp_path) as member:
+        await busy_with_the_first_of_ten(member, gate)
+        before = await member.report()
+        member.settings["subscriptions"] = [{"topic": TOPIC, "expression": "paid"}]
+        member.show([FIRST])
+        report = await member.until(lambda it: it.generation == before.generation + 1)
+        assert (report.settings, bool(report.releasing)) == (before.settings, True)
+        gate.opens.set()
+        await member.until(lambda it: it.settings != before.settings)
 
 
 async def test_topic_assigned_under_unreadable_settings_is_consumed_once_they_are_readable(tmp_path: Path) -> None:

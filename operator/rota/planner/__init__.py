@@ -18,6 +18,7 @@ from rota.planner.moves import Draft, decide, document_of, foreign_queues
 from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
 from rota.planner.snapshot import Event, Heard, Plan, Pod, Poke, Snapshot, View
 from rota.planner.target import Measured, beside_foreigners, target
+from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time
 
 __all__ = [
@@ -167,29 +168,39 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     if too_large:
         draft, document = Draft(held=draft.held, problem=too_large), None
     standing = document or it.document
-    behind = pokes.behind(snapshot.pods, standing, snapshot.gone)
+    text = snapshot.wanted_settings if document else snapshot.settings
+    settings = settings_digest(text) if text else ""
+    behind = pokes.behind(snapshot.pods, standing, snapshot.gone, settings)
+    for_settings = pokes.only_for_settings(behind, standing, snapshot.gone)
     due = pokes.due(behind, standing)
     leaving = [pod for pod in snapshot.pods if it.standings[pod.name] is Standing.LEAVING and pod.terminating]
     without = it.without_owner(standing)
     foreign = foreign_queues(it).intersection(without) if without else frozenset()
     unowned = len(without) - len(foreign)
     found = status.problems(it, draft, unowned if whole else 0)
+    late, awaiting = status.without_settings(it, settings)
+    found += status.late_settings(late)
     going = [pod for pod in leaving if works(standing, pod)]
-    waited_for = [pod for pod in behind if not pod.seen.lost(it.policy.handover)]
+    waited_for = [pod for pod in behind if pod.name not in for_settings and not pod.seen.lost(it.policy.handover)]
     moving = status.under_way(standing, len(waited_for) + len(going))
     idle = status.idle_members(it, standing)
-    progressing = status.progress(it, draft, found, moving)
-    if idle and it.queues and not unowned and not progressing[0]:
+    progressing = status.progress(it, draft, found, moving, awaiting)
+    is_at_rest = not (unowned or progressing[0] or it.motion)
+    if idle and it.queues and is_at_rest:
         found.append(status.idle_problem(it, idle))
     published = status.status(
         it, draft, standing, progressing=progressing, moving=moving, idle=idle, unowned=unowned, found=found
     )
-    awaited = _awaited(it, standing, behind)
+    # Members of a thousand groups may be told other settings at once: of those only they are heard that were poked.
+    heard = [pod for pod in behind if pod.name not in for_settings]
+    heard += [pod for pod in snapshot.pods if pod.poke.times and pokes.has_other_settings(pod, settings)]
+    awaited = _awaited(it, standing, heard)
     lines = journal_records.records(it, draft, document) if document else []
     return Plan(
         document=document,
         data=data,
         pokes=due,
+        for_settings=for_settings & due.keys(),
         drains=tuple(pod.holder for pod in leaving if not (pod.report and pod.report.final)),
         awaited=awaited,
         confirm=_unknown(it, standing),

@@ -9,10 +9,11 @@ from rota.model import Holder, Queue
 from rota.planner.snapshot import Pod, Poke
 
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
+_GROWING_PAUSES = 6  # pokes after which the pauses are that long
 
 
-def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str]) -> list[Pod]:
-    """Return the pods that the document tells something which they do not show yet."""
+def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], settings: str = "") -> list[Pod]:
+    """Return the pods that the document tells something which they do not show yet; `settings` is their digest."""
     owed: dict[Holder, int] = {}
     for release in document.releasing.values():
         owed[release.holder] = max(owed.get(release.holder, 0), release.since)
@@ -23,8 +24,29 @@ def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str]) -> l
         and pod.uid not in gone
         and pod.generation < document.generation
         and (pod.started or pod.ready)
-        and (pod.generation < max(owed.get(pod.holder, 0), document.barrier) or _shows(pod) != _given(pod, document))
+        and (
+            pod.generation < max(owed.get(pod.holder, 0), document.barrier)
+            or _shows(pod) != _given(pod, document)
+            or has_other_settings(pod, settings)
+        )
     ]
+
+
+def only_for_settings(pods: Sequence[Pod], document: Assignment, gone: frozenset[str]) -> frozenset[str]:
+    """Return the names of the pods that the document tells nothing but settings: their pokes are not urgent."""
+    urgent = {pod.name for pod in behind(pods, document, gone)}
+    return frozenset(pod.name for pod in pods if pod.name not in urgent)
+
+
+def has_other_settings(pod: Pod, settings: str) -> bool:
+    """Whether a member reports other settings than these; members of earlier versions may report none."""
+    return bool(settings and pod.settings and pod.settings != settings)
+
+
+def seconds_poked(pod: Pod) -> float:
+    """Return how long ago the pod was first poked for its present generation."""
+    before = sum(_pause(Poke(0, times)) for times in range(1, min(pod.poke.times, _GROWING_PAUSES)))
+    return before + SLOWEST * max(0, pod.poke.times - _GROWING_PAUSES) + pod.poked if pod.poke.times else 0.0
 
 
 def due(pods: Sequence[Pod], document: Assignment) -> dict[str, Poke]:

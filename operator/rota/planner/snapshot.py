@@ -78,6 +78,11 @@ class Pod:
         return self.heard.report if self.heard else None
 
     @property
+    def settings(self) -> str:
+        """The digest of the settings that it says are in force; empty if it does not say."""
+        return self.heard.report.settings if self.heard else ""
+
+    @property
     def reaches(self) -> frozenset[str]:
         """The brokers that it says it reaches; of who is not heard nothing is known."""
         said = self.report.brokers if self.report and not self.unheard else {}
@@ -159,6 +164,7 @@ class Plan:
 
     document: Assignment | None = None  # None: what is written stays
     data: Mapping[str, str | bytes] = field(default_factory=dict)  # the document as the ConfigMap's entry
+    for_settings: frozenset[str] = frozenset()  # pods that are poked for nothing but settings, which is not urgent
     pokes: Mapping[str, Poke] = field(default_factory=dict)  # by pod
     drains: tuple[Holder, ...] = ()  # terminating members to ask for their final drain
     awaited: frozenset[str] = frozenset()  # members whose report something waits for

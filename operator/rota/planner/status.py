@@ -9,12 +9,14 @@ from rota.model import Holder, Queue, Reason, Use, Verdict
 from rota.planner import record
 from rota.planner.members import Standing
 from rota.planner.moves import Draft
+from rota.planner.pokes import has_other_settings, seconds_poked
 from rota.planner.situation import Situation
 from rota.planner.snapshot import Event
 from rota.sentences import count, listed
 from rota.timestamps import format_time
 
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
+SETTINGS_SECONDS = 90.0  # beyond a drain: a kubelet shows a changed ConfigMap within so long, without a poke, too
 START_SECONDS = 60.0  # that a new group's pods have before it is a problem that no member is there
 SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
 _REASONS = frozenset(map(str, Reason))  # a later sidecar may have others
@@ -232,23 +234,50 @@ def status(
     return {name: value for name, value in told.items() if value is not None}
 
 
-def progress(it: Situation, draft: Draft, found: Sequence[Verdict], moving: int) -> tuple[bool, Verdict]:
-    """Return whether queues change hands or are about to, and why or why not."""
+def without_settings(it: Situation, settings: str) -> tuple[list[str], list[str]]:
+    """Return the members that count and do not obey the settings: those that are late, and the others."""
+    members = [it.pods[name] for name in it.counted if has_other_settings(it.pods[name], settings)]
+    patience = it.policy.handover.drain_timeout + SETTINGS_SECONDS
+    late = [pod.name for pod in members if seconds_poked(pod) > patience]
+    return late, [pod.name for pod in members if pod.name not in late]
+
+
+def late_settings(late: Sequence[str]) -> list[Verdict]:
+    """Return the problem of members that do not obey the settings, though they were poked long ago."""
+    if not late:
+        return []
+    told = f"{listed(late)} {'does' if len(late) == 1 else 'do'} not obey the group's settings, though poked long ago"
+    return [Verdict(Reason.SETTINGS_NOT_OBEYED, told)]
+
+
+def progress(
+    it: Situation, draft: Draft, found: Sequence[Verdict], moving: int, awaiting: Sequence[str] = ()
+) -> tuple[bool, Verdict]:
+    """Return whether queues change hands or are about to, and why or why not; some may still await settings."""
     if moving:
         return True, Verdict(Reason.HANDOVER_IN_FLIGHT, _under_way(moving))
-    if not it.queues:
-        return False, NOTHING_KNOWN
-    if _is_starting(it):
-        return True, _no_member_yet(it)
-    if nobody := next((verdict for verdict in found if verdict.reason is Reason.NO_MEMBERS), None):
-        return False, nobody
+    if idle := _nothing_to_do(it, found):
+        return idle
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
         frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
         frozen |= draft.held.reason is Reason.BUDGET_SPENT and draft.held.seconds is None
         missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in it.snapshot.problems)
         reason = Reason.MISSING_POLICY if missing and frozen else draft.held.reason
         return not frozen, Verdict(reason, draft.held.message)
+    if awaiting:
+        told = f"{listed(awaiting)} {'does' if len(awaiting) == 1 else 'do'} not obey the group's new settings yet"
+        return True, Verdict(Reason.SETTINGS_NOT_OBEYED, told)
     return False, Verdict(Reason.SETTLED, "Every queue is where the policy wants it")
+
+
+def _nothing_to_do(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict] | None:
+    """Return the progress of a group without queues or members; None if it has both."""
+    if not it.queues:
+        return False, NOTHING_KNOWN
+    if _is_starting(it):
+        return True, _no_member_yet(it)
+    nobody = next((verdict for verdict in found if verdict.reason is Reason.NO_MEMBERS), None)
+    return (False, nobody) if nobody else None
 
 
 def _ready(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from rota.aio import supervise
 from rota.container import memory_limit
 from rota.model import Queue, Reason
-from rota.sidecar.config_follower import ConfigFollower, digest
+from rota.sidecar.config_follower import ConfigFollower
 from rota.sidecar.consume.broker_probes import Probes
 from rota.sidecar.consume.broker_session import Connect, Sources
 from rota.sidecar.consume.queue_reader import Reading
@@ -22,7 +22,7 @@ from rota.sidecar.member_status import MemberStatus
 from rota.sidecar.status.problems import Health
 from rota.sidecar.storage.environment import Who
 from rota.sidecar.storage.state_store import Notes
-from rota.spec.resolved import Settings
+from rota.spec.resolved import Settings, settings_digest
 
 COMMIT_SECONDS = 5.0
 BEAT_SECONDS = 0.5
@@ -164,8 +164,9 @@ class Sidecar:
             self._steps.take(step)
             self._back()
             return
-        self.status.settings_digest = digest(files)
         swaps = not self._sources.take(settings)
+        if not swaps:
+            self.status.settings_in_force(settings_digest(files.settings or b""))
         self._steps.take(step)
         if swaps and SETTINGS not in self._drains:
             self._drains.add(SETTINGS)

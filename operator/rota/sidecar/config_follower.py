@@ -1,7 +1,6 @@
 """The mounted ConfigMap, watched and read; what cannot be read is reported as a problem and retried."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -68,8 +67,3 @@ class ConfigFollower:
             self._health.trouble(reason, message)
         self.close()
         self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed)
-
-
-def digest(files: Files) -> str:
-    """Return the hash of the settings, as reports name those in force."""
-    return hashlib.sha256(files.settings or b"").hexdigest()[:16]

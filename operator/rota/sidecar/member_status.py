@@ -35,9 +35,20 @@ class MemberStatus:
         self._member, self._steps, self._health = member, steps, health
         self._sources, self._readings = sources, readings
         self._incarnation = secrets.token_hex(8)  # of this process
-        self.settings_digest = ""
+        self._settings = ""  # the digest of those in force
+        self._settings_changes = 0
         self.measures = Measures()
         self._changed = asyncio.Event()
+
+    def settings_in_force(self, digest: str) -> None:
+        """Report these settings from now on."""
+        if digest != self._settings:
+            self._settings, self._settings_changes = digest, self._settings_changes + 1
+            self.notify()
+
+    @property
+    def _revision(self) -> int:
+        return self._steps.told.revision + self._health.changes + self._settings_changes
 
     def notify(self) -> None:
         """Wake everybody that waits for a change."""
@@ -51,7 +62,9 @@ class MemberStatus:
     def report(self) -> FullReport:
         """Return what the member says of itself now."""
         report = full_report(self._steps.told, self._health, self._member, self._readings)
-        return msgspec.structs.replace(report, incarnation=self._incarnation, settings=self.settings_digest)
+        return msgspec.structs.replace(
+            report, revision=self._revision, incarnation=self._incarnation, settings=self._settings
+        )
 
     def queues(self, start: int) -> QueuesPage:
         """Return one page of the progress of its queues, from index `start`."""
@@ -59,7 +72,7 @@ class MemberStatus:
 
     async def news(self, after: int) -> None:
         """Wait until the report has another revision."""
-        while self._steps.told.revision + self._health.changes == after:
+        while self._revision == after:
             await self.changed()
 
     def unready(self) -> str:

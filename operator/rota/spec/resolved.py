@@ -1,5 +1,6 @@
 """`group.json`: a group's settings as its sidecars need them, every default filled in; equal settings have one text."""
 
+import hashlib
 import json
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
@@ -67,6 +68,11 @@ def write_settings(name: str, spec: GroupSpec, drain_timeout: float, created: st
         sort_keys=True,
         separators=(",", ":"),
     )
+
+
+def settings_digest(text: str | bytes) -> str:
+    """Return the hash by which reports name the settings in force."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
 def read_settings(text: str | bytes) -> Settings:

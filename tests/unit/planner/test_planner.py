@@ -22,6 +22,7 @@ from rota.documents import Assignment, read_assignment
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Plan, Pod, Poke, Snapshot, plan
 from rota.planner.record import BELIEVED
+from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time
 
 Q = [Queue("orders", "a", number) for number in range(8)]
@@ -812,6 +813,60 @@ def test_stateful_set_pod_recreated_by_name_waits_until_the_old_one_ended() -> N
     assert known.document
     assert known.document.members["m2"].uid == "new"
     assert owned(known.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+
+
+SETTINGS = settings_digest("new")
+OLD = settings_digest("old")
+
+
+def with_settings(changed: dict[str, Any], **of_pods: Any) -> Snapshot:
+    """Return a group whose new settings are stored in generation 6, which m2 obeys, and m1 does not yet."""
+    document = a_document(generation=6, members={"m1": Q[:3], "m2": Q[3:6]})
+    m1 = a_pod("m1", a_report("m1", 5, Q[:3], settings=OLD), **of_pods)
+    m2 = a_pod("m2", a_report("m2", 6, Q[3:6], settings=SETTINGS))
+    fields = {"document": document, "pods": (m1, m2), "settings": "new", "wanted_settings": "new"}
+    return a_snapshot(**fields | changed)
+
+
+def test_settings_are_poked_like_an_assignment_and_group_is_progressing_until_they_are_obeyed() -> None:
+    found = plan(with_settings({}), NOW)
+    assert found.document is None
+    assert found.pokes == {"m1": Poke(6, 1)}
+    assert found.for_settings == {"m1"}
+    assert conditions(found)["Progressing"] == ("True", "SettingsNotObeyed")
+    assert messages(found)["Progressing"] == "m1 does not obey the group's new settings yet"
+    assert conditions(found)["Ready"] == ("True", "Settled")
+    assert conditions(found)["Degraded"] == ("False", "Settled")
+
+
+def test_settings_report_is_awaited_only_of_members_that_were_poked() -> None:
+    assert "m1" not in plan(with_settings({}), NOW).awaited
+    assert "m1" in plan(with_settings({}, poke=Poke(6, 1), poked=0.5), NOW).awaited
+
+
+def test_settings_and_assignment_changed_together_are_poked_at_once() -> None:
+    document = a_document(generation=6, members={"m1": Q[:2], "m2": Q[2:6]})
+    found = plan(with_settings({"document": document}), NOW)
+    assert "m1" in found.pokes
+    assert "m1" not in found.for_settings
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(1, 121.0), (6, 60.0 + 31.0), (10**9, 0.0)])
+def test_settings_not_obeyed_long_after_the_first_poke_are_a_problem_and_no_progress(
+    times: int, seconds: float
+) -> None:
+    found = plan(with_settings({}, poke=Poke(6, times), poked=seconds), NOW)
+    assert conditions(found)["Progressing"] == ("False", "Settled")
+    assert conditions(found)["SettingsNotObeyed"] == ("True", "SettingsNotObeyed")
+    assert conditions(found)["Degraded"][0] == "True"
+
+
+def test_settings_are_not_expected_of_members_whose_reports_do_not_name_them() -> None:
+    snapshot = with_settings({})
+    m1 = a_pod("m1", a_report("m1", 5, Q[:3]))
+    found = plan(replace(snapshot, pods=(m1, snapshot.pods[1])), NOW)
+    assert conditions(found)["Progressing"] == ("False", "Settled")
+    assert found.pokes == {}
 
 
 def test_condition_no_members_gives_a_new_group_the_time_that_pods_need_to_start() -> None:

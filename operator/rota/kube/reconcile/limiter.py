@@ -1,4 +1,7 @@
-"""Limits how many groups are observed at the same time; a group in the middle of a handover goes first."""
+"""Limits of all groups together: how many are observed at the same time, and how many pokes for settings are sent.
+
+A group in the middle of a handover is observed first.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -49,3 +52,19 @@ class Turns:
                 turn.set_result(None)
                 return
         self._free += 1
+
+
+class TokenBucket:
+    """Allows so many actions a second, and up to `burst` at once after a pause."""
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._per_second, self._burst = per_second, burst
+        self._tokens, self._filled_at = float(burst), 0.0
+
+    def take(self, wanted: int, now: float) -> int:
+        """Return how many of the wanted actions are allowed now."""
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
+        self._filled_at = now
+        allowed = min(wanted, int(self._tokens))
+        self._tokens -= allowed
+        return allowed

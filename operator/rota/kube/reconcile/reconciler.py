@@ -5,6 +5,7 @@ then repeats it.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -18,13 +19,18 @@ from rota.kube.members.report_client import Endpoint, Reports
 from rota.kube.members.report_watchers import Listeners
 from rota.kube.reconcile import apply
 from rota.kube.reconcile.assignment_writer import REFUSED, Sent, Writing
+from rota.kube.reconcile.limiter import TokenBucket
 from rota.kube.reconcile.observe import Gatherer
 from rota.kube.reconcile.planning import Planning
 from rota.kube.reconcile.status_publisher import Telling
 from rota.kube.state.group import Group
 from rota.kube.workload.deployments import Fleets
 from rota.model import Reason, Verdict, plain
-from rota.planner import Plan, Snapshot, plan
+from rota.planner import Plan, Poke, Snapshot, plan
+
+SETTINGS_POKES_A_SECOND = 100.0  # of all groups together: a kubelet shows changed settings within a minute anyway
+SETTINGS_POKES_AT_ONCE = 100
+SETTINGS_RETRY_SECONDS = 1.0  # before postponed pokes are tried again
 
 
 @dataclass
@@ -70,6 +76,7 @@ class Reconciler:
         self._api, self._reports, self._places, self._fleets = api, reports, places, fleets
         self._host = host
         self._planning = Planning()
+        self._settings_pokes = TokenBucket(SETTINGS_POKES_A_SECOND, SETTINGS_POKES_AT_ONCE)
         self._gatherer = Gatherer(api, reports, places)
 
     def hurry(self, group: Group) -> None:
@@ -104,9 +111,10 @@ class Reconciler:
             return found.again
         if written := bool(found.document) and group.record.ours:
             await self._write(task, sent)
+        postponed = math.inf
         if group.uid == uid:  # the writes of a group that was deleted meanwhile are not counted
-            await self._follow_up(task, sent, written=written)
-        return min(found.again, group.seconds_to_next_read, group.pace.seconds(group.written, self._now))
+            postponed = await self._follow_up(task, sent, written=written)
+        return min(found.again, postponed, group.seconds_to_next_read, group.pace.seconds(group.written, self._now))
 
     def snapshot(self, group: Group) -> Snapshot:
         """Return what is known of a group, as the planner takes it."""
@@ -121,7 +129,7 @@ class Reconciler:
         if self._host.leads and (uid := task.group.uid):
             snapshot = replace(self.snapshot(task.group), spec=None, problems=(verdict,))
             found = plan(snapshot, self._host.time())
-            await self._annotate(task.group, found)
+            await self._annotate(task.group, found, self._allowed_pokes(found))
             self._publish(task, found, uid, whole=False)
 
     async def _observe(self, group: Group) -> None:
@@ -151,30 +159,38 @@ class Reconciler:
                 await self.publish_only(task, Verdict(Reason.WRITE_REFUSED, message))
             raise
 
-    async def _follow_up(self, task: GroupTask, sent: Sent, *, written: bool) -> None:
-        """Do what follows from a plan whose assignment is stored."""
+    async def _follow_up(self, task: GroupTask, sent: Sent, *, written: bool) -> float:
+        """Do what follows from a plan whose assignment is stored; return after how many seconds more is to be done."""
         group, uid, found = task.group, task.group.uid, sent.plan
         self._listen(task, found)
         counts = task.telling.take_counts()
         counts["configmap"] += written
+        pokes = self._allowed_pokes(found)
         try:
-            counts["poke"] += await self._annotate(group, found)
+            counts["poke"] += await self._annotate(group, found, pokes)
         finally:  # the assignment is stored, so it is counted even if this fails
             self._host.done(Done(group, *sent, counts))
         self._publish(task, found, uid, whole=True)
+        return math.inf if len(pokes) == len(found.pokes) else SETTINGS_RETRY_SECONDS
+
+    def _allowed_pokes(self, found: Plan) -> Mapping[str, Poke]:
+        """Return the pokes of a plan that may be sent now: a policy can change the settings of a thousand groups."""
+        allowed = self._settings_pokes.take(len(found.for_settings), self._now)
+        postponed = sorted(found.for_settings)[allowed:]
+        return {name: poke for name, poke in found.pokes.items() if name not in postponed}
 
     def _listen(self, task: GroupTask, found: Plan) -> None:
         task.group.pods.unsure, task.group.awaited = found.confirm, found.awaited
         if self._host.leads and task.group.body:
             task.listeners.listen()
 
-    async def _annotate(self, group: Group, found: Plan) -> int:
+    async def _annotate(self, group: Group, found: Plan, pokes: Mapping[str, Poke]) -> int:
         """Annotate the pods that a plan concerns, and drain those that must end; return the number of writes."""
         for holder in found.drains:
             known = group.pods.get(holder.name)
             if known and known.pod.metadata.uid == holder.uid:
                 self._host.start(self._reports.drain(Endpoint.of(known.pod, group.uid)))
-        return await apply.mark(self._api, group, found.pokes, settled=not found.awaited)
+        return await apply.mark(self._api, group, pokes, settled=not found.awaited)
 
     def _publish(self, task: GroupTask, found: Plan, uid: str, *, whole: bool) -> None:
         """Have status and Events published, if this operator still leads and the group was not recreated."""

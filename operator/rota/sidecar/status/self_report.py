@@ -42,11 +42,11 @@ class QueuesPage(Struct, frozen=True):
 
 
 def full_report(told: Report, health: Health, member: Member, readings: Mapping[Queue, Reading]) -> FullReport:
-    """Return the report; `told` is what may be told of the member."""
+    """Return the report without its revision; `told` is what may be told of the member."""
     fields = {name: getattr(told, name) for name in Report.__struct_fields__}
     states = Counter(_state(queue, reading, member) for queue, reading in readings.items())
     del states[""]
-    fields |= {"revision": told.revision + health.changes, "troubles": health.troubles, "states": dict(states)}
+    fields |= {"troubles": health.troubles, "states": dict(states)}
     inflight = sum(reading.window.in_flight for reading in readings.values())
     return FullReport(**fields, inflight=inflight, stuck=to_ranges(member.stuck))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rota.kube.reconcile.limiter import Turns
+from rota.kube.reconcile.limiter import TokenBucket, Turns
 from rota.kube.state.group import Group
 
 
@@ -112,3 +112,10 @@ async def test_reconcile_limiter_passes_on_the_slot_of_a_waiter_cancelled_at_its
         await steps()
         assert some.there == ["a", "c"]
         await some.give_up(C)
+
+
+def test_poke_for_settings_is_limited_to_a_rate_with_a_burst() -> None:
+    bucket = TokenBucket(per_second=10.0, burst=5)
+    assert [bucket.take(3, 0.0), bucket.take(3, 0.0), bucket.take(3, 0.0)] == [3, 2, 0]
+    assert bucket.take(3, 0.25) == 2
+    assert bucket.take(100, 1000.0) == 5
