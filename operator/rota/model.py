@@ -133,6 +133,7 @@ class Reason(StrEnum):
     MESSAGE_NOT_TAKEN_BACK = "MessageNotTakenBack"
     QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
     QUEUES_NOT_READ = "QueuesNotRead"
+    NOTHING_MATCHES = "NothingMatches", Use.HARMLESS
     INTERNAL_ERROR = "InternalError"
     MEMBER_PROBLEM = "MemberProblem"  # a problem that only the sidecar's version knows
     STATE_NOT_WRITTEN = "StateNotWritten"

@@ -19,7 +19,7 @@ from rota.brokers.port import Pulled
 from rota.documents import Share
 from rota.model import Queue
 from rota.sidecar import agent, config_follower
-from rota.sidecar.consume import broker_session
+from rota.sidecar.consume import broker_session, filter_counts
 from rota.sidecar.delivery import http_post, push, settlement
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.queue_lifecycle import State
@@ -515,3 +515,18 @@ async def counts(member: MemoryMember) -> dict[str, int]:
     """Return the messages that are counted, by what came of them."""
     lines = [it.split() for it in (await member.ask("/metrics"))[1].splitlines() if "messages_total{" in it]
     return {told.partition('outcome="')[2].rstrip('"}'): int(count) for told, count in lines}
+
+
+async def test_filter_that_lets_nothing_through_is_reported_until_a_message_matches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filter_counts, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(filter_counts, "FEWEST_MESSAGES", 3)
+    async with a_member(tmp_path, subscriptions=[{"topic": TOPIC, "expression": "paid"}]) as member:
+        await member.obeys([FIRST])
+        await member.send(*texts(3), queue=0)
+        report = await member.until(lambda it: "NothingMatches" in it.troubles)
+        assert report.troubles["NothingMatches"].startswith("None of the last 3 messages of orders matches")
+        await member.memory.send(TOPIC, b"4", {"TAGS": "paid"}, queue=FIRST)
+        await member.did("4")
+        await member.until(lambda it: it.troubles == {})

@@ -13,6 +13,7 @@ from rota.model import Queue, Reason
 from rota.sidecar.config_follower import ConfigFollower
 from rota.sidecar.consume.broker_probes import Probes
 from rota.sidecar.consume.broker_session import Connect, Sources
+from rota.sidecar.consume.filter_counts import FilterCounts
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.effects import Steps
 from rota.sidecar.member.member import Member
@@ -62,6 +63,7 @@ class Sidecar:
         self.uid = who.uid
         self.readings: dict[Queue, Reading] = {}
         self.health = Health()
+        self.filter_counts = FilterCounts()
         notes = Notes(Path(who.state))
         self._config = ConfigFollower(who, notes, self.health, self._look)
         remembered = notes.load(who.uid)
@@ -120,6 +122,9 @@ class Sidecar:
             self.member.reaches(self._probes.reached(self.now()))
             self.health.stuck(self.member.stuck)
             self.health.unread([it.queue for it in self.readings.values() if it.is_unread(self._awoke)])
+            if self._sources.settings:
+                filtered = self.filter_counts.problem(self.settings.subscriptions, self.now())
+                self.health.trouble(Reason.NOTHING_MATCHES, filtered)
             self._tell()
             await asyncio.sleep(BEAT_SECONDS)
 

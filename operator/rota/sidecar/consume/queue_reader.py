@@ -284,10 +284,19 @@ class Reading:
         self._answered()
         self._shell.health.takes(self.queue)
         self._shell.measures.pulls.add(result_of(found, admission))
+        self._count_filtered(asked, found)
         self.window.put(asked, found)
         self._refused_offset, self._refused_bytes = found.next, admission.refused_bytes
         if found.messages:
             self._shell.offer(self)
+
+    def _count_filtered(self, asked: int, pulled: Pulled) -> None:
+        if not pulled.moved:
+            matched = len(pulled.messages)
+            passed_over = max(0, pulled.next - asked - matched)
+            self._shell.filter_counts.count(
+                self.queue.topic, passed_over=passed_over, matched=matched, now=self._shell.now()
+            )
 
     async def _wait_for_memory(self) -> Reservation | None:
         """Wait until the window, and the member's memory, have room; after a refusal return what is reserved for it."""

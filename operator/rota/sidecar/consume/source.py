@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rota.brokers.port import Consumer
 from rota.model import Queue
+from rota.sidecar.consume.filter_counts import FilterCounts
 from rota.sidecar.consume.start_offset import Store
 from rota.sidecar.member.memory_budget import MemoryBudget
 from rota.sidecar.member.queue_lifecycle import Event
@@ -33,6 +34,7 @@ class ReaderShell(Protocol):
 
     health: Health
     measures: Measures
+    filter_counts: FilterCounts
     memory_budget: MemoryBudget
 
     def answer(self, event: Event, queue: Queue, life: int, sent: float | None = None) -> None:

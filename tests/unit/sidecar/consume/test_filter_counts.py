@@ -1,0 +1,37 @@
+"""Subscriptions whose expression lets nothing through are reported, with counts."""
+
+from pathlib import Path
+
+import yaml
+
+from rota.sidecar.consume.filter_counts import FEWEST_MESSAGES, QUIET_SECONDS, FilterCounts
+from rota.spec import Subscription
+
+EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
+PAID = [Subscription("orders", "paid")]
+
+
+def test_filter_that_matches_nothing_for_minutes_is_reported_with_counts() -> None:
+    counts = FilterCounts()
+    counts.count("orders", passed_over=FEWEST_MESSAGES - 1, matched=0, now=0.0)
+    assert counts.problem(PAID, QUIET_SECONDS) == ""
+    counts.count("orders", passed_over=1, matched=0, now=1.0)
+    assert counts.problem(PAID, QUIET_SECONDS - 1) == ""
+    problem = counts.problem(PAID, QUIET_SECONDS)
+    assert problem.startswith(f"None of the last {FEWEST_MESSAGES} messages of orders matches the expression 'paid'")
+    counts.count("orders", passed_over=100, matched=0, now=QUIET_SECONDS)
+    assert counts.problem(PAID, QUIET_SECONDS + 1) == problem, "the report does not change with each message"
+    counts.count("orders", passed_over=0, matched=1, now=QUIET_SECONDS + 2)
+    assert counts.problem(PAID, 10 * QUIET_SECONDS) == ""
+
+
+def test_filter_is_not_reported_for_a_subscription_to_all_messages_or_another_topic() -> None:
+    counts = FilterCounts()
+    counts.count("orders", passed_over=1000, matched=0, now=0.0)  # compaction passes over messages, too
+    assert counts.problem([Subscription("orders"), Subscription("bills", "paid")], QUIET_SECONDS) == ""
+
+
+def test_filter_of_the_example_fleet_takes_the_messages_that_the_example_sends() -> None:
+    fleet = yaml.safe_load((EXAMPLES / "fleet.yaml").read_text())
+    assert "tag" not in (EXAMPLES / "ground" / "send.py").read_text()
+    assert fleet["spec"]["subscriptions"] == [{"topic": "orders"}]
