@@ -256,6 +256,29 @@ async def test_status_event_metric_and_journal_name_the_cause_of_a_rebalance(
     assert sum(times > 1 for times in shop.deliveries().values()) <= REPEATED
 
 
+@pytest.mark.slow("a broker that switches a whole fleet off, and then rejects its filter")
+async def test_condition_of_what_a_real_broker_rejects_lasts_until_it_accepts(
+    shop: TemplateGroup, places: Places, rocketmq: RocketMQ
+) -> None:
+    [broker] = rocketmq.brokers
+    subscriptions = (await shop.api.get(shop.path))["spec"]["subscriptions"]
+    await shop.works(2)
+    await shop.brokers.update_group(GROUP, broker.name, consumeEnable=False)
+    assert f"switched off at {broker.name}" in await places.tell_of_problem("SwitchedOff")
+    await shop.brokers.update_group(GROUP, broker.name, consumeEnable=True)
+    await places.no_problem("SwitchedOff")
+    rocketmq.change_setting(broker, "enablePropertyFilter", value=False)
+    try:
+        by_property = [it | {"type": "SQL92", "expression": "amount > 5"} for it in subscriptions]
+        await shop.api.patch(shop.path, {"spec": {"subscriptions": by_property}})
+        assert "SQL92" in await places.tell_of_problem("BrokerRefuses")
+        await shop.api.patch(shop.path, {"spec": {"subscriptions": subscriptions}})
+        await places.no_problem("BrokerRefuses")
+    finally:
+        rocketmq.change_setting(broker, "enablePropertyFilter", value=True)
+    await shop.works(2)
+
+
 @pytest.mark.slow("two Java consumers of one client id in the group of a whole fleet")
 async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leaves(
     shop: TemplateGroup, places: Places, rocketmq: RocketMQ
