@@ -48,25 +48,27 @@ async def gently(many: Iterable[T]) -> AsyncIterator[T]:
 async def supervise(
     name: str,
     work: Callable[[], Coroutine[Any, Any, object]],
-    failed: Callable[[str, Exception | None], None] = lambda *_: None,
+    report: Callable[[str, Exception | None], None] = lambda *_: None,
 ) -> None:
     """Run `work` until it returns; when it fails, restart it, at first soon, then less and less often.
 
-    `failed` is called with the name and the error of each failure, and with None once the task has run steadily again.
+    `report` is called with the name and the error of each failure, and with None once the task has run for
+    STEADY_SECONDS or has returned.
     """
     loop = asyncio.get_running_loop()
     pause = FIRST_RESTART_SECONDS
     while True:
         started = loop.time()
-        recovery = loop.call_later(STEADY_SECONDS, failed, name, None)
+        recovery = loop.call_later(STEADY_SECONDS, report, name, None)
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - whatever it was, the task is restarted
             if loop.time() - started > STEADY_SECONDS:
                 pause = FIRST_RESTART_SECONDS
             _log.exception("The task %s failed; it is restarted in %g s", name, pause)
-            failed(name, error)
+            report(name, error)
         else:
+            report(name, None)
             return
         finally:
             recovery.cancel()

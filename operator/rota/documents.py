@@ -282,8 +282,12 @@ def _sum(body: Mapping[str, Any]) -> str:
 
 
 # Why a member is not reading a queue; empty while it is reading.
-# starting: it takes a lock, or looks up the start offset. full: it waits until the app has finished some messages.
-# paused: consumption is disabled at the broker. failing: the last pull failed.
+# starting: the member takes the queue's lock, or looks up the start offset
+# full: the member waits until the app has finished some messages
+# paused: consumption is disabled at the broker
+# failing: the last pull failed
+# stuck: the queue could not be started, or its reader failed; the member retries
+# draining: the queue is being released
 QueueState = Literal["", "starting", "full", "paused", "failing", "stuck", "draining"]
 
 

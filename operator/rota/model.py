@@ -54,7 +54,7 @@ class Holder(NamedTuple):
 
 
 class Use(Flag):
-    """What a reason is used for; a reason that is none of these is a problem that makes a group Degraded."""
+    """How a reason is used. As a reported problem, a reason makes the group Degraded unless it is HARMLESS."""
 
     OTHER = 0
     CAUSE = auto()  # a rebalance's, with a series of its own in the metrics
@@ -146,7 +146,7 @@ class Reason(StrEnum):
 
 
 def reasons(use: Use) -> list[Reason]:
-    """Return the reasons that are used for this."""
+    """Return the reasons with this use."""
     return [reason for reason in Reason if use in reason.use]
 
 

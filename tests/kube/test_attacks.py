@@ -76,6 +76,7 @@ async def operator(
     fields = {
         "metadata.namespace": release.namespace,
         "metadata.name": "rota-0",
+        "metadata.uid": "uid-of-the-operator",
         "status.podIP": operator_address(instance),
     }
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
@@ -94,6 +95,7 @@ def second_operator(control_plane: Cluster, instance: Instance, release: Release
     fields = {
         "metadata.namespace": release.namespace,
         "metadata.name": "rota-1",
+        "metadata.uid": "uid-of-the-second",
         "status.podIP": second_address(instance),
     }
 

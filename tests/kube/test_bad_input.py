@@ -267,7 +267,7 @@ async def test_condition_no_members_is_set_at_once_when_the_last_member_leaves(w
 async def test_condition_no_members_of_a_new_group_comes_after_the_time_that_pods_need_and_says_what_keeps_them(
     world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_status, "START_SECONDS", 3.0)
+    monkeypatch.setattr(planner_status, "FIRST_MEMBER_SECONDS", 3.0)
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "", "imageID": ""}
     container = {"name": "app", "ready": False, "restartCount": 0, **waiting}
     pods = f"/api/v1/namespaces/{world.namespace}/pods"

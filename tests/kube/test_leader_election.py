@@ -74,7 +74,7 @@ async def test_leader_election_waits_for_a_holder_that_may_still_run(
         looked.set()
         return ended
 
-    monkeypatch.setattr(leader_election, "DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(leader_election, "CHECK_HOLDER_SECONDS", 0.0)
     monkeypatch.setattr(Leader, "_holder_has_ended", counted)
     annotations = {POD_UID: await a_pod(api, namespace)} if annotated else {}
     await held_by_an_ended_operator(api, namespace, annotations)

@@ -24,7 +24,7 @@ async def test_settings_that_change_are_poked_and_group_is_settled_once_all_memb
         told = (await world.conditions())["Progressing"]
         return (told["reason"], told["message"]) == (
             "SettingsNotObeyed",
-            "orders-b does not obey the group's new settings yet",
+            "orders-b does not use the group's new settings yet",
         )
 
     await soon(waits_for_one)
@@ -41,13 +41,13 @@ async def test_settings_not_obeyed_long_after_the_first_poke_make_the_group_degr
 ) -> None:
     await two_members(world)
     await soon(world.settled)
-    monkeypatch.setattr("rota.planner.status.SETTINGS_SECONDS", -30.0)  # beyond the drain's time-out
+    monkeypatch.setattr("rota.planner.status.SETTINGS_PATIENCE_SECONDS", -30.0)  # beyond the drain's time-out
     world.fleet.members["orders-b"].deaf = True
     await world.api.patch(world.path, CHANGED)
 
     async def only_one_is_late() -> bool:
         message: str = (await world.condition("SettingsNotObeyed"))["message"]
-        return message.startswith("orders-b does not obey")
+        return message.startswith("orders-b still uses old settings")
 
     await soon(only_one_is_late)
     assert (await world.condition("Degraded"))["reason"] == "SettingsNotObeyed"

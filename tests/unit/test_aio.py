@@ -81,8 +81,14 @@ async def test_supervision_reports_that_a_task_runs_steadily_again(monkeypatch: 
     assert reported[-1] is None
 
 
-async def test_supervision_ends_with_a_task_that_returns() -> None:
-    async def work() -> None:
-        pass
+async def test_supervision_ends_with_a_task_that_returns_and_reports_that_it_recovered(pauses: list[float]) -> None:
+    reported, starts = list[Exception | None](), list[int]()
 
-    await supervise("work", work)
+    async def work() -> None:
+        starts.append(1)
+        if len(starts) == 1:
+            raise ZeroDivisionError
+
+    await supervise("work", work, lambda _, error: reported.append(error))
+    assert [type(error) for error in reported] == [ZeroDivisionError, type(None)]
+    assert pauses == [0.5]

@@ -178,11 +178,11 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     foreign = foreign_queues(it).intersection(without) if without else frozenset()
     unowned = len(without) - len(foreign)
     found = status.problems(it, draft, unowned if whole else 0)
-    late, awaiting = status.without_settings(it, settings)
-    found += status.late_settings(late)
+    late, awaiting = status.members_with_old_settings(it, settings)
+    found += status.late_members_problem(late)
     going = [pod for pod in leaving if works(standing, pod)]
     waited_for = [pod for pod in behind if pod.name not in for_settings and not pod.seen.lost(it.policy.handover)]
-    moving = status.under_way(standing, len(waited_for) + len(going))
+    moving = status.count_in_transition(standing, len(waited_for) + len(going))
     idle = status.idle_members(it, standing)
     progressing = status.progress(it, draft, found, moving, awaiting)
     is_at_rest = not (unowned or progressing[0] or it.motion)
@@ -191,10 +191,10 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     published = status.status(
         it, draft, standing, progressing=progressing, moving=moving, idle=idle, unowned=unowned, found=found
     )
-    # Members of a thousand groups may be told other settings at once: of those only they are heard that were poked.
-    heard = [pod for pod in behind if pod.name not in for_settings]
-    heard += [pod for pod in snapshot.pods if pod.poke.times and pokes.has_other_settings(pod, settings)]
-    awaited = _awaited(it, standing, heard)
+    # A policy change can alter the settings of a thousand groups at once: watch only members that were already poked.
+    watched = [pod for pod in behind if pod.name not in for_settings]
+    watched += [pod for pod in snapshot.pods if pod.poke.times and pokes.has_other_settings(pod, settings)]
+    awaited = _awaited(it, standing, watched)
     lines = journal_records.records(it, draft, document) if document else []
     return Plan(
         document=document,

@@ -9,7 +9,7 @@ from rota.model import Holder, Queue
 from rota.planner.snapshot import Pod, Poke
 
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
-_GROWING_PAUSES = 6  # pokes after which the pauses are that long
+_GROWING_PAUSES = 6  # after so many pokes the pause stays at SLOWEST seconds: 2**5 exceeds it
 
 
 def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], settings: str = "") -> list[Pod]:
@@ -33,7 +33,7 @@ def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], sett
 
 
 def only_for_settings(pods: Sequence[Pod], document: Assignment, gone: frozenset[str]) -> frozenset[str]:
-    """Return the names of the pods that the document tells nothing but settings: their pokes are not urgent."""
+    """Return the names of the pods that lag behind in settings only: their pokes are not urgent."""
     urgent = {pod.name for pod in behind(pods, document, gone)}
     return frozenset(pod.name for pod in pods if pod.name not in urgent)
 
@@ -43,7 +43,7 @@ def has_other_settings(pod: Pod, settings: str) -> bool:
     return bool(settings and pod.settings and pod.settings != settings)
 
 
-def seconds_poked(pod: Pod) -> float:
+def seconds_since_first_poke(pod: Pod) -> float:
     """Return how long ago the pod was first poked for its present generation."""
     before = sum(_pause(Poke(0, times)) for times in range(1, min(pod.poke.times, _GROWING_PAUSES)))
     return before + SLOWEST * max(0, pod.poke.times - _GROWING_PAUSES) + pod.poked if pod.poke.times else 0.0

@@ -9,15 +9,16 @@ from rota.model import Holder, Queue, Reason, Use, Verdict
 from rota.planner import record
 from rota.planner.members import Standing
 from rota.planner.moves import Draft
-from rota.planner.pokes import has_other_settings, seconds_poked
+from rota.planner.pokes import has_other_settings, seconds_since_first_poke
 from rota.planner.situation import Situation
 from rota.planner.snapshot import Event
 from rota.sentences import count, listed
 from rota.timestamps import format_time
 
 MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
-SETTINGS_SECONDS = 90.0  # beyond a drain: a kubelet shows a changed ConfigMap within so long, without a poke, too
-START_SECONDS = 60.0  # that a new group's pods have before it is a problem that no member is there
+# In addition to drainTimeout: a kubelet updates a mounted ConfigMap within this time even without a poke.
+SETTINGS_PATIENCE_SECONDS = 90.0
+FIRST_MEMBER_SECONDS = 60.0  # a new group reports NoMembers only after this time
 SWIFT = 2.0  # seconds: a rebalance that is over so soon is one Event, not two
 _REASONS = frozenset(map(str, Reason))  # a later sidecar may have others
 NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
@@ -157,9 +158,9 @@ def idle_problem(it: Situation, idle: int) -> Verdict:
     return Verdict(Reason.IDLE_MEMBERS, told)
 
 
-def under_way(document: Assignment, moving: int) -> int:
-    """Return how many queues change hands, and members have not obeyed yet."""
-    return sum(release.to is not None for release in document.releasing.values()) + moving
+def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
+    """Return the number of queues in transition plus the number of members that have not obeyed yet."""
+    return sum(release.to is not None for release in assignment.releasing.values()) + waiting_members
 
 
 def start_seconds_left(it: Situation) -> float:
@@ -168,7 +169,7 @@ def start_seconds_left(it: Situation) -> float:
         return 0.0
     ready = next((one for one in it.snapshot.status.get("conditions") or [] if one["type"] == "Ready"), None)
     waited = record.ago(ready["lastTransitionTime"], it.now) if ready and ready["status"] == "False" else 0.0
-    return max(0.0, START_SECONDS - waited)
+    return max(0.0, FIRST_MEMBER_SECONDS - waited)
 
 
 def _nobody(it: Situation) -> str:
@@ -234,30 +235,33 @@ def status(
     return {name: value for name, value in told.items() if value is not None}
 
 
-def without_settings(it: Situation, settings: str) -> tuple[list[str], list[str]]:
-    """Return the members that count and do not obey the settings: those that are late, and the others."""
+def members_with_old_settings(it: Situation, settings: str) -> tuple[list[str], list[str]]:
+    """Return the names of members that do not use these settings yet: those that are late, then the others."""
     members = [it.pods[name] for name in it.counted if has_other_settings(it.pods[name], settings)]
-    patience = it.policy.handover.drain_timeout + SETTINGS_SECONDS
-    late = [pod.name for pod in members if seconds_poked(pod) > patience]
+    patience = it.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
+    late = [pod.name for pod in members if seconds_since_first_poke(pod) > patience]
     return late, [pod.name for pod in members if pod.name not in late]
 
 
-def late_settings(late: Sequence[str]) -> list[Verdict]:
-    """Return the problem of members that do not obey the settings, though they were poked long ago."""
+def late_members_problem(late: Sequence[str]) -> list[Verdict]:
+    """Return the problem of members that still use old settings long after they were poked."""
     if not late:
         return []
-    told = f"{listed(late)} {'does' if len(late) == 1 else 'do'} not obey the group's settings, though poked long ago"
+    told = f"{listed(late)} still {'uses' if len(late) == 1 else 'use'} old settings, long after the first poke"
     return [Verdict(Reason.SETTINGS_NOT_OBEYED, told)]
 
 
 def progress(
     it: Situation, draft: Draft, found: Sequence[Verdict], moving: int, awaiting: Sequence[str] = ()
 ) -> tuple[bool, Verdict]:
-    """Return whether queues change hands or are about to, and why or why not; some may still await settings."""
+    """Return whether queues change hands or are about to, and why or why not.
+
+    `awaiting` names members with old settings.
+    """
     if moving:
         return True, Verdict(Reason.HANDOVER_IN_FLIGHT, _under_way(moving))
-    if idle := _nothing_to_do(it, found):
-        return idle
+    if without_members := _progress_without_members(it, found):
+        return without_members
     if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
         frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
         frozen |= draft.held.reason is Reason.BUDGET_SPENT and draft.held.seconds is None
@@ -265,12 +269,12 @@ def progress(
         reason = Reason.MISSING_POLICY if missing and frozen else draft.held.reason
         return not frozen, Verdict(reason, draft.held.message)
     if awaiting:
-        told = f"{listed(awaiting)} {'does' if len(awaiting) == 1 else 'do'} not obey the group's new settings yet"
+        told = f"{listed(awaiting)} {'does' if len(awaiting) == 1 else 'do'} not use the group's new settings yet"
         return True, Verdict(Reason.SETTINGS_NOT_OBEYED, told)
     return False, Verdict(Reason.SETTLED, "Every queue is where the policy wants it")
 
 
-def _nothing_to_do(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict] | None:
+def _progress_without_members(it: Situation, found: Sequence[Verdict]) -> tuple[bool, Verdict] | None:
     """Return the progress of a group without queues or members; None if it has both."""
     if not it.queues:
         return False, NOTHING_KNOWN

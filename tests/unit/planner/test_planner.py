@@ -834,7 +834,7 @@ def test_settings_are_poked_like_an_assignment_and_group_is_progressing_until_th
     assert found.pokes == {"m1": Poke(6, 1)}
     assert found.for_settings == {"m1"}
     assert conditions(found)["Progressing"] == ("True", "SettingsNotObeyed")
-    assert messages(found)["Progressing"] == "m1 does not obey the group's new settings yet"
+    assert messages(found)["Progressing"] == "m1 does not use the group's new settings yet"
     assert conditions(found)["Ready"] == ("True", "Settled")
     assert conditions(found)["Degraded"] == ("False", "Settled")
 

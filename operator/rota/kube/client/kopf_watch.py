@@ -66,7 +66,8 @@ def settings() -> kopf.OperatorSettings:
     found.networking.request_timeout = 30
     found.networking.connect_timeout = 5
     found.networking.enforce_retry_after = True
-    # A worker serves one object until it was idle for so long: at most limit / idle_timeout objects a second pass.
+    # kopf keeps a worker for each object until no event of it has come for idle_timeout: at most worker_limit /
+    # idle_timeout objects pass in a second.
     found.queueing.worker_limit = 500
     found.queueing.idle_timeout = 0.05
     found.queueing.error_delays = [1, 2, 4, 8, 15, 30]

@@ -19,7 +19,7 @@ SAID = 60.0  # seconds between two complaints of the same trouble
 # An annotation with the uid of the holder's pod: where no such pod exists any more, the Lease is free. An operator
 # outside a pod sets none, and others wait until its Lease expires.
 POD_UID = "rota.dev/pod-uid"
-DOUBT_SECONDS = 3.0  # a Lease that was not renewed for so long: look whether its holder's pod exists
+CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
 LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
 RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end
 
@@ -43,7 +43,7 @@ class Lease(msgspec.Struct, frozen=True):
     spec: LeaseSpec = LeaseSpec()
 
 
-class PodIdentity(msgspec.Struct, frozen=True):
+class PodMetadata(msgspec.Struct, frozen=True):
     """A pod, of which only the uid matters."""
 
     metadata: Metadata
@@ -55,7 +55,7 @@ class Leader:
     def __init__(
         self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str, *, pod_uid: str = ""
     ) -> None:
-        """Stand for nothing before `run`; in a pod, `me` is its name."""
+        """Take part in the election only after `run`; in a pod, `me` is its name."""
         self._api, self._me, self._leads, self._pod_uid = api, me, leads, pod_uid
         self._namespace = namespace
         self._collection = collection_path("leases", namespace)
@@ -122,17 +122,19 @@ class Leader:
         return await self._write(lease, spec)
 
     async def _holder_has_ended(self, lease: Lease) -> bool:
-        """Whether the holder's pod does not exist any more; asked only about a Lease that is not renewed."""
+        """Whether the holder's pod does not exist any more; False if the API server does not say."""
         uid, holder = lease.metadata.annotations.get(POD_UID), lease.spec.holder_identity or ""
-        if not uid or not is_dns_subdomain(holder) or self._now - self._changed < DOUBT_SECONDS:
+        if not uid or not is_dns_subdomain(holder) or self._now - self._changed < CHECK_HOLDER_SECONDS:
             return False
         try:
-            pod = await self._api.get(object_path("pods", self._namespace, holder), PodIdentity)
+            pod = await self._api.get(object_path("pods", self._namespace, holder), PodMetadata)
         except ApiError as error:
-            return error.unknown
-        if pod.metadata.uid != uid:
-            _log.info("The pod of %s, which holds the Lease, does not exist any more", holder)
-        return pod.metadata.uid != uid
+            has_ended = error.unknown
+        else:
+            has_ended = pod.metadata.uid != uid
+        if has_ended:
+            _log.info("The pod %s with uid %s, which holds the Lease, does not exist any more", holder, uid)
+        return has_ended
 
     async def _read(self) -> Lease | None:
         try:

@@ -31,7 +31,7 @@ MAX_LABELS = 100  # of an object that are kept
 Key = tuple[str, str]  # of an object: its namespace and name
 
 _RECORD = "-rota"  # ends the record's name
-_PASSING = {"", "ContainerCreating", "PodInitializing"}  # what each container waits for when it starts
+_NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # what each container waits for when it starts
 
 
 def record_of(group: str) -> str:
@@ -133,9 +133,9 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
 
     @property
     def obstacle(self) -> str:
-        """Why it is not started, where that does not pass by itself within seconds."""
+        """Why the container is waiting; empty for the normal reasons of a start."""
         reason = self.state.waiting.reason if self.state.waiting else ""
-        return "" if reason in _PASSING else plain(f"{reason} of container {self.name}", MAX_OBSTACLE)
+        return "" if reason in _NORMAL_WAITING_REASONS else plain(f"{reason} of container {self.name}", MAX_OBSTACLE)
 
     @property
     def has_run(self) -> bool:
@@ -161,7 +161,7 @@ class _PodStatus(Struct, frozen=True, rename="camel"):
     conditions: list[_Condition] = []
     init_container_statuses: list[_ContainerStatus] = []
     container_statuses: list[_ContainerStatus] = []
-    obstacle: str = ""  # not Kubernetes' own: put together from the fields that are dropped
+    obstacle: str = ""  # not a field of Kubernetes: computed before conditions and containers are dropped
 
 
 class _Mount(Struct, frozen=True, rename="camel"):

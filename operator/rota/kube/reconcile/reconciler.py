@@ -129,7 +129,7 @@ class Reconciler:
         if self._host.leads and (uid := task.group.uid):
             snapshot = replace(self.snapshot(task.group), spec=None, problems=(verdict,))
             found = plan(snapshot, self._host.time())
-            await self._annotate(task.group, found, self._allowed_pokes(found))
+            await self._annotate(task.group, found, self._take_allowed_pokes(found))
             self._publish(task, found, uid, whole=False)
 
     async def _observe(self, group: Group) -> None:
@@ -160,12 +160,12 @@ class Reconciler:
             raise
 
     async def _follow_up(self, task: GroupTask, sent: Sent, *, written: bool) -> float:
-        """Do what follows from a plan whose assignment is stored; return after how many seconds more is to be done."""
+        """Do what follows from a plan whose assignment is stored; return the seconds until postponed pokes are due."""
         group, uid, found = task.group, task.group.uid, sent.plan
         self._listen(task, found)
         counts = task.telling.take_counts()
         counts["configmap"] += written
-        pokes = self._allowed_pokes(found)
+        pokes = self._take_allowed_pokes(found)
         try:
             counts["poke"] += await self._annotate(group, found, pokes)
         finally:  # the assignment is stored, so it is counted even if this fails
@@ -173,8 +173,8 @@ class Reconciler:
         self._publish(task, found, uid, whole=True)
         return math.inf if len(pokes) == len(found.pokes) else SETTINGS_RETRY_SECONDS
 
-    def _allowed_pokes(self, found: Plan) -> Mapping[str, Poke]:
-        """Return the pokes of a plan that may be sent now: a policy can change the settings of a thousand groups."""
+    def _take_allowed_pokes(self, found: Plan) -> Mapping[str, Poke]:
+        """Return the pokes to send now. Those for settings only are limited: a policy can change a thousand groups'."""
         allowed = self._settings_pokes.take(len(found.for_settings), self._now)
         postponed = sorted(found.for_settings)[allowed:]
         return {name: poke for name, poke in found.pokes.items() if name not in postponed}

@@ -30,7 +30,7 @@ def wish_of(body: Custom, policy: Custom | None) -> Wish:
     if wanted and policy is None:
         rules = None
         told = f"There is no RebalancePolicy {wanted}, which spec.policyRef names"
-        told += "; until there is, no queue gets a new owner unless its member ends"
+        told += "; until there is, queues keep their owners, and those without one get none unless their member ended"
         problems.append(Verdict(Reason.MISSING_POLICY, told))
     elif wanted and policy:
         try:

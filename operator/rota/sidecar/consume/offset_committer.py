@@ -78,9 +78,9 @@ class OffsetCommitter:
     async def pull(self, offset: int, admission: PullAdmission) -> Pulled:
         """Pull, and commit with the same request what is finished: so a crash repeats little more than was in flight.
 
-        The broker stores that offset after it has looked for messages, which may be after a commit that was sent later:
-        so that waits for this pull's answer, and to have it soon the pull is not held, and not cancelled. If the group
-        was reset meanwhile, the broker discards the offset, and says so: the next pull carries the reset.
+        The broker may store the carried offset after a commit that was sent later. Therefore later commits wait for
+        this pull's answer. The pull is sent without long polling and is not cancelled, so that the answer comes soon.
+        If the group was reset meanwhile, the broker discards the offset and says so: the next pull carries the reset.
         """
         consumer = self._source.consumer
         if self._source.store is consumer and not self.in_progress.locked():
@@ -110,7 +110,7 @@ class OffsetCommitter:
         number = self._window.uncommitted
         self._shell.measures.uncommitted.add(by=number)
         _log.warning(
-            "%s is released, but offset %d could not be committed: %d finished messages are delivered again",
+            "%s is released, but offset %d could not be committed: up to %d finished messages are delivered again",
             self._queue,
             self._window.committable,
             number,
@@ -118,7 +118,7 @@ class OffsetCommitter:
 
 
 def log_failure(what: str, queue: Queue, error: Exception) -> None:
-    """Log one line; of an error that is nobody's but ours, where it was raised, too."""
+    """Log a failure on one line; add the traceback of an error that is neither the broker's, a disk's nor a value's."""
     is_expected = isinstance(error, BrokerError | OSError | ValueError)
     _log.warning(
         "%s failed for %s: %s", what, queue, str(error) or repr(error), exc_info=None if is_expected else error

@@ -27,7 +27,7 @@ from rota.sidecar.member.queue_lifecycle import Act, Command, Event
 from rota.sidecar.member.window import Limits, Window
 
 COMMIT_PAUSE = 1.0
-CUT_SECONDS = 3.0  # that deliveries which were cut are waited for, before the queue is released all the same
+CUT_SECONDS = 3.0  # wait this long for cut deliveries to end, then release the queue
 UNREAD_SECONDS = 60.0  # a queue of which no pull was answered for so long is reported
 IDLE_SECONDS = 120.0  # a pull that neither returns nor fails for so long is given up
 RESUME_AT_FREE_SHARE = 4  # a queue that reached its limit fetches again once a quarter of it is free
@@ -238,9 +238,7 @@ class Reading:
             if self._late:
                 await self._change_within(CUT_SECONDS)
                 if not self.window.empty:
-                    _log.error(
-                        "Deliveries of %s did not end when they were cut; it is released all the same", self.queue
-                    )
+                    _log.error("Deliveries of %s did not end when they were cut; the queue is released", self.queue)
                     return
             else:
                 await self._change()
@@ -301,11 +299,11 @@ class Reading:
     async def _wait_for_memory(self) -> Reservation | None:
         """Wait until the window, and the member's memory, have room; after a refusal return what is reserved for it."""
         while self.window.full(self.limits) or not self._has_drained():
-            self._is_full()
+            self._note_full()
             await self._change()
         if not self._is_refused():
             return None
-        self._is_full()
+        self._note_full()
         reservation = self._shell.memory_budget.reserve(self, self._refused_bytes, self._changed.set)
         try:
             while not reservation.granted:
@@ -315,7 +313,7 @@ class Reading:
             raise
         return reservation
 
-    def _is_full(self) -> None:
+    def _note_full(self) -> None:
         self.obstacle, self._unanswered_since = "full", None
 
     def _is_refused(self) -> bool:
@@ -335,7 +333,7 @@ class Reading:
         await self._changed.wait()
 
     async def _change_within(self, seconds: float) -> None:
-        """Wait as `_change` does, for at most that time."""
+        """Wait for a change, for at most that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._change()

@@ -312,12 +312,13 @@ class Pull:
 
         Those whose queue was reassigned while the process stood still are not sent back: the next owner has them.
         """
-        by_right: dict[bool, list[Open]] = {True: [], False: []}
+        reassigned: list[Open] = []
+        returnable: list[Open] = []
         for it in some:
-            by_right[self._shell.may_send(it.taken.queue, it.since)].append(it)
-        some, lost = by_right[True], by_right[False]
-        self._back(lost)
-        self._ended(lost, "cut")
+            (returnable if self._shell.may_send(it.taken.queue, it.since) else reassigned).append(it)
+        self._back(reassigned)
+        self._ended(reassigned, "cut")
+        some = returnable
         if some:
             self._ended([it for it in some if not self._endings.spent(it.taken, it.message)], outcome)
             self._ended([it for it in some if self._endings.spent(it.taken, it.message)], "dead")

@@ -67,7 +67,10 @@ class Shell(settlement.Shell, Protocol):
         """Whether a delivery may begin."""
 
     def may_send(self, queue: Queue, since: float) -> bool:
-        """Whether one that began then may go out, or be sent back, now."""
+        """Whether a delivery that began then may be sent, to the app or back to the broker.
+
+        It may not if its queue was reassigned while the process stood still.
+        """
 
 
 class Push:

@@ -20,8 +20,8 @@ again after that, for others may have committed until then.
 again 1 s later, then 2 s, up to 30 s: a network error never means that there is no offset.
 
 **A reader that fails is restarted.** An unexpected error in the reading of a running queue leads to `Stuck`, too. The
-queue keeps its life number and its window: the retry fetches from the next offset, if the lock is still trusted.
-Otherwise it begins anew with the lock.
+queue keeps its life number and its window: the retry fetches from the next offset, if the lock is still trusted. If it
+is not, the queue goes to `Wanted` and takes the lock first.
 """
 
 from collections.abc import Iterator
@@ -234,7 +234,7 @@ class Life:
                 pass
 
     def _note_failure(self, event: Event, now: float) -> None:
-        """Schedule the retry: later after each failure, and soon again where the last one was overcome."""
+        """Schedule the retry: the pause doubles, but starts anew for a reader that ran for longer than LONGEST_PAUSE."""
         if event is Event.READER_FAILED and now - self.retry > LONGEST_PAUSE:
             self.pause = 0.0
         self.pause = min(max(1.0, 2 * self.pause), LONGEST_PAUSE)

@@ -57,11 +57,11 @@ class Health:
         told = ""
         if queues:
             queue, event = min(queues.items())
-            told = f"There are queues that are not consumed, such as {queue}: {_WHY_STUCK[event]}; it is tried again"
+            told = f"There are queues that are not consumed, such as {queue}: {_WHY_STUCK[event]}; the sidecar retries"
         self.trouble(Reason.QUEUES_NOT_TAKEN_UP, told)
 
     def unread(self, queues: Collection[Queue]) -> None:
-        """Report queues of which no pull was answered for long, though their brokers answer; one speaks for all."""
+        """Report queues of which no pull was answered for long, though their brokers answer; the message names one."""
         quiet = [queue for queue in queues if not self.fails(queue.broker) and queue not in self._refused]
         told = (
             quiet
@@ -70,14 +70,15 @@ class Health:
         self.trouble(Reason.QUEUES_NOT_READ, told or "")
 
     def task_failed(self, name: str, error: Exception | None) -> None:
-        """Report that a task of the sidecar failed, or that it runs steadily again; one speaks for all."""
+        """Report that a task of the sidecar failed, or that it runs steadily again; the message names one."""
         if error:
             self._failed_tasks[name] = plain(repr(error))
         else:
             self._failed_tasks.pop(name, None)
         first = next(iter(self._failed_tasks.items()), None)
         self.trouble(
-            Reason.INTERNAL_ERROR, "The task {} failed and is restarted: {}; report it".format(*first) if first else ""
+            Reason.INTERNAL_ERROR,
+            "The task {} failed and is restarted: {}; please report it".format(*first) if first else "",
         )
 
     def _tell_refusals(self) -> None:

@@ -19,7 +19,7 @@ class Measures:
         self.commits = Counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
         self.uncommitted = Counter(
             "rota_sidecar_uncommitted_total",
-            "Messages that were finished, but not committed when their queue was released: they are delivered again.",
+            "Offsets finished but not committed when their queue was released: at most so many messages come again.",
         )
         self.pulls = Counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
         self.paused = Counter(
