@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -289,6 +289,7 @@ def _sum(body: Mapping[str, Any]) -> str:
 # stuck: the queue could not be started, or its reader failed; the member retries
 # draining: the queue is being released
 QueueState = Literal["", "starting", "full", "paused", "failing", "stuck", "draining"]
+_QUEUE_STATES = frozenset(get_args(QueueState))
 
 
 class Worked(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -374,10 +375,18 @@ def _with_checked_parts(text: bytes | str) -> bytes | str:
     return msgspec.json.encode(parts)
 
 
+def _with_known_states(report: Report) -> Report:
+    """Return the report with states of queues that there are: a pod may send thousands of others."""
+    if report.states.keys() <= _QUEUE_STATES:
+        return report
+    known = {state: number for state, number in report.states.items() if state in _QUEUE_STATES}
+    return msgspec.structs.replace(report, states=known)
+
+
 def read_report(text: bytes | str) -> Report:
     """Read a report; what is none is a sentence, and fields of later versions are passed over."""
     try:
-        report = msgspec.json.decode(_with_checked_parts(text), type=Report)
+        report = _with_known_states(msgspec.json.decode(_with_checked_parts(text), type=Report))
         check(report.held, report.releasing)
     except ReportTooLargeError as error:
         raise ReportTooLargeError(f"The report cannot be read: {error}") from None

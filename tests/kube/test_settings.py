@@ -36,7 +36,7 @@ async def test_settings_that_change_are_poked_and_group_is_settled_once_all_memb
     assert world.fleet.as_value() == before, "no queue moves"
 
 
-async def test_settings_not_obeyed_long_after_the_first_poke_make_the_group_degraded(
+async def test_settings_not_obeyed_long_after_they_changed_make_the_group_degraded(
     world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await two_members(world)

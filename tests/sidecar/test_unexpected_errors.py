@@ -187,6 +187,27 @@ async def test_queue_release_ends_though_a_delivery_does_not_end_when_it_is_cut(
         gate.opens.set()
 
 
+async def test_queue_release_waits_for_all_deliveries_that_were_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    async with a_member(tmp_path) as member:
+        member.app.answer, member.drain_timeout = gate, 0.1
+        await member.send("1", "2", queue=0)
+        await member.obeys([FIRST])
+        await member.until(lambda it: it.inflight == 2)
+        reading = member.sidecar.readings[FIRST]
+        monkeypatch.setattr(member.sidecar, "cut", lambda _: None)
+        member.show([])
+        await member.until(lambda _: reading._late)
+        reading.changed()  # as the first of the two does when it ends
+        await asyncio.sleep(0)
+        gate.opens.set()
+        await member.until(lambda it: not it.working)
+        assert reading.window.empty
+        assert member.offset(0) == 2
+
+
 async def test_unexpected_error_in_a_lock_request_is_answered_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +281,7 @@ async def test_idle_pull_is_sent_again(tmp_path: Path, monkeypatch: pytest.Monke
         assert await counted(member, 'pulls_total{outcome="idle"}') == 1
 
 
-async def test_report_says_which_queues_are_not_read_and_why(tmp_path: Path) -> None:
+async def test_report_says_which_queues_are_not_read_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, consumer = Gate(), faulty()
     async with a_member(tmp_path, delivery={"buffer": {"messagesPerQueue": 1}}) as member:
         member.connect, member.app.answer = consumer, gate
@@ -274,7 +295,8 @@ async def test_report_says_which_queues_are_not_read_and_why(tmp_path: Path) -> 
         assert [queue.state for queue in report.queues] == ["failing", "full"]
         assert report.revision == revision
         consumer.pull_error = SwitchedOff("consumption is disabled")
-        await member.until(lambda it: it.states == {"paused": 1, "full": 1})
+        monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 0.0)
+        await member.until(lambda it: it.states == {"paused": 1, "full": 1} and "QueuesNotRead" not in it.troubles)
         member.show([FIRST])
         await member.until(lambda it: it.states == {"paused": 1, "draining": 1})
         consumer.pull_error = None

@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -459,3 +460,9 @@ def test_offset_of_each_queue_is_read_from_the_members_report() -> None:
 )
 def test_offset_that_is_invalid_is_not_read_from_a_report(text: str) -> None:
     assert read_offsets(text)[0] == {}
+
+
+def test_report_keeps_only_states_of_queues_that_there_are() -> None:
+    states = {f"state-{number}": number for number in range(2000)} | {"full": 2, "stuck": 1}
+    text = msgspec.json.encode({"member": "m1", "uid": "u", "generation": 1, "states": states})
+    assert read_report(text).states == {"full": 2, "stuck": 1}

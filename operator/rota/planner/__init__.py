@@ -178,7 +178,8 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     foreign = foreign_queues(it).intersection(without) if without else frozenset()
     unowned = len(without) - len(foreign)
     found = status.problems(it, draft, unowned if whole else 0)
-    late, awaiting = status.members_with_old_settings(it, settings)
+    are_new = document is not None and snapshot.settings != snapshot.wanted_settings
+    late, awaiting = status.members_with_old_settings(it, settings, 0.0 if are_new else snapshot.settings_age)
     found += status.late_members_problem(late)
     going = [pod for pod in leaving if works(standing, pod)]
     waited_for = [pod for pod in behind if pod.name not in for_settings and not pod.seen.lost(it.policy.handover)]

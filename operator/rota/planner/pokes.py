@@ -9,7 +9,6 @@ from rota.model import Holder, Queue
 from rota.planner.snapshot import Pod, Poke
 
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
-_GROWING_PAUSES = 6  # after so many pokes the pause stays at SLOWEST seconds: 2**5 exceeds it
 
 
 def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], settings: str = "") -> list[Pod]:
@@ -41,12 +40,6 @@ def only_for_settings(pods: Sequence[Pod], document: Assignment, gone: frozenset
 def has_other_settings(pod: Pod, settings: str) -> bool:
     """Whether a member reports other settings than these; members of earlier versions may report none."""
     return bool(settings and pod.settings and pod.settings != settings)
-
-
-def seconds_since_first_poke(pod: Pod) -> float:
-    """Return how long ago the pod was first poked for its present generation."""
-    before = sum(_pause(Poke(0, times)) for times in range(1, min(pod.poke.times, _GROWING_PAUSES)))
-    return before + SLOWEST * max(0, pod.poke.times - _GROWING_PAUSES) + pod.poked if pod.poke.times else 0.0
 
 
 def due(pods: Sequence[Pod], document: Assignment) -> dict[str, Poke]:

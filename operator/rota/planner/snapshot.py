@@ -124,6 +124,7 @@ class Snapshot:
     document: Assignment | None = None  # None: there is none, or it is damaged
     damage: str = ""  # why the record that is there cannot be believed
     settings: str = ""  # group.json beside it
+    settings_age: float = 0.0  # seconds since that changed
     wanted_settings: str = ""  # what it should be
     fresh: bool = False  # pods and reports were read anew after the record was found missing or damaged
     pods: tuple[Pod, ...] = ()  # all: whoever begins to lead lists them and asks each for its report, then watches

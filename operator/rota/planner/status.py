@@ -9,7 +9,7 @@ from rota.model import Holder, Queue, Reason, Use, Verdict
 from rota.planner import record
 from rota.planner.members import Standing
 from rota.planner.moves import Draft
-from rota.planner.pokes import has_other_settings, seconds_since_first_poke
+from rota.planner.pokes import has_other_settings
 from rota.planner.situation import Situation
 from rota.planner.snapshot import Event
 from rota.sentences import count, listed
@@ -235,19 +235,19 @@ def status(
     return {name: value for name, value in told.items() if value is not None}
 
 
-def members_with_old_settings(it: Situation, settings: str) -> tuple[list[str], list[str]]:
-    """Return the names of members that do not use these settings yet: those that are late, then the others."""
+def members_with_old_settings(it: Situation, settings: str, age: float) -> tuple[list[str], list[str]]:
+    """Return the names of members that do not use these settings yet: as late ones, or, while these are new, second."""
     members = [it.pods[name] for name in it.counted if has_other_settings(it.pods[name], settings)]
     patience = it.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
-    late = [pod.name for pod in members if seconds_since_first_poke(pod) > patience]
-    return late, [pod.name for pod in members if pod.name not in late]
+    names = [pod.name for pod in members]
+    return (names, []) if age > patience else ([], names)
 
 
 def late_members_problem(late: Sequence[str]) -> list[Verdict]:
-    """Return the problem of members that still use old settings long after they were poked."""
+    """Return the problem of members that still use old settings long after the change."""
     if not late:
         return []
-    told = f"{listed(late)} still {'uses' if len(late) == 1 else 'use'} old settings, long after the first poke"
+    told = f"{listed(late)} still {'uses' if len(late) == 1 else 'use'} old settings, long after the change"
     return [Verdict(Reason.SETTINGS_NOT_OBEYED, told)]
 
 

@@ -135,7 +135,11 @@ class Sidecar:
             _log.warning("The sidecar stood still for %.1f s; it reads its document again", self._alive - before)
             self._awoke = self._alive
             self.member.stood_still()
-            self._look()
+            try:
+                self._look()
+            except Exception:
+                self._config.retry()  # until the document is read, nothing is delivered or committed
+                raise
 
     async def _commit(self) -> None:
         while True:

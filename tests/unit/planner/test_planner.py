@@ -851,14 +851,19 @@ def test_settings_and_assignment_changed_together_are_poked_at_once() -> None:
     assert "m1" not in found.for_settings
 
 
-@pytest.mark.parametrize(("times", "seconds"), [(1, 121.0), (6, 60.0 + 31.0), (10**9, 0.0)])
-def test_settings_not_obeyed_long_after_the_first_poke_are_a_problem_and_no_progress(
-    times: int, seconds: float
-) -> None:
-    found = plan(with_settings({}, poke=Poke(6, times), poked=seconds), NOW)
+def test_settings_not_obeyed_long_after_they_changed_are_a_problem_and_no_progress() -> None:
+    found = plan(with_settings({"settings_age": 120.0}), NOW)
+    assert conditions(found)["Progressing"][0] == "True"
+    found = plan(with_settings({"settings_age": 121.0}), NOW)
     assert conditions(found)["Progressing"] == ("False", "Settled")
     assert conditions(found)["SettingsNotObeyed"] == ("True", "SettingsNotObeyed")
     assert conditions(found)["Degraded"][0] == "True"
+
+
+def test_settings_that_change_now_are_not_late_however_old_those_before_were() -> None:
+    found = plan(with_settings({"wanted_settings": "newest", "settings_age": 1000.0}), NOW)
+    assert found.document
+    assert "SettingsNotObeyed" not in conditions(found)
 
 
 def test_settings_are_not_expected_of_members_whose_reports_do_not_name_them() -> None:

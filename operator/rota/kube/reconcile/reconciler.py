@@ -30,7 +30,8 @@ from rota.planner import Plan, Poke, Snapshot, plan
 
 SETTINGS_POKES_A_SECOND = 100.0  # of all groups together: a kubelet shows changed settings within a minute anyway
 SETTINGS_POKES_AT_ONCE = 100
-SETTINGS_RETRY_SECONDS = 1.0  # before postponed pokes are tried again
+REPEATED_POKES_A_SECOND = 10.0  # so pods that obey nothing delay no first poke of others
+SETTINGS_RETRY_SECONDS = 5.0  # before postponed pokes are tried again: a thousand groups may wait
 
 
 @dataclass
@@ -76,7 +77,8 @@ class Reconciler:
         self._api, self._reports, self._places, self._fleets = api, reports, places, fleets
         self._host = host
         self._planning = Planning()
-        self._settings_pokes = TokenBucket(SETTINGS_POKES_A_SECOND, SETTINGS_POKES_AT_ONCE)
+        self._first_pokes = TokenBucket(SETTINGS_POKES_A_SECOND, SETTINGS_POKES_AT_ONCE)
+        self._repeated_pokes = TokenBucket(REPEATED_POKES_A_SECOND, SETTINGS_POKES_AT_ONCE)
         self._gatherer = Gatherer(api, reports, places)
 
     def hurry(self, group: Group) -> None:
@@ -175,8 +177,12 @@ class Reconciler:
 
     def _take_allowed_pokes(self, found: Plan) -> Mapping[str, Poke]:
         """Return the pokes to send now. Those for settings only are limited: a policy can change a thousand groups'."""
-        allowed = self._settings_pokes.take(len(found.for_settings), self._now)
-        postponed = sorted(found.for_settings)[allowed:]
+        first = sorted(name for name in found.for_settings if found.pokes[name].times == 1)
+        repeated = sorted(found.for_settings.difference(first))
+        postponed = {
+            *first[self._first_pokes.take(len(first), self._now) :],
+            *repeated[self._repeated_pokes.take(len(repeated), self._now) :],
+        }
         return {name: poke for name, poke in found.pokes.items() if name not in postponed}
 
     def _listen(self, task: GroupTask, found: Plan) -> None:

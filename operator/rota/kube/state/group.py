@@ -37,6 +37,7 @@ class Group:
         self._read_of: tuple[Any, Custom | None] | None = None  # the texts that it was read from
         self.good: GroupSpec | None = None  # the last spec that could be understood
         self.pods = GroupPods(name)
+        self._settings, self._settings_since = "", 0.0  # those that were stored last, and since when
         self.record = Record()
         self._client_ids = ClientIds(self.pods)
         self.fleet: tuple[Verdict, ...] = ()  # what is wrong with the pods that we run
@@ -201,6 +202,7 @@ class Group:
             document=record.document,
             damage=record.damage,
             settings=record.settings,
+            settings_age=self._settings_age(now),
             wanted_settings=self.wanted_settings,
             fresh=self.fresh,
             pods=tuple(pods),
@@ -214,6 +216,12 @@ class Group:
             status=self.status,
             observed=self.body.metadata.generation if self.body else 0,
         )
+
+    def _settings_age(self, now: float) -> float:
+        """Return the seconds since the stored settings changed, as far as this operator has seen."""
+        if self.record.settings != self._settings:
+            self._settings, self._settings_since = self.record.settings, now
+        return now - self._settings_since
 
     @property
     def status(self) -> Mapping[str, Any]:

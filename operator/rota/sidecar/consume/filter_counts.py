@@ -13,6 +13,7 @@ FEWEST_MESSAGES = 50  # and no sooner than after so many messages
 @dataclass(slots=True)
 class _Topic:
     since: float  # when counting began, or the last message matched
+    expression: str = ""
     passed_over: int = 0
     problem: str = ""
 
@@ -25,15 +26,20 @@ class FilterCounts:
 
     def count(self, topic: str, *, passed_over: int, matched: int, now: float) -> None:
         """Note what a pull brought."""
-        if matched or topic not in self._topics:
-            self._topics[topic] = _Topic(now)
+        counted = self._topics.get(topic)
+        if counted is None or matched:
+            counted = self._topics[topic] = _Topic(now, counted.expression if counted else "")
         if not matched:
-            self._topics[topic].passed_over += passed_over
+            counted.passed_over += passed_over
 
     def problem(self, subscriptions: Iterable[Subscription], now: float) -> str:
         """Return a sentence about the first topic whose expression lets nothing through; empty if there is none."""
         for subscription in subscriptions:
             counted = self._topics.get(subscription.topic)
+            if counted and counted.expression not in {"", subscription.expression}:  # it was changed
+                counted = self._topics[subscription.topic] = _Topic(now)
+            if counted:
+                counted.expression = subscription.expression
             if counted and subscription.expression not in {"", "*"}:
                 counted.problem = counted.problem or _problem(subscription, counted, now)
                 if counted.problem:

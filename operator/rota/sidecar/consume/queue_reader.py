@@ -122,8 +122,9 @@ class Reading:
 
     def _pulling_ended(self, life: int, task: asyncio.Task[None]) -> None:
         """Report a reader that failed; the queue's table decides when it is restarted."""
-        if self._pulling is task and not task.cancelled():
-            self._pulling, self.obstacle, self._asked_at = None, "failing", None
+        if self._pulling is task:  # else it was cancelled
+            self._pulling = self._asked_at = self._unanswered_since = None
+            self.obstacle = "failing"
             self._answer(Event.READER_FAILED, life)
 
     def give_up_idle_pull(self, awake_since: float) -> None:
@@ -144,6 +145,7 @@ class Reading:
     async def close(self) -> None:
         """Stop everything, finished or not."""
         self._shell.health.takes(self.queue)
+        self._pulling = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -234,12 +236,15 @@ class Reading:
 
     async def _until_drained(self, life: int) -> None:
         """Wait until no delivery is open; deliveries that were cut are waited for no longer than CUT_SECONDS."""
+        deadline: float | None = None
         while self._life == life and not self.window.empty:
             if self._late:
-                await self._change_within(CUT_SECONDS)
-                if not self.window.empty:
+                now = self._shell.now()
+                deadline = now + CUT_SECONDS if deadline is None else deadline
+                if now >= deadline:
                     _log.error("Deliveries of %s did not end when they were cut; the queue is released", self.queue)
                     return
+                await self._change_within(deadline - now)
             else:
                 await self._change()
 
@@ -263,6 +268,8 @@ class Reading:
                 except (BrokerError, ValueError) as error:  # the latter where the settings name no such topic
                     pause, self._asked_at = next_pause(error, pause), None
                     self.obstacle = "paused" if isinstance(error, SwitchedOff) else "failing"
+                    if isinstance(error, Refused):
+                        self._unanswered_since = None
                     self._shell.measures.pulls.add(failure_of(error))
                     self._failed("Pulling", error, quietly=str(error) == told)
                     told = str(error)

@@ -121,6 +121,7 @@ TABLE: dict[tuple[State, Event], tuple[State, tuple[Act, ...]]] = {
     (_S.RUNNING, _E.TAKEN): (_S.DRAINING, (_A.STOP,)),
     (_S.STUCK, _E.RETRY): (_S.WANTED, ()),
     (_S.STUCK, _E.RESUME): (_S.RUNNING, (_A.FETCH,)),
+    (_S.STUCK, _E.EXPIRED): (_S.WANTED, (_A.STOP,)),  # deliveries of a failed reader may be open still
     (_S.STUCK, _E.REFUSED): (_S.STUCK, (_A.STOP,)),  # answers a renewal that was sent before the reader failed
     (_S.STUCK, _E.TAKEN): (_S.DRAINING, (_A.STOP,)),  # deliveries under a lost lock may be open still
     (_S.DRAINING, _E.TAKEN): (_S.DRAINING, ()),
@@ -203,8 +204,8 @@ class Life:
                 return Event.AGAIN
             case Event.PLACED if now < self.not_before:
                 return Event.EARLY
-            case Event.RETRY if self.trouble is Event.READER_FAILED and self.trusts(now):
-                return Event.RESUME
+            case Event.RETRY if self.trouble is Event.READER_FAILED:
+                return Event.RESUME if self.trusts(now) else Event.EXPIRED
             case Event.EMPTY if not self.orderly:
                 return Event.UNLOCKED
             case Event.LOCKED if self.state is not State.LOCKING and self._lapsed(sent):
@@ -234,7 +235,7 @@ class Life:
                 pass
 
     def _note_failure(self, event: Event, now: float) -> None:
-        """Schedule the retry: the pause doubles, but starts anew for a reader that ran for longer than LONGEST_PAUSE."""
+        """Schedule the retry: the pause doubles, but starts anew for a reader that ran for LONGEST_PAUSE."""
         if event is Event.READER_FAILED and now - self.retry > LONGEST_PAUSE:
             self.pause = 0.0
         self.pause = min(max(1.0, 2 * self.pause), LONGEST_PAUSE)

@@ -61,11 +61,11 @@ class Health:
         self.trouble(Reason.QUEUES_NOT_TAKEN_UP, told)
 
     def unread(self, queues: Collection[Queue]) -> None:
-        """Report queues of which no pull was answered for long, though their brokers answer; the message names one."""
+        """Report queues of which no pull has succeeded for long, though their brokers answer; the message names one."""
         quiet = [queue for queue in queues if not self.fails(queue.broker) and queue not in self._refused]
         told = (
             quiet
-            and f"There are queues that are not read, such as {min(quiet)}: no pull of it was answered for a minute"
+            and f"There are queues that are not read, such as {min(quiet)}: no pull of it has succeeded for a minute"
         )
         self.trouble(Reason.QUEUES_NOT_READ, told or "")
 

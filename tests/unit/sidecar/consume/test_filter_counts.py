@@ -25,6 +25,19 @@ def test_filter_that_matches_nothing_for_minutes_is_reported_with_counts() -> No
     assert counts.problem(PAID, 10 * QUIET_SECONDS) == ""
 
 
+def test_filter_that_was_corrected_is_reported_no_more() -> None:
+    counts = FilterCounts()
+    counts.problem(PAID, 0.0)
+    counts.count("orders", passed_over=100, matched=0, now=0.0)
+    counts.problem(PAID, 0.0)
+    counts.count("orders", passed_over=100, matched=0, now=0.0)
+    assert "'paid'" in counts.problem(PAID, QUIET_SECONDS)
+    corrected = [Subscription("orders", "created")]
+    assert counts.problem(corrected, QUIET_SECONDS + 1) == ""
+    counts.count("orders", passed_over=100, matched=0, now=QUIET_SECONDS + 2)
+    assert "'created'" in counts.problem(corrected, 3 * QUIET_SECONDS)
+
+
 def test_filter_is_not_reported_for_a_subscription_to_all_messages_or_another_topic() -> None:
     counts = FilterCounts()
     counts.count("orders", passed_over=1000, matched=0, now=0.0)  # compaction passes over messages, too
