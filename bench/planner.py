@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from bench.measure import Row, Sample, timed
-from rota.documents import Assignment, Report, read_assignment, write_assignment
+from rota.documents import Assignment, read_assignment, write_assignment
 from rota.model import Queue
 from rota.planner import Heard, Pod, Snapshot, View, plan
 from rota.ranges import to_ranges
+from rota.reports import Report
 from rota.spec import group_spec, policy_spec
 
 NOW = 1_763_712_000.0

@@ -31,7 +31,6 @@ from rota.brokers.port import Ends, Progress
 from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.routing import Client, Site
 from rota.brokers.rocketmq.wire import requests
-from rota.documents import Report
 from rota.http_server import listen
 from rota.kube.brokers.lag.lag_poller import DEAD_EVERY, Lags
 from rota.kube.brokers.route_watcher import Interest, Views
@@ -43,6 +42,7 @@ from rota.kube.telemetry.operator_metrics import Fact, Measures
 from rota.model import RETRY, Queue
 from rota.planner import plan
 from rota.ranges import to_ranges
+from rota.reports import Report
 
 GROUPS, QUEUES, MEMBERS = int(os.environ.get("SCALE", "1000")), 100, 10
 FULL = 9  # queues of each topic that have messages, two each; the others are empty

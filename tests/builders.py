@@ -6,10 +6,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from rota.documents import Assignment, Release, Report, Share
+from rota.documents import Assignment, Release, Share
 from rota.model import Holder, Queue, Roster
 from rota.planner import Heard, Pod, Snapshot, View
 from rota.ranges import to_ranges
+from rota.reports import Report
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 from rota.timestamps import format_time
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from rota.brokers.port import Client
-from rota.documents import Report
 from rota.kube.brokers.lag.lag_history import History, Judged, Seen
 from rota.kube.brokers.lag.lag_merge import FROM_THE_OLDEST
 from rota.kube.brokers.lag.lag_poller import Lag
@@ -24,6 +23,7 @@ from rota.kube.telemetry.rebalances import Tally
 from rota.model import RETRY, Queue
 from rota.planner import View, plan, why
 from rota.ranges import to_ranges
+from rota.reports import Report
 
 STEP = 0.6  # seconds from one round to the next
 LOOKS, EVERY = 6, 15.0

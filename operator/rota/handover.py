@@ -40,8 +40,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from rota.documents import Report
 from rota.model import Holder, Queue
+from rota.reports import Report
 from rota.spec import Handover
 
 GIVEN_UP = 120.0  # seconds: longer than the slowest kubelet and a usual drain

@@ -13,19 +13,12 @@ from builders import a_spec
 from fuzz.mutations import mutate
 from fuzz.target import Target, mutated
 from rota import records
-from rota.documents import (
-    Assignment,
-    Release,
-    Share,
-    TooLarge,
-    read_assignment,
-    read_report,
-    write_assignment,
-)
+from rota.documents import Assignment, Release, Share, TooLarge, read_assignment, write_assignment
 from rota.kube.workload.reverse_patch import noted, undone
 from rota.model import Holder, Queue
 from rota.queue_offsets import read_offsets
 from rota.ranges import MOST_IDS
+from rota.reports import read_report
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 from rota.spec.resolved import (
     Settings,

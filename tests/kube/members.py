@@ -21,9 +21,9 @@ from msgspec.structs import asdict
 from ground.api import Api, ApiError, Object
 from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
-from rota.documents import Worked
 from rota.http_server import listen
 from rota.model import Queue
+from rota.reports import Worked
 from rota.sidecar.member.member import Member, Step
 from rota.sidecar.member.queue_lifecycle import Act, Command, Event
 from rota.sidecar.status.self_report import QueuesPage

@@ -16,8 +16,8 @@ from aiohttp import ClientSession
 
 from ground.poll import PATIENCE_SECONDS
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
-from rota.documents import FullReport, read_report
 from rota.model import Queue
+from rota.reports import FullReport, read_report
 from rota.sidecar.status import http_api, problems
 from rota.sidecar.status.control_api import Control, KeyFiles
 from rota.sidecar.status.http_api import Page

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from rota.documents import FullReport, Worked
+from rota.reports import FullReport, Worked
 from rota.sidecar.status.self_report import QueuesPage
 
 

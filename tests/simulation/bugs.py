@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rota import handover, planner
-from rota.documents import Report
 from rota.handover import Act, Proof, Seen, State, Want
 from rota.planner import members, moves, record
 from rota.planner import situation as situations
 from rota.planner.snapshot import Heard
+from rota.reports import Report
 from rota.sidecar.member import member, queue_lifecycle
 from simulation import fleet, server
 

@@ -5,9 +5,9 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from rota.documents import Report
 from rota.model import Queue
 from rota.planner import Poke
+from rota.reports import Report
 from rota.sidecar.member.member import Member, Step
 from rota.sidecar.member.queue_lifecycle import Act, Command, Event
 from simulation.clock import Clock, Process, Work

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rota.documents import Report
 from rota.kube.brokers.lag.lag_poller import Lag
 from rota.kube.client.api import ApiError, Params, Unanswered
 from rota.kube.client.objects import (
@@ -23,6 +22,7 @@ from rota.kube.state.group import Group
 from rota.kube.state.resolved_spec import Wish
 from rota.model import Holder
 from rota.planner import View
+from rota.reports import Report
 from simulation.server import Conflict, Stored, Unreachable
 
 if TYPE_CHECKING:

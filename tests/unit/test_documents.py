@@ -20,17 +20,16 @@ from rota.documents import (
     PLAIN_BYTES,
     Assignment,
     Release,
-    ReportTooLargeError,
     Share,
     TooLarge,
     TooNew,
     read_assignment,
-    read_report,
     write_assignment,
 )
 from rota.model import Holder, Queue
 from rota.queue_offsets import read_offsets
 from rota.ranges import MOST_IDS, from_ranges, ids_of, to_ranges
+from rota.reports import ReportTooLargeError, read_report
 
 Q5 = Queue("orders", "broker-a", 5)
 NOW = "2026-11-21T08:00:00.000Z"

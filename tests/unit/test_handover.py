@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rota import handover
-from rota.documents import Report, read_report
 from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Proof, Seen, State, Taken, Want, act, picture, proof
 from rota.model import Holder, Queue
+from rota.reports import Report, read_report
 from rota.spec import Handover, Seconds
 
 Q = Queue("orders", "broker-a", 3)

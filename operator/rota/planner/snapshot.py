@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rota.documents import Assignment, Report
+from rota.documents import Assignment
 from rota.handover import Seen
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.ranges import RangedQueues
+from rota.reports import Report
 from rota.spec import GroupSpec, PolicySpec
 
 

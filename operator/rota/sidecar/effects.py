@@ -8,8 +8,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from rota.documents import Report
 from rota.model import Reason
+from rota.reports import Report
 from rota.sidecar.member.member import Step
 from rota.sidecar.member.queue_lifecycle import Command
 from rota.sidecar.status.problems import Health

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from rota.documents import FullReport
 from rota.model import Queue
+from rota.reports import FullReport
 from rota.sidecar.consume.broker_session import Sources
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.effects import Steps

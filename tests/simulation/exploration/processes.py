@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any
 
 from builders import LONG
-from rota.documents import Report
 from rota.model import Queue
 from rota.planner import Heard
+from rota.reports import Report
 from rota.sidecar.member.member import Member, Step
 from rota.sidecar.member.queue_lifecycle import Act, Command, Event, Life, State
 from simulation.exploration.documents import Document, Numbering

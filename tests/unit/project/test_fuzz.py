@@ -11,7 +11,8 @@ from rota import records
 from rota.brokers.rocketmq.wire import fastjson
 from rota.brokers.rocketmq.wire.frames import Decoder, Malformed
 from rota.brokers.rocketmq.wire.messages import prefix
-from rota.documents import read_assignment, read_report
+from rota.documents import read_assignment
+from rota.reports import read_report
 from rota.spec import group_spec, policy_spec
 from rota.spec.resolved import read_settings
 

@@ -10,13 +10,13 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from rota.documents import Report, ReportTooLargeError, read_report
 from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
 from rota.kube.client.objects import REPORT_PORT, Pod
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
 from rota.queue_offsets import QueueOffsets, read_offsets
 from rota.ranges import MOST_IDS, places_in
+from rota.reports import Report, ReportTooLargeError, read_report
 from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
 
 REPORT_PATH, QUEUES_PATH, DRAIN_PATH = "/v1/report", "/v1/report/queues", "/v1/drain"

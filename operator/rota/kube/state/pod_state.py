@@ -7,11 +7,12 @@ from itertools import chain
 
 import msgspec
 
-from rota.documents import Assignment, Report
+from rota.documents import Assignment
 from rota.kube.client.objects import Pod
 from rota.model import Holder, Queue, Reason
 from rota.planner import Heard
 from rota.planner import Pod as Seen
+from rota.reports import Report
 
 MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
 

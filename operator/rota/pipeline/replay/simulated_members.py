@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from rota.documents import Report
 from rota.model import Holder, Queue
 from rota.planner import Heard, Pod, Poke
 from rota.ranges import to_ranges
+from rota.reports import Report
 
 LONG = 1e9  # seconds: for ever
 

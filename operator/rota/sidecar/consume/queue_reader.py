@@ -16,8 +16,8 @@ from typing import Protocol
 
 from rota.brokers.errors import BrokerError, Refused, SwitchedOff, Unreachable
 from rota.brokers.port import Pulled
-from rota.documents import QueueState
 from rota.model import RETRY, Queue
+from rota.reports import QueueState
 from rota.sidecar.consume.offset_committer import OffsetCommitter, log_failure
 from rota.sidecar.consume.pull_outcomes import failure_of, next_pause, result_of
 from rota.sidecar.consume.source import ReaderShell, Source

@@ -7,9 +7,9 @@ from contextlib import suppress
 import msgspec
 from aiohttp import web
 
-from rota.documents import Report
 from rota.model import Queue
 from rota.ranges import from_ranges, to_ranges
+from rota.reports import Report
 
 KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
 

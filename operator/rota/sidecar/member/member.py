@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from rota.documents import Assignment, Report, read_assignment
+from rota.documents import Assignment, read_assignment
 from rota.model import Queue
 from rota.ranges import to_ranges
+from rota.reports import Report
 from rota.sidecar.member.queue_lifecycle import Command, Event, Life, State
 
 

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import web
 
-from rota.documents import FullReport
 from rota.http_server import AdmissionLimit, BodyReader, Limits, listen, release_connection
+from rota.reports import FullReport
 from rota.sidecar.status.self_report import QueuesPage
 from rota.signing import KEY_BYTES, NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
 from rota.spec import Seconds

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from rota.documents import FullReport, QueueState, Report, Worked
 from rota.model import Queue
 from rota.ranges import to_ranges
+from rota.reports import FullReport, QueueState, Report, Worked
 from rota.sidecar.member.member import Member
 from rota.sidecar.member.queue_lifecycle import State
 from rota.sidecar.member.window import Window

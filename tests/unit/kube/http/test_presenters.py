@@ -7,7 +7,7 @@ import pytest
 
 from builders import NOW, a_document, a_view
 from rota.brokers.port import Client
-from rota.documents import Assignment, Report, write_assignment
+from rota.documents import Assignment, write_assignment
 from rota.kube.brokers.lag.lag_history import Judged
 from rota.kube.brokers.lag.lag_poller import Lag
 from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
@@ -22,6 +22,7 @@ from rota.model import Queue
 from rota.planner import Plan
 from rota.planner.members import Standing
 from rota.ranges import to_ranges
+from rota.reports import Report
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 RETRY = "%RETRY%orders"

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from rota.documents import FullReport, QueueState, Worked, read_report
 from rota.kube.client.objects import Pod
 from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, Reports
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
 from rota.ranges import MOST_IDS, MOST_PLACES, to_ranges
+from rota.reports import FullReport, QueueState, Worked, read_report
 from rota.sidecar.status.control_api import Control, KeyFiles
 from rota.sidecar.status.self_report import QUEUES_IN_A_PAGE, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from builders import a_document
-from rota.documents import Report
 from rota.kube.client.objects import Pod
 from rota.kube.members import report_poller
 from rota.kube.members.report_client import Answer, Endpoint, Reports
@@ -15,6 +14,7 @@ from rota.kube.members.report_poller import a_round, hear_all
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import Record
 from rota.model import Queue
+from rota.reports import Report
 
 KEY, OTHER = ("shop", "orders"), ("shop", "bills")
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from rota import aio
-from rota.documents import Report
 from rota.kube.members.report_client import Answer, Endpoint, Reports
 from rota.kube.members.report_watchers import Listeners
 from rota.kube.state.group import Group
+from rota.reports import Report
 from unit.kube.members.test_report_poller import a_group, a_report
 
 

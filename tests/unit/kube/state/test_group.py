@@ -6,12 +6,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rota.documents import Assignment, Report, Share, write_assignment
+from rota.documents import Assignment, Share, write_assignment
 from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
 from rota.kube.state import pod_state
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
 from rota.model import Holder, Queue, Reason, Verdict
+from rota.reports import Report
 
 BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")

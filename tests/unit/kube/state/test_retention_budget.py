@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from rota.documents import PLAIN, Assignment, FullReport, Share, write_assignment
+from rota.documents import PLAIN, Assignment, Share, write_assignment
 from rota.kube.client.objects import MAX_LABELS, SETTINGS, ConfigMap, Custom, Deployment, Metadata, Pod
 from rota.kube.members.report_client import FREE_BYTES
 from rota.kube.state.group import Group
@@ -19,6 +19,7 @@ from rota.kube.state.stored_assignment import MAX_EARLY_BYTES, MAX_SETTINGS_BYTE
 from rota.model import Queue, Reason
 from rota.planner import Heard
 from rota.ranges import MOST_IDS, RangedQueues
+from rota.reports import FullReport
 
 BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
 

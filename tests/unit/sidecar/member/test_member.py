@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.documents import Assignment, Share, read_report, write_assignment
+from rota.documents import Assignment, Share, write_assignment
 from rota.model import Queue
 from rota.ranges import from_ranges
+from rota.reports import read_report
 from rota.sidecar.member.member import Member, Step
 from rota.sidecar.member.queue_lifecycle import HOLD, Act, Command, Event, State
 
