@@ -164,6 +164,25 @@ class Verdict(Fact, frozen=True, kw_only=True, tag="verdict"):
     message: str
 
 
+class Redelivered(
+    Fact,
+    frozen=True,
+    kw_only=True,
+    tag="redelivered",
+    rename={"holder": "from", "holder_uid": "fromUid", "to_uid": "toUid"},
+):
+    """Messages came again, for another process reads their queues."""
+
+    cause: str
+    messages: Count
+    estimate: bool
+    holder: str
+    holder_uid: str
+    to: str
+    to_uid: str
+    queues: Ranges
+
+
 class Gap(Record, frozen=True, kw_only=True, tag="gap"):
     """So many records of one writer are missing, between two times."""
 
@@ -172,9 +191,20 @@ class Gap(Record, frozen=True, kw_only=True, tag="gap"):
     missing: Count
 
 
-KINDS: tuple[type[Record], ...] = (Membership, Plan, Handover, Obeyed, Rebalance, Owners, Offsets, Verdict, Gap)
+KINDS: tuple[type[Record], ...] = (
+    Membership,
+    Plan,
+    Handover,
+    Obeyed,
+    Rebalance,
+    Owners,
+    Offsets,
+    Verdict,
+    Redelivered,
+    Gap,
+)
 
-AnyRecord = Membership | Plan | Handover | Obeyed | Rebalance | Owners | Offsets | Verdict | Gap
+AnyRecord = Membership | Plan | Handover | Obeyed | Rebalance | Owners | Offsets | Verdict | Redelivered | Gap
 
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _NAMES = {kind.__struct_config__.tag for kind in KINDS}

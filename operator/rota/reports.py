@@ -5,13 +5,20 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from rota.documents import Generation
+from rota.documents import Generation, Whole
 from rota.model import Queue
 from rota.ranges import MOST_PLACES, check, from_ranges, places_in
 
 UNCHECKED_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
-MOST_PART_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18}  # by part
+MOST_PART_BYTES = {
+    "held": 2 * 2**20,
+    "releasing": 2 * 2**20,
+    "brokers": 2**17,
+    "troubles": 2**18,
+    "uncommitted": 2**18,
+}
 MOST_FIELD_BYTES = 4096  # of each other field of a report
+MOST_UNCOMMITTED = 400  # entries in a report: less than their limit, however long the names of topics and brokers are
 
 
 class ReportTooLargeError(ValueError):
@@ -41,6 +48,18 @@ class Worked(Struct, frozen=True, rename="camel", omit_defaults=True):
     locked: bool
     state: QueueState = ""
     pull_age: float | None = None  # seconds since the broker last answered a pull; None: it has answered none
+    start: int | None = None  # the offset at which this member began to read the queue; None: not known yet
+    given: int | None = None  # the highest offset that the app was given; None: none so far
+
+
+class Uncommitted(Struct, frozen=True, omit_defaults=True):
+    """A queue that a member gives up, or gave up lately, and whose last messages at the app are not committed."""
+
+    topic: str
+    broker: str
+    id: Whole
+    given: Whole  # the highest offset that the app was given
+    start: Whole | None = None  # the offset at which the member began to read the queue
 
 
 class Report(Struct, frozen=True, kw_only=True, weakref=True):
@@ -59,6 +78,8 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
     settings: str = ""  # `settings_digest` of the group.json in force; members of earlier versions may not say
     states: dict[str, int] = {}  # how many of its queues it is not reading now, by state; `revision` ignores them
+    uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
+    incarnation: str = ""  # of the sidecar's process: another one after a restart
 
     @property
     def working(self) -> frozenset[Queue]:
@@ -75,7 +96,6 @@ class FullReport(Report, frozen=True, kw_only=True):
     """A report with what the operator does not need for its plans; `revision` does not grow with that."""
 
     inflight: int = 0
-    incarnation: str = ""  # of the sidecar's process: another one after a restart
     stuck: dict[str, dict[str, str]] = {}  # queues that it holds and could not take up yet
 
 
@@ -95,6 +115,8 @@ class _ReportParts(Struct, omit_defaults=True):
     troubles: msgspec.Raw = msgspec.Raw(b"")
     settings: msgspec.Raw = msgspec.Raw(b"")
     states: msgspec.Raw = msgspec.Raw(b"")
+    uncommitted: msgspec.Raw = msgspec.Raw(b"")
+    incarnation: msgspec.Raw = msgspec.Raw(b"")
 
 
 def _with_checked_parts(text: bytes | str) -> bytes | str:

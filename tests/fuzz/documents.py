@@ -16,7 +16,7 @@ from rota import records
 from rota.documents import Assignment, Release, Share, TooLarge, read_assignment, write_assignment
 from rota.kube.workload.reverse_patch import noted, undone
 from rota.model import Holder, Queue
-from rota.queue_offsets import read_offsets
+from rota.queue_offsets import read_offsets, read_progress
 from rota.ranges import MOST_IDS
 from rota.reports import read_report
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
@@ -56,8 +56,9 @@ REPORTS = [
     (
         b'{"member":"orders-abc","uid":"uid-1","generation":42,"revision":3,"reads":2,"state":"draining","final":true,'
         b'"held":{"orders":{"broker-a":"0-3,7"}},"releasing":{"orders":{"broker-b":"0"}},"brokers":{"broker-a":true},'
-        b'"troubles":{"BrokerUnreachable":"no answer"},"inflight":1,"queues":[{"topic":"orders","broker":"broker-a",'
-        b'"id":0,"committed":12,"pulled":14,"buffered":2,"locked":false}]}'
+        b'"troubles":{"BrokerUnreachable":"no answer"},"inflight":1,"incarnation":"b8","uncommitted":[{'
+        b'"topic":"orders","broker":"broker-b","id":0,"given":13,"start":4}],"queues":[{"topic":"orders","broker":"broker-a",'
+        b'"id":0,"committed":12,"pulled":14,"buffered":2,"locked":false,"start":4,"given":13}]}'
     ),
 ]
 SETTINGS = [write_settings("orders", a_spec(), 30.0, NOW).encode()]
@@ -89,6 +90,11 @@ JOURNAL = [
         b'{"broker-a":{"ids":[0,1],"first":[0,0],"last":[1500,1498],"committed":[1500,null]}}},"verdicts":{"Slow":1}}'
     ),
     (
+        b'{"schema":1,"kind":"redelivered","group":"shop/orders","at":"2026-11-21T09:00:03.120Z","cause":"crash",'
+        b'"messages":5,"estimate":true,"from":"orders-b","fromUid":"93b7d2f4","to":"orders-a","toUid":"0f8e1c5a",'
+        b'"queues":{"orders":{"broker-a":"2"}}}'
+    ),
+    (
         b'{"schema":1,"kind":"gap","at":"2026-11-21T09:12:40.002Z","writer":"rota-6c8d-x2",'
         b'"since":"2026-11-21T09:03:11.870Z","missing":412}'
     ),
@@ -112,6 +118,7 @@ def check_assignment(data: bytes) -> None:
 def check_report(data: bytes) -> None:
     """Refuse a report with a ValueError, or read one whose queues are few enough to be listed."""
     read_offsets(data)
+    read_progress(data)
     with suppress(ValueError):
         report = read_report(data)
         assert len(report.working) <= MOST_IDS, "more queues than a report may name"

@@ -23,6 +23,12 @@ def ended(began: float, seconds: float) -> Line:
     return journal_record("rebalance", "g", told(began + seconds), generation=6, began=told(began), **given)
 
 
+def came_again(seconds: float, messages: int) -> Line:
+    members = {"from": "m1", "fromUid": "uid-m1", "to": "m2", "toUid": "uid-m2"}
+    counted = {"cause": "crash", "messages": messages, "estimate": True, "queues": {"t": {"a": "0"}}}
+    return journal_record("redelivered", "g", told(seconds), **members, **counted)
+
+
 HOUR = [
     a_whole("g", 5, 0, m1="0-1", m2=""),
     present(6, 900, m1="Lost", m2="Ready"),
@@ -34,6 +40,8 @@ HOUR = [
     present(7, 1800, m1="Ended", m2="Ready"),
     a_plan("g", 7, 1800),
     an_act("g", 7, 1800, "Drop", **{"from": "m1", "proof": "Ended", "state": "Owned", "queues": {"t": {"a": "1"}}}),
+    came_again(1700, 5),
+    came_again(1800, 2),
     a_whole("g", 7, 3600, unowned="1", m2="0"),
     a_plan("g", 9, 7300),  # 8 is missing
 ]
@@ -62,7 +70,7 @@ def test_rollup_of_an_hour_has_each_expected_metric(rolled: list[Row]) -> None:
         "handover_seconds_p99": 1.0,
         "unowned_queue_seconds": 1800.0,
         "contested_queue_seconds": 900.0,
-        "redelivered": 0,
+        "redelivered": 7,
         "idle_member_hours": pytest.approx(900 / 3600),
         "verdict_minutes": {},
         "minutes_seen": 0.0,

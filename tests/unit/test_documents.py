@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota import documents
+from rota import reports
 from rota.documents import (
     LATEST,
     PACKED,
@@ -27,9 +27,9 @@ from rota.documents import (
     write_assignment,
 )
 from rota.model import Holder, Queue
-from rota.queue_offsets import read_offsets
+from rota.queue_offsets import QueueProgress, read_offsets, read_progress
 from rota.ranges import MOST_IDS, from_ranges, ids_of, to_ranges
-from rota.reports import ReportTooLargeError, read_report
+from rota.reports import ReportTooLargeError, Uncommitted, read_report
 
 Q5 = Queue("orders", "broker-a", 5)
 NOW = "2026-11-21T08:00:00.000Z"
@@ -352,13 +352,14 @@ def test_report_that_names_too_many_queues_is_rejected() -> None:
         ("releasing", {"t": {f"b{number}": "0" for number in range(200_000)}}),
         ("brokers", {f"b{number}": True for number in range(20_000)}),
         ("troubles", {f"Reason{number}": "x" * 1000 for number in range(300)}),
+        ("uncommitted", [{"topic": "t", "broker": "b", "id": number, "given": 1} for number in range(10_000)]),
     ],
 )
 def test_report_with_too_large_a_part_is_rejected_before_it_is_decoded(
     part: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = json.dumps({"member": "m1", "uid": "u", "generation": 1, part: value})
-    monkeypatch.setattr(documents, "Report", None)  # decoding would fail otherwise
+    monkeypatch.setattr(reports, "Report", None)  # decoding would fail otherwise
     with pytest.raises(ValueError, match=rf"^The report cannot be read: {part} takes [0-9,]+ bytes, and"):
         read_report(text)
 
@@ -459,6 +460,43 @@ def test_offset_of_each_queue_is_read_from_the_members_report() -> None:
 )
 def test_offset_that_is_invalid_is_not_read_from_a_report(text: str) -> None:
     assert read_offsets(text)[0] == {}
+
+
+def test_report_page_says_how_far_each_queue_is() -> None:
+    places = [A_PLACE | {"start": 3, "given": 9}, A_PLACE | {"id": 6, "committed": None}]
+    page = read_progress(json.dumps({"queues": places, "next": 400, "incarnation": "b8"}))
+    assert page is not None
+    assert page.queues == {Q5: QueueProgress(3, 9, 7), Q5._replace(id=6): QueueProgress(None, None, None)}
+    assert (page.incarnation, page.next) == ("b8", 400)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"queues": [{}]}',
+        json.dumps({"queues": [A_PLACE | {"given": -1}]}),
+        '{"incarnation": "%s"}' % ("x" * 65),
+    ],
+)
+def test_report_page_that_is_invalid_says_nothing(text: str) -> None:
+    assert read_progress(text) is None
+
+
+def test_upgrade_reads_reports_of_the_previous_version_without_offsets_that_are_not_committed() -> None:
+    """An operator beside sidecars of the version before, whose pages do not say where reading began either."""
+    report = read_report('{"member": "m1", "uid": "u", "generation": 1}')
+    assert (report.uncommitted, report.incarnation) == ([], "")
+    page = read_progress(json.dumps({"queues": [A_PLACE], "next": None}))
+    assert page is not None
+    assert (page.incarnation, page.queues) == ("", {Q5: QueueProgress(None, None, 7)})
+
+
+def test_report_says_which_offsets_are_not_committed() -> None:
+    entry = {"topic": "orders", "broker": "broker-a", "id": 5, "given": 9, "start": 3, "later": True}
+    text = json.dumps({"member": "m1", "uid": "u", "generation": 1, "uncommitted": [entry]})
+    assert read_report(text).uncommitted == [Uncommitted(*Q5, 9, 3)]
 
 
 def test_report_keeps_only_states_of_queues_that_there_are() -> None:

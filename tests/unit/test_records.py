@@ -142,7 +142,8 @@ def spelled(kind: Any) -> str:
         return f"list: {spelled(get_args(kind)[0])}"
     if get_origin(kind) in {Union, UnionType}:
         return f"{spelled(get_args(kind)[0])} or null"
-    return {int: "integer", float: "number", str: "string", datetime: "time", Any: "any"}[kind]
+    words: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean"}
+    return (words | {datetime: "time", Any: "any"})[kind]
 
 
 def tables() -> dict[str, list[tuple[str, str]]]:

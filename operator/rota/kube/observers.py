@@ -1,7 +1,9 @@
 """Where it goes what the operator did and saw: metrics, journal, traces, and whoever looks at the page."""
 
 import asyncio
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from rota.kube.client.objects import Key
 from rota.kube.http.events import Hub
@@ -9,8 +11,13 @@ from rota.kube.http.read_model import Sight
 from rota.kube.reconcile.reconciler import Done
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.journal.lag_records import Offsets
-from rota.kube.telemetry.journal.recorder import Notes
+from rota.kube.telemetry.journal.recorder import Notes, redelivered
 from rota.kube.telemetry.otlp import Exporter
+from rota.kube.telemetry.retries import RetryTracker
+from rota.model import RETRY
+from rota.redelivery import Cause, Redelivered
+
+_log = logging.getLogger(__name__)
 
 
 class Outlets:
@@ -20,6 +27,7 @@ class Outlets:
         """Tell nothing yet."""
         self._journal, self._sight, self._hub, self._traces = journal, sight, hub, traces
         self._offsets, self._notes = Offsets(sight.places.lag), Notes()
+        self._retries = RetryTracker()
         self._writing: set[asyncio.Task[None]] = set()
 
     def done(self, done: Done) -> None:
@@ -41,7 +49,25 @@ class Outlets:
 
     async def _note(self, groups: Collection[Key]) -> None:
         """Have offsets written down; those of a thousand groups are put together aside."""
-        self._journal.write(await asyncio.to_thread(self._offsets.due, groups, self._sight.now()))
+        records = await asyncio.to_thread(self._offsets.due, groups, self._sight.now())
+        self._journal.write(records)
+        for record in records:
+            self._count_retries(record)
+
+    def _count_retries(self, record: Mapping[str, Any]) -> None:
+        namespace, _, name = record["group"].partition("/")
+        if group := self._sight.brain.group((namespace, name)):
+            messages = self._retries.take(record, RETRY + group.at_broker)
+            self._sight.measures.redelivered.add(namespace, name, Cause.RETRY, by=messages)
+
+    def redelivered(self, key: Key, entries: Sequence[Redelivered]) -> None:
+        """Tell what came again with queues that a member has taken over."""
+        self._sight.measures.take_redelivered(key, entries)
+        records = [*redelivered("/".join(key), self._sight.brain.time(), entries)]
+        self._journal.write(records)
+        for it in records:
+            told = "%s: %d messages came again when %s took over queues of %s (%s)"
+            _log.info(told, it["group"], it["messages"], it["to"], it["from"], it["cause"])
 
     def heard(self, key: Key) -> None:
         """Tell that something was seen of a group; of one that is gone nothing is counted any more."""
@@ -49,6 +75,7 @@ class Outlets:
         if group is None or group.body is None:
             self._sight.measures.forget(lambda other: other != key)
             self._notes.forget(lambda other: other != "/".join(key))
+            self._retries.forget(lambda other: other != "/".join(key))
         self._hub.tell(key)
 
     def led(self, *, leads: bool) -> None:
@@ -56,4 +83,5 @@ class Outlets:
         if not leads:
             self._sight.measures.forget(lambda _: False)
             self._notes.forget(lambda _: False)
+            self._retries.forget(lambda _: False)
         self._hub.tell()

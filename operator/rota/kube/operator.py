@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from typing import Any
 
+from rota.aio import supervise
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
 from rota.kube.brokers.registry import Places
 from rota.kube.client import kopf_watch
@@ -21,6 +22,7 @@ from rota.kube.http.operator_probes import Page, ages, metrics
 from rota.kube.http.read_model import Sight
 from rota.kube.http.site import routes
 from rota.kube.informers import NESTED_TOO_DEEPLY, followers, our_kinds, run_kopf, watch_own_kinds, watchable_namespaces
+from rota.kube.members.progress_poller import ProgressPoller
 from rota.kube.members.report_client import Reports
 from rota.kube.members.report_poller import hear_all
 from rota.kube.observers import Outlets
@@ -93,6 +95,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
                 tasks.create_task(places.run(), name="secrets"),
                 tasks.create_task(traces.run(), name="traces"),
                 tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
+                tasks.create_task(_poll_progress(brain, reports, outlets), name="progress poller"),
             ]
 
             async def watch() -> None:
@@ -167,6 +170,10 @@ def _now() -> float:
 
 def _led(brain: Brain) -> Callable[[], Mapping[tuple[str, str], Group]]:
     return lambda: brain.groups if brain.leads else {}
+
+
+async def _poll_progress(brain: Brain, reports: Reports, outlets: Outlets) -> None:
+    await supervise("progress poller", ProgressPoller(_led(brain), reports, outlets.redelivered).run)
 
 
 def _wake_all(brain: Brain) -> Callable[[], None]:

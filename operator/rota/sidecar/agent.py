@@ -230,7 +230,9 @@ class Sidecar:
             return
         report = self._steps.told
         for queue in self.readings.keys() - self.member.lives.keys():
-            self._probes.given_up(self.readings.pop(queue))
+            reading = self.readings.pop(queue)
+            self._probes.given_up(reading)
+            self.status.released.add(queue, reading.window)
             self.memory_budget.grant()
         if self._said is not report:
             self._said = report

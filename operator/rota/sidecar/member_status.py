@@ -13,7 +13,7 @@ from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.effects import Steps
 from rota.sidecar.member.member import Member
 from rota.sidecar.status.problems import Health
-from rota.sidecar.status.self_report import QueuesPage, full_report, queues_page
+from rota.sidecar.status.self_report import QueuesPage, ReleasedQueues, full_report, queues_page
 from rota.sidecar.status.sidecar_metrics import Measures
 
 
@@ -35,6 +35,7 @@ class MemberStatus:
         self._member, self._steps, self._health = member, steps, health
         self._sources, self._readings = sources, readings
         self._incarnation = secrets.token_hex(8)  # of this process
+        self.released = ReleasedQueues()
         self._settings = ""  # the digest of those in force
         self._settings_changes = 0
         self.measures = Measures()
@@ -61,14 +62,15 @@ class MemberStatus:
 
     def report(self) -> FullReport:
         """Return what the member says of itself now."""
-        report = full_report(self._steps.told, self._health, self._member, self._readings)
+        report = full_report(self._steps.told, self._health, self._member, self._readings, self.released)
         return msgspec.structs.replace(
             report, revision=self._revision, incarnation=self._incarnation, settings=self._settings
         )
 
     def queues(self, start: int) -> QueuesPage:
         """Return one page of the progress of its queues, from index `start`."""
-        return queues_page(start, self._member, self._readings, self._now())
+        page = queues_page(start, self._member, self._readings, self._now())
+        return msgspec.structs.replace(page, incarnation=self._incarnation)
 
     async def news(self, after: int) -> None:
         """Wait until the report has another revision."""

@@ -40,7 +40,7 @@ class Sight(NamedTuple):
             return None
         tally, now = self.measures.tallies.get(key) or Tally(), self.now()
         broker, lag = self.places.of(group, now), self.places.lag(key)
-        return Fact(group, tally.seen(now), broker, lag, self._under_way(group))
+        return Fact(group, tally.seen(now), broker, lag, self._under_way(group), group.pods.given.messages)
 
     def _under_way(self, group: Group) -> float:
         """Return for how long the oldest handover on record has been under way: we may not have seen it begin."""

@@ -14,7 +14,7 @@ from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_b
 from rota.kube.client.objects import REPORT_PORT, Pod
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
-from rota.queue_offsets import QueueOffsets, read_offsets
+from rota.queue_offsets import ProgressPage, QueueOffsets, read_offsets, read_progress
 from rota.ranges import MOST_IDS, places_in
 from rota.reports import Report, ReportTooLargeError, read_report
 from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
@@ -94,7 +94,8 @@ class _Body(NamedTuple):
             return Answer(None, asked)
         if report is None or report.uid != uid:
             return Answer(None, asked, self.doubt)
-        entries = places_in(report.held, report.releasing) + len(report.brokers) + len(report.troubles)
+        entries = places_in(report.held, report.releasing)
+        entries += len(report.brokers) + len(report.troubles) + len(report.uncommitted)
         if not budget.admit(member.namespace, report, len(self.text or b"") + BYTES_PER_ENTRY * entries):
             _log.info("The pod %s: there is no memory for its report beside others of %s", uid, member.namespace)
             return Answer(None, asked, Reason.REPORT_TOO_LARGE)
@@ -166,6 +167,13 @@ class Reports:
             if page.next != len(found) or not page.offsets or len(found) > MOST_IDS:
                 return None
         return None
+
+    async def read_progress(self, member: Endpoint, start: int) -> ProgressPage | None:
+        """Return how far a member is with some of its queues, from index `start` on; None if it does not say."""
+        async with self._room:
+            body = await self._get(member, {"from": str(start)}, READ_SECONDS, QUEUES_PATH)
+        page = read_progress(body.text) if body.text is not None else None
+        return page if page is not None and len(page.queues) <= QUEUES_IN_A_PAGE else None
 
     async def next(self, member: Endpoint, after: int) -> Answer:
         """Return its report once that has another revision, or after a while as it is."""

@@ -1,7 +1,7 @@
 """A group's pods as they are known: their state, since when that is so, and what their sidecars last reported."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -12,6 +12,8 @@ from rota.kube.client.objects import Pod
 from rota.model import Holder, Queue, Reason
 from rota.planner import Heard
 from rota.planner import Pod as Seen
+from rota.queue_offsets import ProgressPage
+from rota.redelivery import GivenOffsets, Reader, Redelivered, Rules
 from rota.reports import Report
 
 MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
@@ -34,6 +36,8 @@ class Known:
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
     lingers: bool = False  # the API server knows it no more, for it was deleted by force, and its sidecar answers
+    next_page: int = 0  # of its queues, whose progress is read next
+    on_report: Callable[[Report, Report, float], None] = lambda *_: None  # after each change: the one before, this, now
     has_key: bool = field(init=False)  # whether its sidecar mounts the group's key; a pod's mounts never change
 
     def __post_init__(self) -> None:
@@ -67,6 +71,8 @@ class Known:
         self.unheard_since = None
         if before != report:
             self.heard = Heard(report)
+            if before is not None:
+                self.on_report(before, report, now)
         if news:
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
@@ -128,12 +134,14 @@ class GroupPods(dict[str, Known]):
         self.gone: set[str] = set()  # uids of pods that existed and do not any more
         self.unsure: tuple[Holder, ...] = ()  # of which the planner asks whether they exist
         self.client_ids: dict[str, str] = {}  # by which brokers knew those that are gone, by uid
+        self.given = GivenOffsets()
 
     def restart(self) -> None:
         """Forget reports and timers: this operator has become the leader."""
         for known in chain(self.values(), self.replaced.values()):
             known.heard, known.offsets, known.unheard_since, known.cut_off_since = None, None, None, {}
             known.doubt = None
+        self.given.clear()
 
     def see(self, pod: Pod, now: float) -> None:
         """Handle an added or changed pod."""
@@ -153,13 +161,47 @@ class GroupPods(dict[str, Known]):
             return
         self.surplus.discard(name)
         if known is None:
-            known = self[name] = Known(pod, now, now, now)
+            known = self[name] = Known(pod, now, now, now, on_report=self._take_report)
         known.see(pod, now)
 
     @property
     def has_room(self) -> bool:
         """Whether the group may have another member."""
         return len(self) < self.limit
+
+    def _take_report(self, before: Report, report: Report, now: float) -> None:
+        self.given.take_report(before, report, self.assignment, now)
+
+    def take_page(self, name: str, page: ProgressPage, now: float, *, most: int) -> list[Redelivered]:
+        """Take how far a member is with queues that it holds by its report and by the assignment.
+
+        Return what came again with those that it has taken over. `most`: how many queues of the group may be kept.
+        """
+        known, assignment = self.get(name), self.assignment
+        share = assignment.members.get(name) if assignment else None
+        if known is None or known.heard is None or assignment is None or share is None:
+            return []
+        uid, heard = known.pod.metadata.uid, known.heard
+        incarnation = heard.report.incarnation
+        if share.uid != uid or page.incarnation not in {incarnation, ""}:  # pages of earlier versions do not name it
+            return []
+        owned = set(share.queues).intersection(page.queues)
+        progress = {queue: page.queues[queue] for queue in owned if queue in heard.held}
+        rules = Rules(assignment.forced, lambda reader: not self.may_read(reader))
+        return self.given.take_page(Reader(name, uid, incarnation), progress, rules, now, most=most)
+
+    def may_read(self, reader: Reader) -> bool:
+        """Whether a process may still run: its pod exists, and reports no other process."""
+        known = self.replaced.get(reader.holder) or self.get(reader.member)
+        if known is None or known.pod.metadata.uid != reader.uid or known.pod.ended:
+            return False
+        return known.heard is None or known.heard.report.incarnation == reader.incarnation
+
+    def taking_over(self, now: float) -> set[str]:
+        """Return the members that own queues of which it is awaited where they began to read."""
+        queues = self.given.to_be_taken_over(lambda reader: not self.may_read(reader), now)
+        members = self.assignment.members if self.assignment and queues else {}
+        return {name for name, share in members.items() if not queues.isdisjoint(share.queues)}
 
     def _is_assigned(self, pod: Pod) -> bool:
         share = self.assignment.members.get(pod.metadata.name) if self.assignment else None
@@ -255,5 +297,7 @@ def name_of(pod: str, uid: str) -> str:
 
 
 def _decides_the_same(before: Report | None, report: Report) -> bool:
-    """Whether a report differs at most in the states of queues, which are only shown."""
-    return before is not None and msgspec.structs.replace(report, states=before.states) == before
+    """Whether a report differs at most in what plans do not ask for: states of queues, and what is not committed."""
+    if before is None:
+        return False
+    return msgspec.structs.replace(report, states=before.states, uncommitted=before.uncommitted) == before

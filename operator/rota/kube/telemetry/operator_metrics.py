@@ -18,6 +18,7 @@ from rota.kube.telemetry.rebalances import News, Tally
 from rota.lag import Judgement
 from rota.metrics import Counter, Gauge, Histogram, Labels, render
 from rota.model import Holder, Queue, Reason, Use, reasons
+from rota.redelivery import Cause, Redelivered
 
 OF_GROUP = ("namespace", "group")
 LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -41,6 +42,7 @@ class Fact(NamedTuple):
     broker: AtBroker
     lag: Lag
     under_way: float = 0.0  # seconds since the oldest handover on record was begun, whoever led then
+    uncommitted: int = 0  # messages that apps were given and whose offsets are not committed
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -101,9 +103,16 @@ class Measures:
         self.held = Counter(
             "rota_gate_held_total", "Times that a gate began to hold queues back, by its reason.", (*OF_GROUP, "reason")
         )
+        self.redelivered = Counter(
+            "rota_redelivered_messages_total",
+            "Messages that came again, by cause: handover (a drain timed out), crash or forced, where another process"
+            " read their queue, and retry, where the app failed. An upper bound where a filter applies, an estimate for"
+            " a member that ended without a word.",
+            (*OF_GROUP, "cause"),
+        )
         self.planning = Histogram("rota_plan_duration_seconds", "How long making one plan took.")
         self.writes = Counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
-        self._of_groups = (self.rebalances, self.rebalance, self.handover, self.moved, self.held)
+        self._of_groups = (self.rebalances, self.rebalance, self.handover, self.moved, self.held, self.redelivered)
         self._own = (
             self.planning,
             self.writes,
@@ -157,6 +166,11 @@ class Measures:
             self.rebalance.observe(ended.seconds or 0.0, *labels)
         return news
 
+    def take_redelivered(self, key: Key, redelivered: Sequence[Redelivered]) -> None:
+        """Count what came again with queues that were taken over."""
+        for entry in redelivered:
+            self.redelivered.add(*key, entry.cause, by=entry.messages)
+
     def _begin(self, *labels: str) -> None:
         """Create the group's series with 0: `increase()` misses the first 1 of a series that did not exist."""
         self.moved.add(*labels, by=0)
@@ -165,6 +179,8 @@ class Measures:
         self.rebalances.add(*labels, Reason.MEMBER_LOST, "Forced", by=0)
         for reason in reasons(Use.GATE):
             self.held.add(*labels, reason, by=0)
+        for cause in Cause:
+            self.redelivered.add(*labels, cause, by=0)
         for histogram in (self.rebalance, self.handover):
             histogram.observe(0.0, *labels, times=0)
 
@@ -236,6 +252,10 @@ def _members(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
 def _releasing(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     document = it.fact.group.record.document
     yield (), len(document.releasing) if document else 0
+
+
+def _uncommitted(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), it.fact.uncommitted
 
 
 def _imbalance(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
@@ -316,6 +336,12 @@ _LOOKED_UP: tuple[tuple[str, str, Labels, Look], ...] = (
         "Queue-seconds for which two members may have worked a queue, after a forced grant.",
         (),
         _tallied(lambda it: it.contested),
+    ),
+    (
+        "rota_uncommitted_messages",
+        "Messages that apps were given and whose offsets are not committed, as members last said: crashes repeat them.",
+        (),
+        _uncommitted,
     ),
     (
         "rota_imbalance_ratio",

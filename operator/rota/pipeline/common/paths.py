@@ -16,6 +16,7 @@ KINDS = (  # of the journal's records; a lake has a folder for each
     "owners",
     "offsets",
     "verdict",
+    "redelivered",
     "gap",
 )
 FOLDERS = (*KINDS, "quarantine")

@@ -84,6 +84,16 @@ JOURNAL: dict[str, StructType] = {
     ),
     "offsets": _fact(topics=_by_name(_by_name(COLUMNS)), verdicts=_by_name(_COUNT)),
     "verdict": _fact(condition=_TEXT, status=_TEXT, reason=_TEXT, message=_TEXT),
+    "redelivered": _fact(
+        cause=_TEXT,
+        messages=_COUNT,
+        estimate=BooleanType(),
+        from_=_TEXT,
+        fromUid=_TEXT,
+        to=_TEXT,
+        toUid=_TEXT,
+        queues=RANGES,
+    ),
     "gap": _struct(at=_TIME, writer=_TEXT, since=_TIME, missing=_COUNT, date=DateType()),
 }
 

@@ -56,7 +56,8 @@ def _seen(facts: Facts) -> DataFrame:
     """Return each group's hours that have any record of it, and when they last told how it was."""
     kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
     telling: list[DataFrame] = [it.select("group", "at", F.col("at").alias("told")) for it in kinds]
-    others: list[DataFrame] = [it.select("group", "at") for it in (facts.membership, facts.handover, facts.rebalance)]
+    rest = (facts.membership, facts.handover, facts.rebalance, facts.redelivered)
+    others: list[DataFrame] = [it.select("group", "at") for it in rest]
     every = reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), [*telling, *others])
     return every.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("told").alias("told"))
 

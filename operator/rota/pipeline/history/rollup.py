@@ -17,7 +17,7 @@ from rota.pipeline.ingest.facts import Facts
 ACCURACY = 10_000  # of percentiles: their place is right to one in so many
 _KEY = ["group", "hour"]
 _HEARD = ("Ready", "Unready", "Ended")
-_COUNTS = ("moved_queues", "forced_queues", "handovers", "redelivered")
+_COUNTS = ("moved_queues", "forced_queues", "handovers", "returned", "taken_over")
 _LASTING = ("unowned_queue_seconds", "contested_queue_seconds")
 
 
@@ -32,6 +32,7 @@ def rollup(facts: Facts) -> DataFrame:
         _lasting(contested(facts, it), "contested_queue_seconds"),
         _shares(it),
         _lags(looks(facts, it)),
+        _redelivered(facts.redelivered),
         _broken(facts, it).withColumn("broken", F.expr("true")),
     ]
     whole = it.seen.select(*_KEY)
@@ -40,6 +41,7 @@ def rollup(facts: Facts) -> DataFrame:
     nothing = {name: F.coalesce(name, F.lit(0)) for name in (*_COUNTS, *_LASTING, "minutes_seen")}
     return (
         whole.withColumns(nothing)
+        .withColumn("redelivered", F.col("returned") + F.col("taken_over"))
         .withColumn("rebalances", F.coalesce("rebalances", F.create_map().cast("map<string,bigint>")))
         .withColumn("verdict_minutes", F.coalesce("verdict_minutes", F.create_map().cast("map<string,double>")))
         .withColumn("complete", F.col("broken").isNull())
@@ -176,8 +178,13 @@ def _lags(seen: DataFrame) -> DataFrame:
         *_percentiles("delay", "delay"),
         F.map_filter(F.create_map(*pairs), lambda _, it: it > 0).alias("verdict_minutes"),
         (F.sum("seconds") / 60).alias("minutes_seen"),
-        F.sum(F.col("back") + F.col("retries")).alias("redelivered"),
+        F.sum(F.col("back") + F.col("retries")).alias("returned"),
     )
+
+
+def _redelivered(taken_over: DataFrame) -> DataFrame:
+    """Count what came again because another process read its queue."""
+    return taken_over.groupBy("group", _hour()).agg(F.sum("messages").alias("taken_over"))
 
 
 def _broken(facts: Facts, it: Account) -> DataFrame:

@@ -40,6 +40,7 @@ class Facts:
     owners: DataFrame
     offsets: DataFrame
     verdict: DataFrame
+    redelivered: DataFrame
     gap: DataFrame
     quarantine: DataFrame
 

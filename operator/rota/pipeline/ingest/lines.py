@@ -28,7 +28,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from rota.model import plain as legible
 from rota.pipeline.common.schemas import JOURNAL
 from rota.ranges import from_ranges
-from rota.records import SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, read
+from rota.records import SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, Redelivered, read
 
 STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", "columnNameOfCorruptRecord": "_corrupt"}
 _CORRUPT = StructField("_corrupt", StringType())
@@ -162,9 +162,7 @@ def _check(record: AnyRecord, text: bytes) -> None:
 
 def _ranges(record: AnyRecord) -> Iterator[Ranges]:
     """Yield what a record says in ranges such as 0-3,7; the reader takes any text."""
-    if isinstance(record, Handover):
-        yield record.queues
-    if isinstance(record, Obeyed):
+    if isinstance(record, Handover | Obeyed | Redelivered):
         yield record.queues
     if isinstance(record, Owners):
         yield record.unowned

@@ -104,7 +104,7 @@ class Reading:
 
     def reset(self, offset: int) -> None:
         """Go on there: somebody set the group's offset."""
-        self.window.reset(offset)
+        self.window.rewind(offset)
         self._offsets.in_doubt = False
         self._pull_anew()
 

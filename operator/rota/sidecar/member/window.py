@@ -76,6 +76,8 @@ class Window:
     next: int  # where to ask next; at first the start
     orderly: bool = False
     committed: int | None = None  # what the broker is known to have
+    start: int | None = field(default=None, init=False)  # the offset at which this member began to read the queue
+    given: int | None = field(default=None, init=False)  # the highest offset that the app was given
     stopped: bool = field(default=False, init=False)
     bytes: int = field(default=0, init=False)  # of what is not finished, beyond each message's overhead
     in_flight: int = field(default=0, init=False)  # messages of open deliveries, those from before a reset too
@@ -91,6 +93,7 @@ class Window:
 
     def reset(self, start: int, committed: int | None = None) -> None:
         """Forget everything but what is open, and begin there."""
+        self.start = self.start if self.placed else start
         self.next, self.committed, self.bytes, self._not_before = start, committed, 0, AT_ONCE
         for delivery in self.open:
             if delivery.resets == self._resets:
@@ -98,6 +101,11 @@ class Window:
         self._resets += 1
         for forgotten in (self._waiting, self._again, self._taken, self._done, self.tried):
             forgotten.clear()
+
+    def rewind(self, start: int) -> None:
+        """Begin at an offset that somebody set: what is delivered again from there on, no rebalance repeats."""
+        self.reset(start)
+        self.given = None
 
     @property
     def placed(self) -> bool:
@@ -119,13 +127,13 @@ class Window:
     def put(self, asked: int, pulled: Pulled) -> None:
         """Take what came of asking there."""
         if pulled.moved is Moved.RESET:
-            self.reset(pulled.next)
+            self.rewind(pulled.next)
         elif asked != self.next or self.stopped:
             return
         elif pulled.moved and pulled.next >= self.next:
             self.next = pulled.next  # what was fetched before is kept: the broker has it no more
         elif pulled.moved:
-            self.reset(min(pulled.next, self.committable))  # it lost its end; what is not finished is fetched anew
+            self.rewind(min(pulled.next, self.committable))  # it lost its end; what is not finished is fetched anew
         else:
             for message in pulled.messages:
                 if message.offset >= self.next:
@@ -149,6 +157,7 @@ class Window:
         delivery = Delivery(now, self._resets, {message.offset: message for message in messages})
         self.open[delivery] = None
         self.in_flight += len(messages)
+        self.given = messages[-1].offset if self.given is None else max(self.given, messages[-1].offset)
         return delivery
 
     def fit(self, most: int, size: int) -> int:
@@ -246,6 +255,11 @@ class Window:
     def uncommitted(self) -> int:
         """How many offsets are finished and not known to be committed; 0 if the broker's offset is not known."""
         return 0 if self.committed is None else max(0, self.committable - self.committed)
+
+    @property
+    def would_repeat(self) -> bool:
+        """Whether the app was given messages that come again if another reader begins at the committed offset."""
+        return self.given is not None and (self.committed is None or self.given >= self.committed)
 
     @property
     def buffered(self) -> int:

@@ -16,7 +16,7 @@ from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, L
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
 from rota.ranges import MOST_IDS, MOST_PLACES, to_ranges
-from rota.reports import FullReport, QueueState, Worked, read_report
+from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, Uncommitted, Worked, read_report
 from rota.sidecar.status.control_api import Control, KeyFiles
 from rota.sidecar.status.self_report import QUEUES_IN_A_PAGE, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
@@ -336,6 +336,35 @@ def test_report_page_is_small_however_long_names_are() -> None:
     state: QueueState = "draining"
     numbers = 2**31, 2**63 - 1, 2**63 - 1, 2**31
     worked = [
-        Worked("t" * 127, "b" * 255, *numbers, locked=False, state=state, pull_age=1e9 + 0.123)
+        Worked(
+            "t" * 127,
+            "b" * 255,
+            *numbers,
+            locked=False,
+            state=state,
+            pull_age=1e9 + 0.123,
+            start=2**63 - 1,
+            given=2**63 - 1,
+        )
     ] * QUEUES_IN_A_PAGE
-    assert len(msgspec.json.encode(QueuesPage(worked, 2**17))) <= LARGEST_PAGE
+    assert len(msgspec.json.encode(QueuesPage(worked, 2**17, "i" * 64))) <= LARGEST_PAGE
+
+
+def test_report_of_offsets_that_are_not_committed_is_small_however_long_names_are() -> None:
+    entries = [Uncommitted("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1)] * MOST_UNCOMMITTED
+    text = msgspec.json.encode(FullReport(member="a", uid="u", generation=1, uncommitted=entries))
+    assert read_report(text).uncommitted == entries
+
+
+async def test_report_page_of_progress_is_read_with_the_groups_key(folder: Path) -> None:
+    member = Member(offsets=range(QUEUES_IN_A_PAGE + 1))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        first = await reports.read_progress(endpoint, 0)
+        assert first is not None
+        assert (len(first.queues), first.next) == (QUEUES_IN_A_PAGE, QUEUES_IN_A_PAGE)
+        last = await reports.read_progress(endpoint, QUEUES_IN_A_PAGE)
+        assert last is not None
+        assert (len(last.queues), last.next) == (1, None)
+    async with serving(member, folder) as port, asking(OTHER) as reports:
+        assert await reports.read_progress(endpoint, 0) is None

@@ -797,3 +797,47 @@ def test_window_fits_messages_by_their_bodies_and_encoded_properties() -> None:
     assert window.fit(9, 3 * encoded_bytes) == 3
     assert window.fit(9, 3 * encoded_bytes - 1) == 2
     assert window.fit(9, 1) == 1
+
+
+# What a crash would repeat
+
+
+def test_window_start_is_where_the_member_began_to_read() -> None:
+    window = Window(next=0, committed=0)
+    assert window.start is None
+    window.reset(7, 7)
+    window.put(7, a_pull(7, 8))
+    window.reset(8, 8)  # its lock was lost for a while
+    assert window.start == 7
+
+
+def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> None:
+    window = a_window(0, 1, 2, 3, then=9)
+    assert (window.given, window.would_repeat) == (None, False)
+    delivery = taken(window, 2)
+    assert (window.given, window.would_repeat) == (1, True)
+    bring_back(window, delivery, 0)
+    finish(window, delivery)
+    taken(window)
+    assert window.given == 1, "a message that comes back is below"
+    finish(window, taken(window))
+    assert window.given == 3
+    finish(window, next(iter(window.open)))
+    assert window.would_repeat, "it is finished, and not committed yet"
+    commit = window.to_commit()
+    assert commit is not None
+    window.answered(commit)
+    assert (window.committed, window.would_repeat) == (9, False)
+    window.committed = None  # the broker was away, and may have lost it
+    assert window.would_repeat
+
+
+@pytest.mark.parametrize("moved", [Moved.RESET, None])
+def test_window_would_repeat_nothing_after_the_groups_offset_was_set(moved: Moved | None) -> None:
+    window = a_window(0, 1, 2)
+    taken(window)
+    if moved:
+        window.put(3, a_pull(then=1, moved=moved))
+    else:
+        window.rewind(1)
+    assert (window.next, window.given, window.would_repeat) == (1, None, False)

@@ -4,7 +4,7 @@ The last is told when an operator begins to tell of a group, once an hour, and a
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rota.documents import Assignment
@@ -14,6 +14,7 @@ from rota.model import Queue
 from rota.planner import Snapshot, beginning
 from rota.ranges import to_ranges
 from rota.records import journal_record
+from rota.redelivery import Cause, Reader, Redelivered
 from rota.timestamps import format_time, parse_time
 
 Line = Mapping[str, Any]
@@ -75,3 +76,21 @@ def _rebalance(group: str, at: str, past: Past) -> Line | None:
         return None
     told = {"reason": it.reason, "outcome": it.outcome, "began": it.at, "moved": it.moved, "forced": it.forced}
     return journal_record("rebalance", group, at, generation=it.generation, seconds=it.seconds, **told)
+
+
+def redelivered(group: str, now: float, entries: Iterable[Redelivered]) -> Iterator[Line]:
+    """Yield a line for what came again by one cause from one member to another; `now` is the time of day."""
+    alike: defaultdict[tuple[Cause, bool, Reader, Reader], list[Redelivered]] = defaultdict(list)
+    for entry in entries:
+        alike[entry.cause, entry.is_estimate, entry.before, entry.after].append(entry)
+    for (cause, is_estimate, before, after), some in sorted(alike.items()):
+        yield journal_record(
+            "redelivered",
+            group,
+            format_time(now),
+            cause=str(cause),
+            messages=sum(entry.messages for entry in some),
+            estimate=is_estimate,
+            **{"from": before.member, "fromUid": before.uid, "to": after.member, "toUid": after.uid},
+            queues=to_ranges(entry.queue for entry in some),
+        )

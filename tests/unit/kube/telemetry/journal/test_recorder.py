@@ -11,10 +11,11 @@ from rota.kube.reconcile.reconciler import Done
 from rota.kube.state.group import Group
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.state.stored_assignment import Record as Kept
-from rota.kube.telemetry.journal.recorder import Notes
+from rota.kube.telemetry.journal.recorder import Notes, redelivered
 from rota.kube.telemetry.rebalances import Handover, News, Past
 from rota.model import Holder, Queue
 from rota.planner import Plan, Snapshot, beginning, plan
+from rota.redelivery import Cause, Reader, Redelivered
 from rota.spec import Budget, PolicySpec, Seconds, policy_body, policy_spec
 
 Q = [Queue("orders", "a", number) for number in range(8)]
@@ -140,3 +141,20 @@ def test_journal_completed_rebalance_makes_a_record() -> None:
     for at in ("yesterday", "2026-11-21T08:59:59"):
         broken = News(past=past._replace(rebalance=Rebalance("MemberLeft", "", at, 6, 4, 0, 0.5)))
         assert kinds(Notes(), done(6), NOW, broken) == ["owners"]
+
+
+def test_journal_has_a_record_of_messages_that_came_again_for_each_cause_and_pair_of_members() -> None:
+    one, two, restarted = Reader("m1", "uid-m1", "a"), Reader("m2", "uid-m2", "b"), Reader("m1", "uid-m1", "c")
+    entries = [
+        Redelivered(Q[0], 3, Cause.CRASH, one, two, is_estimate=True),
+        Redelivered(Q[1], 2, Cause.CRASH, one, two, is_estimate=True),
+        Redelivered(Q[2], 4, Cause.HANDOVER, one, two, is_estimate=False),
+        Redelivered(Q[3], 5, Cause.CRASH, one, restarted, is_estimate=True),
+    ]
+    told = [read(it) for it in redelivered("shop/orders", NOW, entries)]
+    assert [(it.cause, it.messages, it.estimate, it.holder, it.to, it.queues["orders"]["a"]) for it in told] == [
+        ("crash", 5, True, "m1", "m1", "3"),
+        ("crash", 5, True, "m1", "m2", "0-1"),
+        ("handover", 4, False, "m1", "m2", "2"),
+    ]
+    assert {(it.group, it.at.timestamp(), it.holder_uid) for it in told} == {("shop/orders", NOW, "uid-m1")}

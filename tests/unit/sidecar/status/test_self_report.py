@@ -1,0 +1,97 @@
+"""A member's report of its queues: what its readers know, put together."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from builders import a_document
+from rota.brokers.message import Message
+from rota.brokers.port import Pulled
+from rota.documents import write_assignment
+from rota.model import Queue
+from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, Uncommitted
+from rota.sidecar.member.member import Member
+from rota.sidecar.member.queue_lifecycle import Event
+from rota.sidecar.member.window import Window
+from rota.sidecar.status.problems import Health
+from rota.sidecar.status.self_report import ReleasedQueues, full_report, queues_page
+
+Q, R = Queue("orders", "a", 0), Queue("orders", "a", 1)
+
+
+@dataclass
+class QueueReading:
+    """The reader of a queue."""
+
+    window: Window
+    pulled_at: float = 0.0
+    obstacle: QueueState = ""
+
+
+def a_window(queue: Queue, start: int = 5, given: int | None = None) -> Window:
+    """Return a window that began there, and whose app has everything up to a message."""
+    window = Window(next=0)
+    window.reset(start, start)
+    if given is not None:
+        window.put(
+            start, Pulled(tuple(Message(queue, it, b"", {}) for it in range(start, given + 1)), given + 1, 0, 99)
+        )
+        window.take(99, 0.0)
+    return window
+
+
+def a_member(generation: int = 1, *queues: Queue) -> Member:
+    member = Member("m1", "uid-m1")
+    obey(member, generation, *queues)
+    return member
+
+
+def obey(member: Member, generation: int, *queues: Queue) -> None:
+    (text,) = write_assignment(a_document(generation, members={"m1": queues})).values()
+    step = member.read(text, 0.0)
+    assert step.why is None
+    for command in step.commands:
+        member.happened(Event.PLACED, command.queue, command.life, 0.0)
+
+
+def report_of(
+    member: Member, readings: dict[Queue, QueueReading], released: ReleasedQueues | None = None
+) -> FullReport:
+    return full_report(member.report(), Health(), member, readings, released or ReleasedQueues())
+
+
+def test_report_page_says_where_reading_began_and_what_the_app_was_given() -> None:
+    readings = {Q: QueueReading(a_window(Q, 5, 7)), R: QueueReading(Window(next=0, committed=0))}
+    first, second = queues_page(0, a_member(1, Q, R), readings, 0.0).queues
+    assert (first.start, first.given, first.committed) == (5, 7, 5)
+    assert (second.start, second.given, second.committed) == (None, None, None)
+
+
+def test_report_names_uncommitted_offsets_only_of_queues_that_are_given_up() -> None:
+    member, readings = a_member(1, Q, R), {Q: QueueReading(a_window(Q, 5, 7)), R: QueueReading(a_window(R, 0, 3))}
+    assert report_of(member, readings).uncommitted == []
+    obey(member, 2, R)
+    assert report_of(member, readings).uncommitted == [Uncommitted(*Q, 7, 5)]
+    readings[Q].window.committed = 8
+    assert report_of(member, readings).uncommitted == []
+
+
+def test_report_names_uncommitted_offsets_of_released_queues_until_they_are_read_again() -> None:
+    member, released = a_member(), ReleasedQueues()
+    released.add(Q, a_window(Q, 5, 7))
+    released.add(R, a_window(R))
+    assert report_of(member, {}, released).uncommitted == [Uncommitted(*Q, 7, 5)]
+    obey(member, 2, Q)
+    readings = {Q: QueueReading(a_window(Q, 5))}
+    assert report_of(member, readings, released).uncommitted == []
+    released.add(Q, readings[Q].window)
+    assert report_of(member, {}, released).uncommitted == []
+
+
+@pytest.mark.parametrize("number", [MOST_UNCOMMITTED - 1, MOST_UNCOMMITTED, MOST_UNCOMMITTED + 5])
+def test_report_names_the_queues_that_were_released_last_if_there_are_too_many(number: int) -> None:
+    released = ReleasedQueues()
+    for it in range(number):
+        released.add(Q._replace(id=it), a_window(Q, 5, 7))
+    named = [it.id for it in report_of(a_member(), {}, released).uncommitted]
+    assert named == [*range(number)][::-1][:MOST_UNCOMMITTED]
