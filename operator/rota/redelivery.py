@@ -156,7 +156,8 @@ class GivenOffsets:
 
     def to_be_taken_over(self, has_ended: Callable[[Reader], bool], now: float) -> set[Queue]:
         """Return the queues whose next reader has not said where it began; those too old are forgotten."""
-        waiting = {queue: it for queue, it in self.by_queue.items() if it.cause or has_ended(it.reader)}
+        ended = {reader for reader in {it.reader for it in self.by_queue.values()} if has_ended(reader)}
+        waiting = {queue: it for queue, it in self.by_queue.items() if it.cause or it.reader in ended}
         for queue in [queue for queue, given in waiting.items() if now - given.at > KEPT_SECONDS]:
             del self.by_queue[queue], waiting[queue]
         return set(waiting)

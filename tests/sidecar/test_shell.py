@@ -17,7 +17,8 @@ from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.brokers.port import Consumer, Membership, Pulled
 from rota.documents import Share
 from rota.model import RETRY, Queue, Reason
-from rota.queue_offsets import read_offsets
+from rota.queue_offsets import QueueProgress, read_offsets, read_progress
+from rota.reports import read_report
 from rota.sidecar import agent, config_follower, effects
 from rota.sidecar.consume import broker_session
 from rota.sidecar.delivery import push, settlement
@@ -545,6 +546,22 @@ async def test_report_gives_the_operator_the_offsets_of_a_broadcasting_member(tm
 
         async def told() -> bool:
             return read_offsets((await member.ask("/v1/report/queues"))[1]) == ({FIRST: 3}, None)
+
+        await soon(told)
+
+
+async def test_report_page_tells_the_operator_where_reading_began_and_what_the_app_was_given(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.send(*texts(0, 3), queue=0)
+        await member.obeys([FIRST])
+        await member.did("0", "1", "2")
+
+        async def told() -> bool:
+            page = read_progress((await member.ask("/v1/report/queues"))[1])
+            report = read_report((await member.ask("/v1/report"))[1])
+            assert page is not None
+            assert page.incarnation == report.incarnation != ""
+            return page.queues[FIRST] == QueueProgress(start=0, given=2, committed=3)
 
         await soon(told)
 
