@@ -136,8 +136,6 @@ class GivenOffsets:
 
     def take_report(self, before: Report, report: Report, assignment: Assignment | None, now: float) -> None:
         """Take what a member's report says, after the one before it, of queues that it gives up."""
-        if before.incarnation != report.incarnation:  # another process: it has had none of them
-            return
         if (before.held, before.releasing, before.uncommitted) == (report.held, report.releasing, report.uncommitted):
             return
         reader = Reader(report.member, report.uid, report.incarnation)

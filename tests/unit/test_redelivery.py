@@ -117,6 +117,7 @@ def test_forced_grant_counts_although_the_former_owner_obeys_first() -> None:
     read(given, OLD, 0, 9, 5)
     forced = a_document(members={"m2": [Q]}, forced={Q: 5})
     given.take_report(a_report([Q]), a_report(), forced, 1.0)
+    given.take_report(a_report([R]), a_report(), a_document(members={"m2": [Q]}), 1.0)
     assert given.to_be_taken_over(running, 2.0) == {Q}
     assert read(given, NEW, 5, 6, 5) == [(5, Cause.FORCED, True)]
 
