@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from ground.deliveries import whole_lines
 from ground.instance import TAG, Instance
 from ground.poll import soon
+from rota.deliveries import DeliveriesPage, read_deliveries
 from rota.model import RETRY, Queue
 from rota.sidecar.status.control_api import PORT as CONTROL_PORT
 from rota.signing import KEY_BYTES
@@ -171,14 +173,19 @@ class Pod:
 
     async def report(self, session: ClientSession) -> WholeReport | None:
         """Return its report, if it answers."""
-
-        async def ask(path: str) -> str:
-            return await signed_report(session, f"http://{self.address}:{CONTROL_PORT}{path}", self.uid, self._key)
-
         try:
-            return await whole_report(ask)
+            return await whole_report(partial(self._ask_signed, session))
         except ClientError:
             return None
+
+    async def first_deliveries(self, session: ClientSession) -> DeliveriesPage:
+        """Return the first page about its deliveries."""
+        page = read_deliveries(await self._ask_signed(session, "/v1/report/deliveries"))
+        assert page
+        return page
+
+    async def _ask_signed(self, session: ClientSession, path: str) -> str:
+        return await signed_report(session, f"http://{self.address}:{CONTROL_PORT}{path}", self.uid, self._key)
 
     async def heard(self, session: ClientSession) -> WholeReport:
         """Return its report once it answers."""

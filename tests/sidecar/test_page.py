@@ -14,15 +14,16 @@ import msgspec
 import pytest
 from aiohttp import ClientSession
 
-from ground.poll import PATIENCE_SECONDS
+from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
+from rota.deliveries import DeliveriesPage, read_deliveries
 from rota.model import Queue
 from rota.reports import FullReport, read_report
 from rota.sidecar.status import http_api, problems
 from rota.sidecar.status.control_api import Control, KeyFiles
 from rota.sidecar.status.http_api import Page
 from rota.sidecar.status.self_report import QueuesPage
-from sidecar.in_memory import TOPIC, UID, Event, Gate, a_member
+from sidecar.in_memory import TOPIC, UID, Event, Gate, MemoryMember, a_member, well
 
 FIRST = Queue(TOPIC, BROKER, 0)
 
@@ -86,6 +87,67 @@ async def test_report_request_with_invalid_parameters_is_rejected_with_a_sentenc
     async with a_member(tmp_path) as member:
         told = 400, "after is a revision, wait a duration such as 10s\n"
         assert await member.ask(f"/v1/report?{query}") == told
+
+
+async def test_report_of_deliveries_counts_the_answers_of_an_app_that_always_fails(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        member.app.answer = failing
+        await member.obeys(await member.queues())
+        await member.send("1", "2", "3", queue=2)
+
+        async def counted() -> DeliveriesPage | None:
+            page = await deliveries(member)
+            return page if sum(it.failures.get("5xx", 0) for it in page.queues) == 3 else None
+
+        page = await soon(counted)
+        assert page
+        [counts] = page.queues
+        assert (counts.topic, counts.id, counts.first_attempts, counts.done) == (TOPIC, 2, 3, 0)
+        assert page.last_failure
+        assert (page.last_failure.outcome, page.last_failure.status) == ("5xx", 500)
+        assert [(it.topic, sum(it.buckets.values())) for it in page.times] == [(TOPIC, 3)]
+
+        async def all_are_sent_back() -> bool:
+            return (await deliveries(member)).delayed == 3
+
+        await soon(all_are_sent_back)
+        member.app.answer = well
+        await member.send("4", queue=2)
+        await member.did("4")
+
+        async def is_done() -> bool:
+            return (await deliveries(member)).queues[0].done == 1
+
+        await soon(is_done)
+        assert await member.ask("/v1/report/deliveries?from=x") == (
+            400,
+            "from must be 0 or the next value of the previous page\n",
+        )
+
+
+async def test_report_of_deliveries_counts_refused_connections_as_no_attempt(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        member.port = 1  # nobody listens there
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+
+        async def counted() -> bool:
+            page = await deliveries(member)
+            return any(it.failures.get("refused") and not it.first_attempts for it in page.queues)
+
+        await soon(counted)
+        page = await deliveries(member)
+        assert (page.last_failure, page.delayed, page.times) == (None, 0, [])
+
+
+async def failing(_: Event) -> int:
+    return 500
+
+
+async def deliveries(member: MemoryMember) -> DeliveriesPage:
+    page = read_deliveries((await member.ask("/v1/report/deliveries"))[1])
+    assert page
+    return page
 
 
 # Drains.
@@ -326,6 +388,9 @@ class LargeMember:
 
     def queues(self, _: int) -> QueuesPage:
         return QueuesPage([], None)
+
+    def deliveries(self, _: int) -> DeliveriesPage:
+        return DeliveriesPage("process", 1.0)
 
     def unready(self) -> str:
         return ""

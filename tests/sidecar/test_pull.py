@@ -16,6 +16,7 @@ from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers.memory import BROKER
 from rota.brokers.message import Message
+from rota.deliveries import read_deliveries
 from rota.model import Reason
 from rota.sidecar import agent
 from rota.sidecar.delivery import assignment_events, pull, settlement
@@ -181,6 +182,10 @@ async def test_retry_of_a_nacked_message_ends_as_a_dead_letter_after_the_last_at
         assert await member.counted('messages_total{topic="orders",outcome="later"}') == 1
         assert await member.counted('messages_total{topic="orders",outcome="dead"}') == 1
         assert await member.counted("redelivered_total") == 1
+        page = read_deliveries(await member.ask("/v1/report/deliveries"))
+        assert page
+        counted = {(it.topic, it.first_attempts): it.failures for it in page.queues}
+        assert counted == {("orders", 1): {"nack": 1}, (RETRIES.topic, 0): {"nack": 1}}
 
 
 async def test_pull_visibility_timeout_redelivers_messages_without_ack_or_nack(

@@ -7,6 +7,7 @@ import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from rota.deliveries import FailingMessage
 from sidecar.fleet import a_fleet
 
 WRONG, DEAD = {"status": 500}, {"status": 422}
@@ -31,6 +32,28 @@ async def test_retry_returns_failed_messages_by_the_retry_topic_with_attempts_co
         assert len({it.id for it in fleet.delivered()}) == 20, "a message keeps its id, however often it is tried"
         await fleet.all_committed()
         await fleet.check()
+
+
+async def test_message_that_fails_again_and_again_is_named_until_it_is_done(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    async with a_fleet(rocketmq, tmp_path) as fleet:
+        pod = await fleet.add("a")
+        pod.rules({"numbers": [3], **WRONG})
+        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.send(20)
+
+        async def named() -> list[FailingMessage]:
+            return (await pod.first_deliveries(fleet.session)).failing
+
+        [message] = await soon(named)
+        assert (message.topic, message.queue_topic) == (fleet.topic, fleet.retry.topic)
+        assert (message.outcome, message.status, message.attempts >= 3) == ("5xx", 500, True)
+        pod.rules()
+        await fleet.all_done()
+
+        async def is_over() -> bool:
+            return not await named()
+
+        await soon(is_over)
 
 
 @pytest.mark.slow("a dead letter out of a batch, by whole sidecars")

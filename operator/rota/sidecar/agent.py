@@ -71,7 +71,7 @@ class Sidecar:
         self._sources, self._probes = Sources(who, connect, self), Probes(self)
         self._steps = Steps(notes, self.health, self.member.report, self._obey, self._tell_soon)
         self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings, now=self.now)
-        self.measures = self.status.measures
+        self.measures, self.delivery_counts = self.status.measures, self.status.delivery_counts
         self._said = self._steps.told  # as news
         self._telling = False
         self._clock: asyncio.TimerHandle | None = None
@@ -120,6 +120,7 @@ class Sidecar:
         while True:
             self._awake()
             self.member.reaches(self._probes.reached(self.now()))
+            self.status.sample_deliveries()
             self.health.stuck(self.member.stuck)
             self.health.unread([it.queue for it in self.readings.values() if it.is_unread(self._awoke)])
             if self._sources.settings:

@@ -1,4 +1,4 @@
-"""What a member answers about itself: its report, its queues, whether it is ready, its metrics."""
+"""What a member answers about itself: its report, queues, deliveries, readiness and metrics."""
 
 import asyncio
 import secrets
@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from rota.deliveries import DeliveriesPage
 from rota.model import Queue
 from rota.reports import FullReport
 from rota.sidecar.consume.broker_session import Sources
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.effects import Steps
 from rota.sidecar.member.member import Member
+from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Health
 from rota.sidecar.status.self_report import QueuesPage, ReleasedQueues, full_report, queues_page
 from rota.sidecar.status.sidecar_metrics import Measures
@@ -39,6 +41,7 @@ class MemberStatus:
         self._settings = ""  # the digest of those in force
         self._settings_changes = 0
         self.measures = Measures()
+        self.delivery_counts = DeliveryCounts(now())
         self._changed = asyncio.Event()
 
     def settings_in_force(self, digest: str) -> None:
@@ -71,6 +74,14 @@ class MemberStatus:
         """Return one page of the progress of its queues, from index `start`."""
         page = queues_page(start, self._member, self._readings, self._now())
         return msgspec.structs.replace(page, incarnation=self._incarnation)
+
+    def deliveries(self, start: int) -> DeliveriesPage:
+        """Return one page of what deliveries came to, from index `start`."""
+        return self.delivery_counts.page(start, str(self._incarnation), self._readings, self._now())
+
+    def sample_deliveries(self) -> None:
+        """Measure what is at the app, and what waits for it."""
+        self.delivery_counts.sample(self._readings, self._now())
 
     async def news(self, after: int) -> None:
         """Wait until the report has another revision."""

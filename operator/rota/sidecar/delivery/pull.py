@@ -25,6 +25,7 @@ import msgspec
 from aiohttp import web
 
 from rota.brokers.message import MEBIBYTE, Message
+from rota.deliveries import AppAnswer, DeliveryOutcome
 from rota.http_server import BodyReader, Limits, listen
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import Reading
@@ -36,7 +37,7 @@ from rota.sidecar.delivery.settlement import Endings
 from rota.sidecar.member.window import Delivery
 from rota.sidecar.status.control_api import Reports, duration
 from rota.sidecar.status.problems import Health
-from rota.sidecar.status.sidecar_metrics import Measures
+from rota.sidecar.status.sidecar_metrics import Measures, topic_label
 
 PORT = 9912
 MOST = 1000  # messages in an answer
@@ -52,6 +53,7 @@ KEPT = 3600.0  # seconds that a connection of the app is kept for: it may work a
 
 
 _NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
+_BY_OUTCOME = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
 
 
 class Handed(msgspec.Struct, omit_defaults=True):
@@ -303,6 +305,7 @@ class Pull:
         return web.Response(body=msgspec.json.encode({"unknown": unknown}), content_type="application/json")
 
     def _ack(self, some: Sequence[Open]) -> None:
+        self._count_answers(some, DeliveryOutcome.DONE)
         for it in some:
             self._endings.finish(it.taken, it.message)
         self._ended(some, "done")
@@ -319,10 +322,19 @@ class Pull:
         self._back(reassigned)
         self._ended(reassigned, "cut")
         some = returnable
+        self._count_answers(some, _BY_OUTCOME[outcome])
         if some:
             self._ended([it for it in some if not self._endings.spent(it.taken, it.message)], outcome)
             self._ended([it for it in some if self._endings.spent(it.taken, it.message)], "dead")
             self._shell.start(self._give_back(some))
+
+    def _count_answers(self, answered: Sequence[Open], outcome: DeliveryOutcome) -> None:
+        """Count what the app said of each message, while its attempt is known."""
+        now, counts, topics = self._shell.now(), self._shell.delivery_counts, self._shell.settings.topics
+        for it in answered:
+            attempt = self._endings.attempt(it.taken, it.message)
+            counts.count(it.taken.queue, [(it.message, attempt)], AppAnswer(outcome), now)
+            counts.count_time(topic_label(it.message, topics), now - it.since)
 
     async def _give_back(self, some: Sequence[Open]) -> None:
         for first in range(0, len(some), SIDE_BY_SIDE):

@@ -14,11 +14,13 @@ delivery at a time is tried, after a pause.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Protocol
 
 from rota.brokers.message import MEBIBYTE, Message
+from rota.deliveries import AppAnswer, DeliveryOutcome, answer_of_status
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.delivery import cloudevents, settlement
@@ -26,14 +28,12 @@ from rota.sidecar.delivery.http_post import Away, Broken, Forbidden, Post
 from rota.sidecar.delivery.scheduler import Shelf, Taken
 from rota.sidecar.delivery.settlement import NOT_TAKEN_PAUSE, Endings
 from rota.sidecar.status.problems import Health
-from rota.sidecar.status.sidecar_metrics import Measures
+from rota.sidecar.status.sidecar_metrics import Measures, topic_label
 
 # Of a batch, unless one message is larger: many requests are open at once, and each holds its batch twice.
 LARGEST = MEBIBYTE
 IN_PLACE_PAUSE = 1.0  # before an Orderly queue tries its message again
 AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # the first and the longest: no app; no such path
-
-_DONE, _NOT_FOUND, _DEAD = range(200, 300), 404, 422
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,13 @@ class Outcome(StrEnum):
 
 
 Outcomes = list[tuple[Outcome, list[Message]]]
+
+_BY_ANSWER = {  # any other answer means LATER
+    DeliveryOutcome.DONE: Outcome.DONE,
+    DeliveryOutcome.REJECTED: Outcome.DEAD,
+    DeliveryOutcome.NOT_FOUND: Outcome.LOST,
+    DeliveryOutcome.REFUSED: Outcome.AWAY,
+}
 
 
 class Shell(settlement.Shell, Protocol):
@@ -131,14 +138,26 @@ class Push:
     # One delivery.
 
     async def _deliver(self, taken: Taken) -> Outcomes:
-        answer = await self._ask(taken)
+        attempts = [(message, self._endings.attempt(taken, message)) for message in taken.delivery.messages]
+        app_answer = await self._ask(taken, attempts)
+        answer = _BY_ANSWER.get(app_answer.outcome, Outcome.LATER) if app_answer else Outcome.CUT
         if answer is not Outcome.DONE and not self._shell.may_send(taken.queue, taken.delivery.since):
             answer = Outcome.CUT  # the queue's next owner has these messages: nothing is sent back
-        if answer is not Outcome.CUT:  # which says nothing of the app
+        if app_answer and answer is not Outcome.CUT:  # which says nothing of the app
             self._note(answer)
+            self._count_answer(taken, attempts, app_answer)
         outcomes = self._outcomes(answer, taken)
         await self._carry_out(answer, taken)
         return outcomes
+
+    def _count_answer(self, taken: Taken, attempts: Sequence[tuple[Message, int]], answer: AppAnswer) -> None:
+        """Count an answer; not the rejection of a batch, whose messages are posted again one by one."""
+        if answer.outcome is DeliveryOutcome.REJECTED and len(attempts) > 1:
+            return
+        now, counts = self._shell.now(), self._shell.delivery_counts
+        counts.count(taken.queue, attempts, answer, now)
+        if answer.outcome is not DeliveryOutcome.REFUSED:
+            counts.count_time(topic_label(attempts[0][0], self._shell.settings.topics), now - taken.delivery.since)
 
     def _outcomes(self, answer: Outcome, taken: Taken) -> Outcomes:
         """Return what an answer makes of its messages."""
@@ -173,29 +192,30 @@ class Push:
             self.offer(reading)
         self.wake()
 
-    async def _ask(self, taken: Taken) -> Outcome:
+    async def _ask(self, taken: Taken, attempts: Sequence[tuple[Message, int]]) -> AppAnswer | None:
+        """Post a delivery and return the app's answer; None if it may not be sent any more."""
         push, generation = self._shell.settings.delivery.push, self._shell.generation
-        with_attempts = [(message, self._endings.attempt(taken, message)) for message in taken.delivery.messages]
-        if again := sum(attempt > 1 for _, attempt in with_attempts):
+        if again := sum(attempt > 1 for _, attempt in attempts):
             self._shell.measures.redelivered.add(by=again)
-        if push.max_batch > 1 or len(with_attempts) > 1:
-            headers, body = cloudevents.BATCH, cloudevents.batch(with_attempts, generation)
+        if push.max_batch > 1 or len(attempts) > 1:
+            headers, body = cloudevents.BATCH, cloudevents.batch(attempts, generation)
         else:
-            [(message, attempt)] = with_attempts
+            [(message, attempt)] = attempts
             headers, body = cloudevents.binary(message, attempt, generation), message.body
         try:
             may = partial(self._shell.may_send, taken.queue, taken.delivery.since)
             status = await self._app(push.port).post(push.path, headers, body, push.timeout, may)
         except Away:
-            return Outcome.AWAY
+            return AppAnswer(DeliveryOutcome.REFUSED)
         except Forbidden:
-            return Outcome.CUT
-        except (TimeoutError, Broken) as error:
-            _log.info("%s: %s", taken.queue, str(error) or f"the app did not answer within {push.timeout:g} s")
-            return Outcome.LATER
-        if status in _DONE:
-            return Outcome.DONE
-        return {_DEAD: Outcome.DEAD, _NOT_FOUND: Outcome.LOST}.get(status, Outcome.LATER)
+            return None
+        except TimeoutError:
+            _log.info("%s: the app did not answer within %g s", taken.queue, push.timeout)
+            return AppAnswer(DeliveryOutcome.TIMEOUT)
+        except Broken as error:
+            _log.info("%s: %s", taken.queue, error)
+            return AppAnswer(DeliveryOutcome.BROKEN)
+        return answer_of_status(status)
 
     def _app(self, port: int) -> Post:
         if self._post is None or self._post.port != port:

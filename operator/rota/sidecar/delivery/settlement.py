@@ -12,6 +12,7 @@ from rota.model import Queue, Reason, plain
 from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.delivery.scheduler import Taken
 from rota.sidecar.member.window import AT_ONCE, Window
+from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Health
 from rota.spec.resolved import Settings
 
@@ -28,6 +29,7 @@ class Shell(Protocol):
     """What is asked, and told, of the member."""
 
     health: Health
+    delivery_counts: DeliveryCounts
 
     @property
     def settings(self) -> Settings:
@@ -52,8 +54,8 @@ class Endings:
         self._refused: tuple[Window, int] | None = None  # the message that the broker refused to take back last
 
     def attempt(self, taken: Taken, message: Message) -> int:
-        """Return the number of this attempt, from 1: the broker counts some, and some we."""
-        return 1 + message.attempt + taken.window.tried.get(message.offset, 0)
+        """Return the number of this attempt, from 1."""
+        return taken.window.attempt(message)
 
     def spent(self, taken: Taken, message: Message) -> bool:
         """Whether this attempt was its last, and dead letters are what comes then."""
@@ -111,6 +113,8 @@ class Endings:
                 self._shell.health.trouble(Reason.MESSAGE_NOT_TAKEN_BACK, _not_taken(message, error))
             self.back(taken, (message,), NOT_TAKEN_PAUSE)
         else:
+            if level == LATER:
+                self._shell.delivery_counts.count_returned(message.attempt, self._shell.now())
             self.finish(taken, message)
 
 

@@ -170,6 +170,10 @@ class Window:
             number += 1
         return max(1, number)
 
+    def attempt(self, message: Message) -> int:
+        """Return the number of a message's attempt, from 1: the broker counts some, and the window others."""
+        return 1 + message.attempt + self.tried.get(message.offset, 0)
+
     def tries(self, delivery: Delivery, message: Message) -> None:
         """Count an attempt of which the broker does not hear; a reset has forgotten what was handed out before it."""
         if delivery.resets == self._resets:

@@ -1,4 +1,4 @@
-"""What only the operator asks of a member: its report, and its final drain.
+"""What only the operator asks of a member: its report and its pages, and its final drain.
 
 A member whose pod mounts a key answers on a port of its own, and only requests that are signed with that key; its
 reports are signed, too. One without a key answers unsigned requests on the port of probes: its pod was made by hand.
@@ -6,14 +6,16 @@ reports are signed, too. One without a key answers unsigned requests on the port
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
 
+from rota.deliveries import DeliveriesPage
 from rota.http_server import AdmissionLimit, BodyReader, Limits, listen, release_connection
 from rota.reports import FullReport
 from rota.sidecar.status.self_report import QueuesPage
@@ -42,6 +44,9 @@ class Reports(Protocol):
 
     def queues(self, start: int) -> QueuesPage:
         """Return how far it is with its queues, from that one on."""
+
+    def deliveries(self, start: int) -> DeliveriesPage:
+        """Return what deliveries of its queues came to, from that one on."""
 
     async def news(self, after: int) -> None:
         """Wait until its report has another revision."""
@@ -97,7 +102,8 @@ class Control:
         """The routes, for whichever port they are answered on."""
         return [
             web.get("/v1/report", self._report),
-            web.get("/v1/report/queues", self._queues),
+            web.get("/v1/report/queues", partial(self._page, self._queues)),
+            web.get("/v1/report/deliveries", partial(self._page, self._deliveries)),
             web.post("/v1/drain", self._drain),
         ]
 
@@ -118,13 +124,19 @@ class Control:
                     await self._shell.status.news(int(after))
         return _signed(request, report_response(self._shell), keys)
 
-    async def _queues(self, request: web.Request) -> web.Response:
+    async def _page(self, encode_page: Callable[[int], bytes], request: web.Request) -> web.Response:
         keys = self._authenticate(request)
         start = request.query.get("from", "")
         if not _NUMBER.fullmatch(start):
             return web.Response(status=400, text="from must be 0 or the next value of the previous page\n")
-        page = msgspec.json.encode(self._shell.status.queues(int(start or 0)))
+        page = encode_page(int(start or 0))
         return _signed(request, web.Response(body=page, content_type="application/json"), keys)
+
+    def _queues(self, start: int) -> bytes:
+        return msgspec.json.encode(self._shell.status.queues(start))
+
+    def _deliveries(self, start: int) -> bytes:
+        return msgspec.json.encode(self._shell.status.deliveries(start))
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Drain for good. The signature covers the pod's uid; a request that is not signed names it in its body."""

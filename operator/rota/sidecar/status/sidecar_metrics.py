@@ -47,14 +47,9 @@ class Measures:
         self.delivery.observe(seconds)
 
     def ended(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
-        """Count messages of one topic by what came of them.
-
-        The topic of a message in a retry queue is a property that its producer may have written: unless the group
-        subscribes to that topic, the queue's own one counts, so that there are only so many labels.
-        """
+        """Count messages of one topic by what came of them."""
         if messages:
-            topic = messages[0].topic
-            self.messages.add(topic if topic in topics else messages[0].queue.topic, outcome, by=len(messages))
+            self.messages.add(topic_label(messages[0], topics), outcome, by=len(messages))
         if outcome == "done":
             now = time.time()
             for message in messages:
@@ -64,3 +59,13 @@ class Measures:
         """Render all of it, with what is so at this moment."""
         self._inflight, self._buffered, self._generation = inflight, buffered, generation
         return render(self.metrics)
+
+
+def topic_label(message: Message, topics: Collection[str]) -> str:
+    """Return the topic that a message counts for, when the group subscribes to `topics`.
+
+    The topic of a message in a retry queue is a property that its producer may have written: unless the group
+    subscribes to that topic, the queue's own one counts, so that there are only so many labels.
+    """
+    topic = message.topic
+    return topic if topic in topics else message.queue.topic

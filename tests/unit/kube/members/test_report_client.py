@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from rota.deliveries import DeliveriesPage, QueueCounts
 from rota.kube.client.objects import Pod
 from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, Reports
 from rota.kube.state.retention_budget import RetentionBudget
@@ -18,6 +19,7 @@ from rota.model import Queue, Reason
 from rota.ranges import MOST_IDS, MOST_PLACES, to_ranges
 from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, Uncommitted, Worked, read_report
 from rota.sidecar.status.control_api import Control, KeyFiles
+from rota.sidecar.status.delivery_counts import QUEUES_IN_PAGE
 from rota.sidecar.status.self_report import QUEUES_IN_A_PAGE, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
 
@@ -36,6 +38,7 @@ class Member:
     offsets: range = range(1)
     following: int | None = None  # where each page says that the next one begins, if it says the wrong thing
     pages: list[int] = field(default_factory=list)
+    incarnation: str = "process"  # empty: another one on each page
 
     @property
     def status(self) -> "Member":
@@ -51,6 +54,14 @@ class Member:
         if self.following is not None:
             return QueuesPage(worked, self.following)
         return QueuesPage(worked, stop if stop < len(self.offsets) else None)
+
+    def deliveries(self, start: int) -> DeliveriesPage:
+        self.pages.append(start)
+        stop = start + QUEUES_IN_PAGE
+        queues = [QueueCounts("orders", "broker-a", it, done=it) for it in self.offsets[start:stop]]
+        following = self.following or (stop if stop < len(self.offsets) else None)
+        incarnation, delayed = self.incarnation or str(start), 0 if start else 7
+        return DeliveriesPage(incarnation, 1.0, queues, delayed=delayed, next=following)
 
     async def news(self, after: int) -> None:
         while self.revision == after:

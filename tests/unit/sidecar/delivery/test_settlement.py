@@ -1,6 +1,6 @@
 """How a message that was handed over ends, and what that means for those that came back with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from builders import a_spec
@@ -12,6 +12,7 @@ from rota.sidecar.consume.queue_reader import Reading
 from rota.sidecar.delivery.scheduler import Taken
 from rota.sidecar.delivery.settlement import Endings, _not_taken
 from rota.sidecar.member.window import Window
+from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Health
 from rota.spec.resolved import Settings, read_settings, write_settings
 
@@ -24,6 +25,7 @@ class AMember:
 
     health: Health
     settings: Settings
+    delivery_counts: DeliveryCounts = field(default_factory=lambda: DeliveryCounts(0.0))
     clock = count(1)
 
     def now(self) -> float:

@@ -1,0 +1,204 @@
+"""Counts deliveries by queue and outcome, and names messages that fail again and again, or hang."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import chain, islice
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from rota.brokers.message import Message
+from rota.deliveries import (
+    APP_MISSING,
+    AppAnswer,
+    DeliveriesPage,
+    DeliveryOutcome,
+    FailingMessage,
+    HandlingTimes,
+    LastFailure,
+    QueueCounts,
+    bucket_of,
+)
+from rota.model import Queue, plain
+from rota.sidecar.member.window import Window
+
+QUEUES_IN_PAGE = 200  # with the topics and messages, less than 256 KiB however long the names are
+TOPICS_IN_PAGE = 10
+MESSAGES_IN_PAGE = 10
+FAILED_ATTEMPTS = 3  # from which on a message is named
+FAILED_SECONDS = 900.0  # since its last failure, for which it is named
+MAX_FAILED_MESSAGES = 100  # that are remembered
+HANGING_SECONDS = 30.0  # at the app, from which on a message is named
+LONGEST_SAMPLE_SECONDS = 5.0  # a longer time between two samples was a stall, and is not counted
+DUE_STEP_SECONDS = 10.0
+LONGEST_TEXT = 200  # characters of a topic or id that a producer chose
+# How long a broker delays the next attempt, by the attempts before; these are RocketMQ's own settings.
+RETRY_DELAYS_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+
+
+class QueueReader(Protocol):
+    """The reader of a queue, as these counts need it."""
+
+    window: Window
+
+
+@dataclass(slots=True)
+class _Counts:
+    first_attempts: int = 0
+    done: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    active_seconds: float = 0.0
+    in_flight_seconds: float = 0.0
+    backlog_seconds: float = 0.0
+
+
+class _FailedMessage(NamedTuple):
+    topic: str
+    queue: Queue
+    offset: int
+    attempts: int
+    answer: AppAnswer
+    at: float
+
+
+class DeliveryCounts:
+    """What the deliveries of this process came to."""
+
+    def __init__(self, now: float) -> None:
+        self._started = self._sampled = now
+        self._queues: dict[Queue, _Counts] = {}  # never shrinks, so pages keep their places
+        self._times: dict[str, dict[int, int]] = {}  # number of deliveries by topic and bucket
+        self._failed: dict[str, _FailedMessage] = {}  # by the message's id, the last failure last
+        self._last_failure: tuple[AppAnswer, float] | None = None  # and when
+        self._due: dict[int, int] = {}  # number of messages sent back, by the time of their next attempt
+
+    def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppAnswer, now: float) -> None:
+        """Count the end of a delivery; `attempts` are its messages, each with the number of this attempt."""
+        counts = self._queues.setdefault(queue, _Counts())
+        outcome, messages = answer.outcome, len(attempts)
+        if outcome is DeliveryOutcome.DONE:
+            counts.done += messages
+        else:
+            counts.failures[outcome.value] = counts.failures.get(outcome.value, 0) + messages
+        if outcome in APP_MISSING:
+            return
+        counts.first_attempts += sum(attempt == 1 for _, attempt in attempts)
+        if outcome in {DeliveryOutcome.DONE, DeliveryOutcome.REJECTED}:
+            for message, _ in attempts if self._failed else ():
+                self._failed.pop(_id_of(message), None)
+        if outcome is not DeliveryOutcome.DONE:
+            self._last_failure = answer, now
+            self._remember_failures(queue, attempts, answer, now)
+
+    def _remember_failures(
+        self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppAnswer, now: float
+    ) -> None:
+        for message, attempt in attempts:
+            if attempt >= FAILED_ATTEMPTS and answer.outcome is not DeliveryOutcome.REJECTED:
+                name = _id_of(message)
+                self._failed.pop(name, None)
+                self._failed[name] = _FailedMessage(_topic_of(message), queue, message.offset, attempt, answer, now)
+        while len(self._failed) > MAX_FAILED_MESSAGES:
+            del self._failed[next(iter(self._failed))]
+
+    def count_time(self, topic: str, seconds: float) -> None:
+        """Count how long the app had a delivery."""
+        buckets, bucket = self._times.setdefault(topic, {}), bucket_of(seconds)
+        buckets[bucket] = buckets.get(bucket, 0) + 1
+
+    def count_returned(self, attempts_before: int, now: float) -> None:
+        """Count a message that was sent back to its broker for another attempt."""
+        delay = RETRY_DELAYS_SECONDS[min(attempts_before, len(RETRY_DELAYS_SECONDS) - 1)]
+        due = math.ceil((now + delay) / DUE_STEP_SECONDS)
+        if due not in self._due:
+            self._count_delayed(now)  # nobody may ask for it: so forget here those that are due
+        self._due[due] = self._due.get(due, 0) + 1
+
+    def sample(self, readers: Mapping[Queue, QueueReader], now: float) -> None:
+        """Measure how many messages are at the app, and of which queues messages wait."""
+        seconds, self._sampled = now - self._sampled, now
+        if seconds > LONGEST_SAMPLE_SECONDS:
+            return
+        for queue, reader in readers.items():
+            window = reader.window
+            buffered = window.buffered
+            if not buffered and queue not in self._queues:
+                continue
+            counts = self._queues.setdefault(queue, _Counts())
+            counts.active_seconds += seconds
+            counts.in_flight_seconds += seconds * window.in_flight
+            counts.backlog_seconds += seconds * (buffered > window.in_flight)
+
+    def page(self, start: int, incarnation: str, readers: Mapping[Queue, QueueReader], now: float) -> DeliveriesPage:
+        """Return the page that begins with that queue."""
+        first_topic, stop = start // QUEUES_IN_PAGE * TOPICS_IN_PAGE, start + QUEUES_IN_PAGE
+        last_topic = first_topic + TOPICS_IN_PAGE
+        page = DeliveriesPage(
+            incarnation=incarnation,
+            age=round(now - self._started, 3),
+            queues=[_as_counts(*item) for item in islice(self._queues.items(), start, stop)],
+            times=[HandlingTimes(*item) for item in islice(self._times.items(), first_topic, last_topic)],
+            next=stop if stop < len(self._queues) or last_topic < len(self._times) else None,
+        )
+        if start:
+            return page
+        return replace(
+            page,
+            delayed=self._count_delayed(now),
+            last_failure=self._describe_last_failure(now),
+            failing=self._name_failing(readers, now),
+        )
+
+    def _describe_last_failure(self, now: float) -> LastFailure | None:
+        if self._last_failure is None:
+            return None
+        answer, failed_at = self._last_failure
+        return LastFailure(answer.outcome, round(now - failed_at, 3), answer.status)
+
+    def _count_delayed(self, now: float) -> int:
+        for due in [due for due in self._due if due * DUE_STEP_SECONDS <= now]:
+            del self._due[due]
+        return sum(self._due.values())
+
+    def _name_failing(self, readers: Mapping[Queue, QueueReader], now: float) -> list[FailingMessage]:
+        """Return the messages with the most attempts: those that hang, and those that failed lately."""
+        for name in [name for name, message in self._failed.items() if message.at < now - FAILED_SECONDS]:
+            del self._failed[name]
+        failed = (_as_message(message, now) for message in self._failed.values())
+        named = chain(_name_hanging(readers, now), failed)
+        return nlargest(MESSAGES_IN_PAGE, named, key=lambda message: (not message.outcome, message.attempts))
+
+
+def _as_counts(queue: Queue, counts: _Counts) -> QueueCounts:
+    seconds = (counts.active_seconds, counts.in_flight_seconds, counts.backlog_seconds)
+    return QueueCounts(
+        *queue, counts.first_attempts, counts.done, counts.failures, *(round(number, 3) for number in seconds)
+    )
+
+
+def _as_message(message: _FailedMessage, now: float) -> FailingMessage:
+    age, answer = round(now - message.at, 3), message.answer
+    place = (message.topic, *message.queue, message.offset)
+    return FailingMessage(*place, message.attempts, age, answer.outcome, answer.status)
+
+
+def _name_hanging(readers: Mapping[Queue, QueueReader], now: float) -> Iterator[FailingMessage]:
+    for queue, reader in readers.items():
+        for delivery in reader.window.open:
+            if delivery.since <= now - HANGING_SECONDS:
+                for message in delivery.messages:
+                    attempt = reader.window.attempt(message)
+                    age = round(now - delivery.since, 3)
+                    yield FailingMessage(_topic_of(message), *queue, message.offset, attempt, age)
+
+
+def _topic_of(message: Message) -> str:
+    """Return the topic that a message was sent to; in a queue of retries, its producer may have written any text."""
+    return plain(message.topic, LONGEST_TEXT)
+
+
+def _id_of(message: Message) -> str:
+    """Return what stays the same of a message over all its attempts."""
+    return message.id[:LONGEST_TEXT]

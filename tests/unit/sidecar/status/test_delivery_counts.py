@@ -1,0 +1,200 @@
+"""What a sidecar counts of its deliveries, and which messages it names."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from rota.brokers.message import Message
+from rota.brokers.port import Pulled
+from rota.deliveries import AppAnswer, DeliveriesPage, DeliveryOutcome, QueueCounts, answer_of_status, bucket_of
+from rota.kube.members.report_client import LARGEST_PAGE
+from rota.model import Queue
+from rota.sidecar.member.window import Window
+from rota.sidecar.status import delivery_counts
+from rota.sidecar.status.delivery_counts import (
+    DUE_STEP_SECONDS,
+    FAILED_ATTEMPTS,
+    FAILED_SECONDS,
+    HANGING_SECONDS,
+    MAX_FAILED_MESSAGES,
+    MESSAGES_IN_PAGE,
+    QUEUES_IN_PAGE,
+    RETRY_DELAYS_SECONDS,
+    TOPICS_IN_PAGE,
+    DeliveryCounts,
+)
+
+Q, RETRIES = Queue("orders", "broker-a", 3), Queue("%RETRY%shop", "broker-a", 0)
+DONE, FAILED = answer_of_status(204), answer_of_status(500)
+
+
+@dataclass
+class Reader:
+    window: Window
+
+
+def a_message(offset: int = 0, queue: Queue = Q, attempt: int = 0, name: str = "") -> Message:
+    return Message(queue, offset, b"", {"UNIQ_KEY": name or f"id-{offset}", "RETRY_TOPIC": "orders"}, attempt)
+
+
+def attempts(*numbers: int) -> list[tuple[Message, int]]:
+    return [(a_message(offset, attempt=number - 1), number) for offset, number in enumerate(numbers)]
+
+
+def page(counts: DeliveryCounts, now: float = 0.0, start: int = 0) -> DeliveriesPage:
+    return counts.page(start, "process", {}, now)
+
+
+def test_delivery_counts_are_kept_by_queue_and_outcome() -> None:
+    counts = DeliveryCounts(0.0)
+    counts.count(Q, attempts(1, 1, 2), DONE, 1.0)
+    counts.count(Q, attempts(1, 4), FAILED, 2.0)
+    counts.count(RETRIES, attempts(2), AppAnswer(DeliveryOutcome.TIMEOUT), 3.0)
+    found = page(counts, 10.0)
+    assert found.queues == [QueueCounts(*Q, 3, 3, {"5xx": 2}), QueueCounts(*RETRIES, 0, 0, {"timeout": 1})]
+    assert (found.incarnation, found.age, found.next) == ("process", 10.0, None)
+    assert found.last_failure
+    assert (found.last_failure.outcome, found.last_failure.status, found.last_failure.age) == ("timeout", 0, 7.0)
+
+
+@pytest.mark.parametrize("outcome", [DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND])
+def test_delivery_without_an_app_is_no_attempt(outcome: DeliveryOutcome) -> None:
+    counts = DeliveryCounts(0.0)
+    counts.count(Q, attempts(1, 9), AppAnswer(outcome), 1.0)
+    assert page(counts).queues == [QueueCounts(*Q, 0, 0, {outcome.value: 2})]
+    assert (page(counts).last_failure, page(counts).failing) == (None, [])
+
+
+def test_delivery_handling_times_are_kept_by_topic() -> None:
+    counts = DeliveryCounts(0.0)
+    for seconds in (0.2, 0.2, 3.0):
+        counts.count_time("orders", seconds)
+    counts.count_time("bills", 0.2)
+    assert {it.topic: it.buckets for it in page(counts).times} == {
+        "orders": {bucket_of(0.2): 2, bucket_of(3.0): 1},
+        "bills": {bucket_of(0.2): 1},
+    }
+
+
+def named(counts: DeliveryCounts, now: float = 0.0) -> list[tuple[str, str, int, int, str]]:
+    return [(it.topic, it.queue_topic, it.offset, it.attempts, it.outcome) for it in page(counts, now).failing]
+
+
+def test_message_that_fails_several_times_is_named_until_it_is_done() -> None:
+    counts = DeliveryCounts(0.0)
+    for number in range(1, FAILED_ATTEMPTS):
+        counts.count(Q, [(a_message(), number)], FAILED, 1.0)
+    assert named(counts) == []
+    again = a_message(77, RETRIES, FAILED_ATTEMPTS - 1, "id-0")
+    counts.count(RETRIES, [(again, FAILED_ATTEMPTS)], FAILED, 2.0)
+    assert named(counts) == [("orders", "%RETRY%shop", 77, FAILED_ATTEMPTS, "5xx")]
+    counts.count(RETRIES, [(a_message(99, RETRIES, name="id-0"), 4)], FAILED, 3.0)
+    assert named(counts) == [("orders", "%RETRY%shop", 99, 4, "5xx")], "once, as it was last"
+    counts.count(RETRIES, [(a_message(120, RETRIES, name="id-0"), 5)], DONE, 4.0)
+    assert named(counts) == []
+
+
+def test_message_that_failed_is_named_for_a_quarter_of_an_hour() -> None:
+    counts = DeliveryCounts(0.0)
+    counts.count(Q, attempts(5), FAILED, 1.0)
+    assert named(counts, FAILED_SECONDS)
+    assert named(counts, FAILED_SECONDS + 2) == []
+
+
+def test_message_that_the_app_rejects_is_not_named_as_it_is_not_tried_again() -> None:
+    counts = DeliveryCounts(0.0)
+    counts.count(Q, attempts(5), FAILED, 1.0)
+    counts.count(Q, attempts(6), answer_of_status(422), 2.0)
+    assert named(counts) == []
+    assert page(counts).queues[0].failures == {"5xx": 1, "422": 1}
+
+
+def test_message_names_are_those_with_the_most_attempts_of_a_bounded_number() -> None:
+    counts = DeliveryCounts(0.0)
+    for offset in range(3 * MAX_FAILED_MESSAGES):
+        counts.count(Q, [(a_message(offset), 3 + offset % 5)], FAILED, 1.0)
+    found = named(counts)
+    assert [tries for _, _, _, tries, _ in found] == [7] * MESSAGES_IN_PAGE
+    assert min(offset for _, _, offset, _, _ in found) >= 2 * MAX_FAILED_MESSAGES, "the last ones are remembered"
+
+
+def fetched(number: int, queue: Queue = Q) -> Window:
+    window = Window(next=0, committed=0)
+    window.put(0, Pulled(tuple(a_message(offset, queue) for offset in range(number)), number, 0, number))
+    return window
+
+
+def test_message_that_hangs_at_the_app_is_named_with_its_attempt() -> None:
+    counts, window = DeliveryCounts(0.0), fetched(3)
+    delivery = window.take(1, 0.0)
+    assert delivery
+    window.tries(delivery, delivery.messages[0])
+    window.take(1, 5.0)
+    readers = {Q: Reader(window)}
+    assert counts.page(0, "process", readers, HANGING_SECONDS - 1).failing == []
+    (found,) = counts.page(0, "process", readers, HANGING_SECONDS + 1).failing
+    assert (found.topic, found.offset, found.attempts, found.age, found.outcome) == ("orders", 0, 2, 31.0, "")
+
+
+def test_message_topic_that_its_producer_chose_is_cut_in_its_name() -> None:
+    counts = DeliveryCounts(0.0)
+    message = Message(RETRIES, 0, b"", {"UNIQ_KEY": "k" * 30_000, "RETRY_TOPIC": "t" * 30_000}, 5)
+    counts.count(RETRIES, [(message, 6)], FAILED, 1.0)
+    (found,) = page(counts).failing
+    assert len(found.topic) <= 201
+
+
+def test_retry_estimate_counts_messages_until_their_next_attempt_is_due() -> None:
+    counts = DeliveryCounts(0.0)
+    for attempts_before in (0, 0, 1, 99):
+        counts.count_returned(attempts_before, 0.0)
+    assert page(counts).delayed == 4
+    assert page(counts, RETRY_DELAYS_SECONDS[0] + DUE_STEP_SECONDS).delayed == 2
+    assert page(counts, RETRY_DELAYS_SECONDS[1] + DUE_STEP_SECONDS).delayed == 1
+    assert page(counts, RETRY_DELAYS_SECONDS[-1] + DUE_STEP_SECONDS).delayed == 0
+
+
+def test_retry_estimate_takes_bounded_memory_though_nobody_asks_for_it() -> None:
+    counts = DeliveryCounts(0.0)
+    for second in range(0, 1_000_000, 5):
+        counts.count_returned(0, float(second))
+    assert len(counts._due) < 10
+
+
+def test_delivery_samples_measure_messages_at_the_app_and_backlog() -> None:
+    counts, window, idle = DeliveryCounts(0.0), fetched(3), Window(next=0, committed=0)
+    readers = {Q: Reader(window), RETRIES: Reader(idle)}
+    window.take(2, 0.0)
+    counts.sample(readers, 2.0)
+    window.take(1, 2.0)
+    counts.sample(readers, 3.0)
+    counts.sample(readers, 3.0 + delivery_counts.LONGEST_SAMPLE_SECONDS + 1)  # the process stood still
+    (found,) = page(counts).queues
+    assert (found.active_seconds, found.in_flight_seconds, found.backlog_seconds) == (3.0, 7.0, 2.0)
+
+
+def all_pages(counts: DeliveryCounts) -> Iterable[DeliveriesPage]:
+    start: int | None = 0
+    while start is not None:
+        found = page(counts, start=start)
+        yield found
+        start = found.next
+
+
+def test_report_pages_of_deliveries_have_each_queue_and_topic_once_in_less_than_their_limit() -> None:
+    counts, long = DeliveryCounts(0.0), "%RETRY%" + "t" * 120
+    queues = [Queue(long, "b" * 255, number) for number in range(3 * QUEUES_IN_PAGE + 1)]
+    for queue in queues:
+        for outcome in DeliveryOutcome:
+            counts.count(queue, attempts(1), AppAnswer(outcome), 1e9)
+    for number in range(5 * TOPICS_IN_PAGE):
+        for step in range(2000):
+            counts.count_time(f"{number:0127d}", 0.001 * 1.01**step)
+    pages = [*all_pages(counts)]
+    assert [it.id for found in pages for it in found.queues] == [*range(len(queues))]
+    assert len({it.topic for found in pages for it in found.times}) == 5 * TOPICS_IN_PAGE
+    assert [len(found.queues) for found in pages] == [QUEUES_IN_PAGE] * 3 + [1, 0]
+    assert max(len(msgspec.json.encode(found)) for found in pages) < LARGEST_PAGE
+    assert page(counts, start=10**18 - 1).queues == []
