@@ -141,6 +141,7 @@ class Reason(StrEnum):
     APP_PATH_NOT_FOUND = "AppPathNotFound"
     APP_NOT_LISTENING = "AppNotListening"
     PULL_NOT_ANSWERED = "PullNotAnswered"
+    DELIVERIES_FAILING = "DeliveriesFailing"
     # What is well.
     SETTLED = "Settled"
 

@@ -94,6 +94,10 @@ def members(ready: int, foreign: int = 0, *, length: int = 240) -> dict[str, str
     }
 
 
+def failing(ratio: str, problem: str) -> dict[str, str]:
+    return of_group("delivery_failed_ratio", ratio) | of_group("group_problem", problem, ', reason="DeliveriesFailing"')
+
+
 def leader(values: str, pod: str = "rota-1") -> dict[str, str]:
     return {f'rota_leader{{namespace="rota-system", job="rota", pod="{pod}"}}': values}
 
@@ -311,6 +315,15 @@ CASES = [
         of_group("group_problem", "1x60", ', reason="NoSidecar"'),
         "10m",
     ),
+    Case(
+        "RotaDeliveriesFailing",
+        "most fail",
+        failing("0.93x60", "1x60"),
+        "5m",
+        (Fires("critical", "93%"),),
+    ),
+    Case("RotaDeliveriesFailing", "for a moment", failing("0.93x2 0.2x60", "1x2 stale"), "5m"),
+    Case("RotaDeliveriesFailing", "some fail", of_group("delivery_failed_ratio", "0.4x60"), "10m"),
     Case(
         "RotaIdleMembers",
         "half of them",

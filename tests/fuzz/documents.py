@@ -13,6 +13,8 @@ from builders import a_spec
 from fuzz.mutations import mutate
 from fuzz.target import Target, mutated
 from rota import records
+from rota.deliveries import describe_message, read_deliveries
+from rota.delivery_totals import GroupDeliveries, MemberDeliveries
 from rota.documents import Assignment, Release, Share, TooLarge, read_assignment, write_assignment
 from rota.kube.workload.reverse_patch import noted, undone
 from rota.model import Holder, Queue
@@ -59,6 +61,15 @@ REPORTS = [
         b'"troubles":{"BrokerUnreachable":"no answer"},"inflight":1,"incarnation":"b8","uncommitted":[{'
         b'"topic":"orders","broker":"broker-b","id":0,"given":13,"start":4}],"queues":[{"topic":"orders","broker":"broker-a",'
         b'"id":0,"committed":12,"pulled":14,"buffered":2,"locked":false,"start":4,"given":13}]}'
+    ),
+]
+DELIVERIES = [
+    (
+        b'{"incarnation":"4f1c","age":12.5,"queues":[{"topic":"orders","broker":"broker-a","id":0,"firstAttempts":5,'
+        b'"done":2,"failures":{"5xx":3},"activeSeconds":9.5}],"times":[{"topic":"orders","buckets":{"7":3}}],'
+        b'"delayed":3,"lastFailure":{"outcome":"5xx","age":1.5,"status":500},"failing":[{"topic":"orders",'
+        b'"queueTopic":"%RETRY%shop","broker":"broker-a","id":0,"offset":17,"attempts":4,"age":2.5,'
+        b'"outcome":"5xx","status":500}],"next":200}'
     ),
 ]
 SETTINGS = [write_settings("orders", a_spec(), 30.0, NOW).encode()]
@@ -124,6 +135,15 @@ def check_report(data: bytes) -> None:
         assert len(report.working) <= MOST_IDS, "more queues than a report may name"
 
 
+def check_deliveries(data: bytes) -> None:
+    """Read no page, or one whose counters can be summed up and whose messages can be described."""
+    if page := read_deliveries(data):
+        deliveries, group = MemberDeliveries.of(page), GroupDeliveries()
+        group.take("uid", "", deliveries, {"orders"}, 0.0)
+        group.judge(0.0)
+        assert all(describe_message(message) for message in deliveries.failing)
+
+
 def check_settings(data: bytes) -> None:
     """Refuse settings with a ValueError; what is read of them alone has a default."""
     text = data.decode(errors="replace")
@@ -176,6 +196,7 @@ def _compressed_bomb(chance: Random) -> bytes:
 TARGETS = (
     Target("assignment", check_assignment, (mutated(ASSIGNMENTS), _compressed_bomb, _with_right_sum, _with_right_sum)),
     Target("report", check_report, (mutated(REPORTS),)),
+    Target("deliveries", check_deliveries, (mutated(DELIVERIES),)),
     Target("settings", check_settings, (mutated(SETTINGS),)),
     Target("spec", check_spec, (mutated(GROUPS), mutated(POLICIES))),
     Target("journal", check_journal, (mutated(JOURNAL),)),

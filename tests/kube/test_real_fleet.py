@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from ground import peers
@@ -18,11 +20,13 @@ from ground.deliveries import whole_lines
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
 from ground.ours import conditions
+from ground.poll import soon
 from ground.relay import Relay
 from ground.rocketmq import RocketMQ
 from kube.operators import an_operator
 from kube.scraped import series
 from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop, a_template
+from rota.kube.http.schema import Detail
 from rota.model import Queue
 
 # What a member that is lost leaves to be repeated, at most: 16 messages at its app by default, and about as many that
@@ -137,6 +141,44 @@ async def test_scale_up_rolling_update_and_scale_down_deliver_each_message_once(
         await shop.scale(1)
         await shop.works(1)
     assert {number for number, times in shop.deliveries().items() if times > 1} == set()
+
+
+async def test_condition_of_failing_deliveries_lasts_while_the_app_answers_500_to_everything(
+    shop: TemplateGroup, places: Places, address: str
+) -> None:
+    """Such a group was Ready, not Degraded, with a lag of 0 and nothing to be tried again."""
+    shop.rules.write_text('[{"status": 500}]')
+    await shop.works(2)
+    every = [queue for share in await shop.shares() for queue in share]
+    for queue in [*every, *every, *every]:
+        await shop.send(queue)
+    told = await places.tell_of_problem("DeliveriesFailing")
+    assert re.fullmatch(r"100 % of \d+ deliveries in the last 5 min failed, the last with status 500", told)
+    found = conditions(await shop.api.get(shop.path))
+    assert (found["Ready"]["status"], found["Degraded"]["reason"]) == ("True", "DeliveriesFailing")
+
+    async def estimated() -> bool:
+        return ((await detail(shop, address)).summary.delayed or 0) > 0
+
+    await shop.soon(estimated)
+
+    async def named() -> list[str]:
+        return [it for member in (await detail(shop, address)).members for it in member.failing]
+
+    assert re.fullmatch(
+        rf"%RETRY%{GROUP}/\S+/0, offset \d+ \(sent to {GROUP}\): failed \d+ times, at last with status 500",
+        (await soon(named))[0],
+    )
+    shop.rules.write_text("[]")
+    async with shop.sending():
+        await places.no_problem("DeliveriesFailing")
+
+
+async def detail(shop: TemplateGroup, address: str) -> Detail:
+    """Return what the operator shows of the group."""
+    where = f"http://{address}:8080/v1/groups/{shop.namespace}/{GROUP}"
+    async with aiohttp.ClientSession() as session, session.get(where) as answer:
+        return msgspec.json.decode(await answer.read(), type=Detail)
 
 
 @pytest.mark.slow("a whole fleet of apps that pull grows and shrinks")

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from typing import Any
 
 from rota.aio import supervise
@@ -22,6 +23,7 @@ from rota.kube.http.operator_probes import Page, ages, metrics
 from rota.kube.http.read_model import Sight
 from rota.kube.http.site import routes
 from rota.kube.informers import NESTED_TOO_DEEPLY, followers, our_kinds, run_kopf, watch_own_kinds, watchable_namespaces
+from rota.kube.members.delivery_poller import poll_deliveries
 from rota.kube.members.progress_poller import ProgressPoller
 from rota.kube.members.report_client import Reports
 from rota.kube.members.report_poller import hear_all
@@ -96,6 +98,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
                 tasks.create_task(traces.run(), name="traces"),
                 tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
                 tasks.create_task(_poll_progress(brain, reports, outlets), name="progress poller"),
+                tasks.create_task(_poll_deliveries(brain, reports), name="delivery poller"),
             ]
 
             async def watch() -> None:
@@ -174,6 +177,10 @@ def _led(brain: Brain) -> Callable[[], Mapping[tuple[str, str], Group]]:
 
 async def _poll_progress(brain: Brain, reports: Reports, outlets: Outlets) -> None:
     await supervise("progress poller", ProgressPoller(_led(brain), reports, outlets.redelivered).run)
+
+
+async def _poll_deliveries(brain: Brain, reports: Reports) -> None:
+    await supervise("delivery poller", partial(poll_deliveries, _led(brain), reports, brain.wake))
 
 
 def _wake_all(brain: Brain) -> Callable[[], None]:

@@ -251,6 +251,25 @@ async def test_cli_members_lists_members_with_their_problems(operator: Service) 
     ]
 
 
+FAILING = "orders/broker-a/3, offset 17: failed 4 times, at last with status 500"
+
+
+async def test_cli_members_names_messages_that_fail_or_hang(operator: Service) -> None:
+    member = msgspec.structs.replace(MEMBERS[0], failing=[FAILING])
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
+    assert (await told(operator, "members", "shop/orders"))[-1] == f"m-0: {FAILING}"
+
+
+async def test_cli_status_and_lag_estimate_messages_that_brokers_delay(operator: Service) -> None:
+    delayed = msgspec.structs.replace(DETAIL, summary=a_summary(delayed=1240))
+    operator.says["/v1/groups/shop/orders"] = 200, delayed
+    expected = "To be tried again: 0, and about 1240 that brokers delay; dead letters: 2"
+    assert expected in await told(operator, "status", "shop/orders")
+    assert "Delayed by brokers until the next attempt: about 1240" in await told(operator, "lag", "shop/orders")
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, summary=a_summary(delayed=0))
+    assert "To be tried again: 0; dead letters: 2" in await told(operator, "status", "shop/orders")
+
+
 async def test_cli_lag_orders_by_queue_and_lists_retries_separately(operator: Service) -> None:
     lines = await told(operator, "lag", "shop/orders")
     assert NOW_AND_THEN.sub("now", lines.pop()) == "Brokers were last asked now"

@@ -11,6 +11,7 @@ from rota import records
 from rota.brokers.rocketmq.wire import fastjson
 from rota.brokers.rocketmq.wire.frames import Decoder, Malformed
 from rota.brokers.rocketmq.wire.messages import prefix
+from rota.deliveries import read_deliveries
 from rota.documents import read_assignment
 from rota.reports import read_report
 from rota.spec import group_spec, policy_spec
@@ -36,6 +37,7 @@ def test_fuzz_samples_of_documents_can_be_read() -> None:
     readers = (
         (documents.ASSIGNMENTS, read_assignment),
         (documents.REPORTS, read_report),
+        (documents.DELIVERIES, read_deliveries),
         (documents.SETTINGS, read_settings),
         (documents.JOURNAL, records.read),
         (documents.GROUPS, lambda data: group_spec(json.loads(data))),

@@ -111,7 +111,8 @@ def _tell_status(told: Detail) -> None:
     if group.verdicts:
         told_of = (f"{count(many, 'queue')} {verdict}" for verdict, many in group.verdicts.items())
         say(f"Verdicts: {', '.join(told_of)}")
-    say(f"To be tried again: {number(group.retrying)}; dead letters: {number(group.dead)}")
+    delayed = f", and about {number(group.delayed)} that brokers delay" if group.delayed else ""
+    say(f"To be tried again: {number(group.retrying)}{delayed}; dead letters: {number(group.dead)}")
     rows(
         [
             {"condition": it.type, "status": it.status, "reason": it.reason}
@@ -147,6 +148,8 @@ def _tell_members(told: Detail, *, wide: bool) -> None:
     for member in told.members:
         for trouble in member.troubles:
             say(f"{member.name}: {trouble}")
+        for message in member.failing:
+            say(f"{member.name}: {message}")
     _tell_who_answers(told.operator)
 
 
@@ -175,6 +178,8 @@ def _tell_lag(told: Detail) -> None:
             say(title)
         rows([_behind_line(it) for it in queues])
         _tell_totals(topics, queues)
+    if told.summary.delayed is not None:
+        say(f"Delayed by brokers until the next attempt: about {number(told.summary.delayed)}")
     say(f"Dead letters: {number(told.summary.dead)}")
     if not told.topics:
         say("No topic of the group is known yet")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rota.brokers.port import Client, Settings
+from rota.deliveries import describe_message
 from rota.documents import Assignment
 from rota.kube.brokers.lag import lag_totals
 from rota.kube.brokers.lag.lag_history import NOTHING
@@ -44,6 +45,7 @@ def _summary(it: Fact, topics: Mapping[str, lag_totals.TopicLag]) -> schema.Summ
         delay=lag_totals.delay(topics),
         estimate=any(topic.estimate for topic in topics.values()),
         verdicts=dict(lag_totals.verdicts(topics, it.lag)),
+        delayed=it.group.deliveries.delayed,
         last_rebalance=next(iter(it.tally.rebalances), None) or _told(status.get("lastRebalance")),
     )
 
@@ -118,6 +120,7 @@ def _members(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
                 rate=None if None in rates else sum(rate for rate in rates if rate is not None),
                 troubles=[*known.heard.report.troubles.values()] if known.heard else [],
                 queue_states=known.heard.report.states if known.heard else {},
+                failing=[describe_message(message) for message in it.group.deliveries.failing_of(pod.metadata.uid)],
             )
         )
     return found

@@ -41,6 +41,7 @@ class Summary(Struct, frozen=True, rename="camel"):
     estimate: bool = False  # whether a filter passes over some of what is counted
     verdicts: dict[str, int] = {}  # queues by `rota.lag.Judgement`
     last_rebalance: Rebalance | None = None
+    delayed: int | None = None  # an estimate: messages that failed, which brokers delay until their next attempt
 
 
 class Groups(Struct, frozen=True, rename="camel"):
@@ -75,6 +76,7 @@ class Member(Struct, frozen=True, rename="camel"):
     rate: float | None = None  # messages a second that it works
     troubles: list[str] = []  # what keeps it from working, in its own words
     queue_states: dict[str, int] = {}  # how many of its queues it is not reading now, by state: full, paused, stuck …
+    failing: list[str] = []  # a sentence for each message that hangs, or failed several times
 
 
 class Topic(Struct, frozen=True, rename="camel"):

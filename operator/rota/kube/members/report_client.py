@@ -10,6 +10,9 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from rota.container import memory_limit
+from rota.deliveries import DeliveriesPage, read_deliveries
+from rota.delivery_totals import MemberDeliveries
 from rota.http_client import NOT_COMPRESSED, TooLongError, is_compressed, read_body
 from rota.kube.client.objects import REPORT_PORT, Pod
 from rota.kube.state.retention_budget import RetentionBudget
@@ -20,13 +23,16 @@ from rota.reports import Report, ReportTooLargeError, read_report
 from rota.signing import NONCE, NONCE_BYTES, SIGNATURE_HEADER, Request, is_report_signed, sign_request
 
 REPORT_PATH, QUEUES_PATH, DRAIN_PATH = "/v1/report", "/v1/report/queues", "/v1/drain"
+DELIVERIES_PATH = "/v1/report/deliveries"
 QUEUES_IN_A_PAGE = 500
 PAGES_SECONDS = 5.0  # in which all pages must come
 READ_SECONDS = 2.0  # response timeout
 WAIT_SECONDS = 10  # that a long poll is held for
 LARGEST = 5 * 2**20  # bytes of a report
 LARGEST_OF_EARLIER_VERSIONS = 16 * 2**20  # bytes; their reports have the measurements of all queues
-LARGEST_PAGE = 2**18  # bytes of a page about queues
+LARGEST_PAGE = 2**18  # bytes of a page about queues or deliveries
+MAX_DELIVERIES_BYTES = 64 * 2**20  # memory for what members report of deliveries; less in a small container
+DELIVERIES_PART_OF_MEMORY = 1 / 8
 LARGE_REPORT_BYTES = 256 * 1024  # bytes; only few reports that are larger are read at the same time
 MAX_LARGE_REPORTS = 2
 BYTES_PER_ENTRY = 600  # memory that a report takes for each pair of topic and broker, beside its text
@@ -57,7 +63,7 @@ class Endpoint(NamedTuple):
 
     def largest(self, path: str) -> int:
         """Return how many bytes of an answer are read."""
-        if path == QUEUES_PATH:
+        if path in {QUEUES_PATH, DELIVERIES_PATH}:
             return LARGEST_PAGE
         return LARGEST_OF_EARLIER_VERSIONS if self.port == REPORT_PORT else LARGEST
 
@@ -124,6 +130,10 @@ class Reports:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Semaphore(MAX_LARGE_REPORTS)
         self._budget = budget or RetentionBudget(free=FREE_BYTES)
+        # Separate: without room for a report, handovers wait; without room for counters, they are only not shown.
+        deliveries_bytes = min(MAX_DELIVERIES_BYTES, memory_limit() * DELIVERIES_PART_OF_MEMORY)
+        self._deliveries_budget = RetentionBudget(deliveries_bytes, free=FREE_BYTES)
+        self._paged = asyncio.Semaphore(MAX_LARGE_REPORTS)  # reads of several pages at the same time
 
     async def close(self) -> None:
         """Close all connections."""
@@ -174,6 +184,42 @@ class Reports:
             body = await self._get(member, {"from": str(start)}, READ_SECONDS, QUEUES_PATH)
         page = read_progress(body.text) if body.text is not None else None
         return page if page is not None and len(page.queues) <= QUEUES_IN_A_PAGE else None
+
+    async def read_deliveries(self, member: Endpoint) -> MemberDeliveries | None:
+        """Return what a member's deliveries came to.
+
+        None if a page is missing, as of members of earlier versions, or if there is no memory for it.
+        """
+        page = await self._read_deliveries_page(member, 0)
+        if page is None:
+            return None
+        deliveries = MemberDeliveries.of(page)
+        if page.next is not None:
+            async with self._paged:
+                if not await self._read_further_pages(member, deliveries, page.next):
+                    return None
+        is_kept = self._deliveries_budget.admit(member.namespace, deliveries, deliveries.bytes_kept)
+        return deliveries if is_kept else None
+
+    async def _read_further_pages(self, member: Endpoint, deliveries: MemberDeliveries, start: int) -> bool:
+        """Add a member's other pages; return whether all of them could be read, in time and within the limit."""
+        until = self._now + PAGES_SECONDS
+        while self._now < until and deliveries.bytes_kept <= MAX_DELIVERIES_BYTES:
+            page = await self._read_deliveries_page(member, start)
+            if page is None or page.incarnation != deliveries.incarnation:
+                return False
+            deliveries.add(page)
+            if page.next is None:
+                return True
+            if page.next <= start:
+                return False
+            start = page.next
+        return False
+
+    async def _read_deliveries_page(self, member: Endpoint, start: int) -> DeliveriesPage | None:
+        async with self._room:
+            body = await self._get(member, {"from": str(start)}, READ_SECONDS, DELIVERIES_PATH)
+        return read_deliveries(body.text) if body.text is not None else None
 
     async def next(self, member: Endpoint, after: int) -> Answer:
         """Return its report once that has another revision, or after a while as it is."""

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from rota.delivery_totals import GroupDeliveries
 from rota.kube.client.objects import ConfigMap, Custom, Metadata, Pod
 from rota.kube.state.broker_state import AtBroker, ClientIds
 from rota.kube.state.member_problems import member_problems
@@ -16,7 +17,7 @@ from rota.kube.state.resolved_spec import Wish, wish_of
 from rota.kube.state.status_throttle import Pace
 from rota.kube.state.stored_assignment import Record, RecordLimits
 from rota.lag import slowest
-from rota.model import Holder, Queue, Verdict
+from rota.model import RETRY, Holder, Queue, Reason, Verdict
 from rota.planner import Snapshot
 from rota.spec import GroupSpec, resolved
 
@@ -49,6 +50,7 @@ class Group:
         self.looked = False  # everything was looked at once since we began to lead
         self.fresh = False  # and again, after the record was found missing or damaged
         self.pace = Pace()
+        self.deliveries = GroupDeliveries()
         self.weights: Mapping[Queue, float] = {}  # what its queues were last said to weigh
 
     @property
@@ -75,18 +77,20 @@ class Group:
         """Forget all waits: whoever begins to lead waits anew."""
         self.looked = self.fresh = self.outdated = False
         self.pace = Pace()
+        self.deliveries = GroupDeliveries(_published_problem(self.written, Reason.DELIVERIES_FAILING))
         self.pods.restart()
 
     # What is told.
 
     def wants(self, body: Custom, policy: Custom | None) -> None:
         """Take the group's and its policy's newest texts."""
-        if self.body is None or self.body.metadata.uid != body.metadata.uid:
+        is_another = self.body is None or self.body.metadata.uid != body.metadata.uid
+        self.body = body
+        if is_another:
             self._forget_record()  # it was another one's
             self.pods.forget_missed()
             self.pods.unsure, self.pods.gone, self.fleet, self.good = (), set(), (), None
             self.begin()
-        self.body = body
         before = self._read_of
         if before is None or before[1] is not policy or before[0] != body.spec:  # each status that is written is news
             self.wish, self._read_of = wish_of(body, policy), (body.spec, policy)
@@ -154,6 +158,12 @@ class Group:
         return resolved.read_group_name(self.record.settings) or self.name
 
     @property
+    def topics(self) -> frozenset[str]:
+        """The topics that its members read: those that it subscribes to, and its retries."""
+        subscribed = [it.topic for it in self.good.subscriptions] if self.good else []
+        return frozenset([*subscribed, RETRY + self.at_broker])
+
+    @property
     def reported(self) -> dict[Queue, int]:
         """Where the slowest member of a Broadcasting group is: who has not begun yet is none."""
         members = self.record.shares if self.record.broadcasting else {}
@@ -195,6 +205,8 @@ class Group:
         self._reached = {broker: self._reached.get(broker, now) for broker in reached}
         pods = (known.shown(now, rooms.get(name), self._reached) for name, known in sorted(self.pods.items()))
         of_members = member_problems(self.pods, self.key_problems)
+        if self.deliveries.problem:
+            of_members.append(self.deliveries.problem)
         return Snapshot(
             group=self.spelled,
             spec=wish.spec if record.ours else None,  # nothing can be written, so nothing is decided
@@ -242,3 +254,9 @@ class Group:
         drain_timeout = policy.handover.drain_timeout if policy else resolved.read_drain_timeout(self.record.settings)
         created = self.body.metadata.creation_timestamp if self.body else None
         return resolved.write_settings(self.name, self.wish.spec, drain_timeout, created)
+
+
+def _published_problem(status: Mapping[str, Any], reason: Reason) -> str:
+    """Return the sentence that a status has about a problem; empty if it has none."""
+    conditions = status.get("conditions") or []
+    return next((str(it.get("message", "")) for it in conditions if it["type"] == reason), "")

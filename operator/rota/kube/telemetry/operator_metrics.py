@@ -14,6 +14,7 @@ from rota.kube.client.objects import Key
 from rota.kube.reconcile.reconciler import Done
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
+from rota.kube.telemetry.delivery_metrics import DELIVERY_METRICS, DeliveryLook
 from rota.kube.telemetry.rebalances import News, Tally
 from rota.lag import Judgement
 from rota.metrics import Counter, Gauge, Histogram, Labels, render
@@ -298,6 +299,13 @@ def _dead(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     yield (), it.fact.lag.dead
 
 
+def _of_deliveries(read: DeliveryLook) -> Look:
+    def found(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+        yield from read(it.fact.group.deliveries, it.now)
+
+    return found
+
+
 def _lag_age(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     yield (), None if it.fact.lag.asked is None else it.now - it.fact.lag.asked
 
@@ -381,6 +389,7 @@ _LOOKED_UP: tuple[tuple[str, str, Labels, Look], ...] = (
         (),
         _lag_age,
     ),
+    *((name, told, labels, _of_deliveries(read)) for name, told, labels, read in DELIVERY_METRICS),
     ("rota_group_condition", "Whether a condition holds: 1 or 0.", ("condition",), _conditions),
     ("rota_group_problem", "1 for everything that is wrong now, by its reason.", ("reason",), _problems),
 )

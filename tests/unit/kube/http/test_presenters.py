@@ -7,6 +7,8 @@ import pytest
 
 from builders import NOW, a_document, a_view
 from rota.brokers.port import Client
+from rota.deliveries import DeliveriesPage, FailingMessage
+from rota.delivery_totals import MemberDeliveries
 from rota.documents import Assignment, write_assignment
 from rota.kube.brokers.lag.lag_history import Judged
 from rota.kube.brokers.lag.lag_poller import Lag
@@ -307,6 +309,22 @@ def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
         troubles=["its app does not listen"],
         queue_states={"full": 2},
     )
+
+
+def test_api_names_failing_messages_of_a_member_and_estimates_delayed_ones() -> None:
+    group = a_group(owning())
+    for name in ("m1", "m2"):
+        group.pods.see(a_pod(name), now=0.0)
+    assert presenters.summary(a_fact(group)).delayed is None
+    message = FailingMessage("orders", RETRY, "a", 0, 17, 4, 12.0, "5xx", 503)
+    page = DeliveriesPage("process", 1.0, delayed=40, failing=[message])
+    group.deliveries.take("uid-m1", "r1", MemberDeliveries.of(page), group.topics, 0.0)
+    found = presenters.detail(LEADS, a_fact(group), {})
+    assert found.summary.delayed == 40
+    assert {it.name: it.failing for it in found.members} == {
+        "m1": [f"{RETRY}/a/0, offset 17 (sent to orders): failed 4 times, at last with status 503"],
+        "m2": [],
+    }
 
 
 def test_api_shows_unknown_generation_and_client_of_a_silent_member() -> None:

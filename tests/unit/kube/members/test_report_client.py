@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from rota.deliveries import DeliveriesPage, QueueCounts
+from rota.delivery_totals import BYTES_PER_QUEUE
 from rota.kube.client.objects import Pod
 from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, Reports
 from rota.kube.state.retention_budget import RetentionBudget
@@ -379,3 +380,65 @@ async def test_report_page_of_progress_is_read_with_the_groups_key(folder: Path)
         assert (len(last.queues), last.next) == (1, None)
     async with serving(member, folder) as port, asking(OTHER) as reports:
         assert await reports.read_progress(endpoint, 0) is None
+
+
+# Pages about deliveries.
+
+
+async def test_report_pages_tell_deliveries_of_all_queues(folder: Path) -> None:
+    member = Member(offsets=range(2 * QUEUES_IN_PAGE + 1))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        found = await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID))
+    assert found
+    assert {queue.id: counts.done for queue, counts in found.queues.items()} == {it: it for it in member.offsets}
+    assert (found.incarnation, found.delayed) == ("process", 7)
+    assert member.pages == [0, QUEUES_IN_PAGE, 2 * QUEUES_IN_PAGE]
+
+
+async def test_report_pages_of_deliveries_are_only_for_signed_requests(folder: Path) -> None:
+    member = Member()
+    async with serving(member, folder) as port, asking(OTHER) as reports:
+        assert await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)) is None
+    assert member.pages == []
+
+
+@pytest.mark.parametrize(("following", "incarnation"), [(-1, "process"), (QUEUES_IN_PAGE, "process"), (None, "")])
+async def test_report_pages_of_deliveries_that_do_not_fit_together_are_dropped(
+    folder: Path, following: int | None, incarnation: str
+) -> None:
+    member = Member(offsets=range(10 * QUEUES_IN_PAGE), following=following, incarnation=incarnation)
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        assert await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)) is None
+    assert len(member.pages) <= 2
+
+
+async def test_report_pages_of_deliveries_that_never_end_are_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.kube.members.report_client.MAX_DELIVERIES_BYTES", 500 * BYTES_PER_QUEUE)
+    member = Member(offsets=range(10**9))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        assert await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)) is None
+    assert len(member.pages) == 3
+
+
+async def test_report_pages_of_deliveries_are_not_kept_beyond_the_memory_for_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.kube.members.report_client.MAX_DELIVERIES_BYTES", 5 * QUEUES_IN_PAGE * BYTES_PER_QUEUE)
+    member = Member(offsets=range(QUEUES_IN_PAGE))
+    async with serving(member, folder) as port, asking(KEY) as reports:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        kept = [await reports.read_deliveries(endpoint) for _ in range(2)]
+        assert None not in kept
+        assert await reports.read_deliveries(endpoint) is None
+        assert (await reports.read(endpoint)).report, "reports have room of their own"
+        kept.pop()
+        assert await reports.read_deliveries(endpoint)
+
+
+async def test_upgrade_tolerates_members_without_the_page_about_deliveries() -> None:
+    report = {"member": "a", "uid": UID, "generation": 1}
+    async with unsigned(lambda: report) as member, asking() as reports:
+        assert await reports.read_deliveries(member) is None
+        assert (await reports.read(member)).report

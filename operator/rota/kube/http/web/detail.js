@@ -21,7 +21,7 @@ const FACTS = [
   ["Queues", ({ queues, unowned }) => count(queues) + (unowned ? `, ${count(unowned)} unowned` : "")],
   ["Lag", lag],
   ["Delay", ({ delay }) => duration(delay)],
-  ["Retrying", ({ retrying }) => count(retrying)],
+  ["Retrying", ({ retrying, delayed }) => count(retrying) + (delayed ? `, about ${count(delayed)} delayed` : "")],
   ["Dead letters", ({ dead }) => count(dead)],
   ["Verdicts", (it) => verdicts(it.verdicts)],
   ["Strategy", ({ strategy }) => strategy || "unknown"],
@@ -30,10 +30,12 @@ const FACTS = [
 
 const queuesNotRead = (states) => Object.entries(states ?? {}).map(([state, queues]) => `${count(queues)} ${state}`);
 
+const obstacles = ({ troubles, queueStates, failing }) => [...queuesNotRead(queueStates), ...(troubles ?? []), ...(failing ?? [])];
+
 const MEMBERS = [
   of("number", swatch),
   of("", member),
-  of("", ({ state, troubles, queueStates }) => [state, [...queuesNotRead(queueStates), ...(troubles ?? [])].join("; ")]),
+  of("", (it) => [it.state, obstacles(it).join("; ")]),
   of("number", ({ queues }) => count(queues)),
   of("number", ({ generation }) => (generation == null ? "unknown" : String(generation))),
   of("number", ({ rate }) => (rate == null ? "unknown" : `${count(rate)}/s`)),

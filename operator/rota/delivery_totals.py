@@ -1,0 +1,230 @@
+"""Sums up what members report of their deliveries, and judges whether most of them fail."""
+
+import math
+from collections import deque
+from collections.abc import Collection, Container
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from rota.deliveries import (
+    APP_MISSING,
+    DeliveriesPage,
+    FailingMessage,
+    LastFailure,
+    QueueCounts,
+    describe_outcome,
+    known_outcome,
+)
+from rota.model import Queue, Reason, Verdict
+
+WINDOW_SECONDS = 300.0
+INTERVAL_SECONDS = 15.0  # of which the window consists
+FEWEST_ATTEMPTS = 10  # in the window, to say anything about the app
+FAILING_SHARE = 0.5  # from which on the app is failing
+WORKING_SHARE = 0.25  # below which it works again
+REPEAT_SECONDS = 60.0  # between two sentences with other figures: each is a write to the API server
+RESUME_SECONDS = 120.0  # for which an operator that begins to lead keeps the problem that is published
+BYTES_PER_QUEUE = 800  # memory of a queue's last counters and of its totals
+BYTES_PER_FAILURE = 200  # of each outcome among them
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class MemberDeliveries:
+    """What one member reports: all its pages together."""
+
+    incarnation: str
+    age: float
+    delayed: int
+    last_failure: LastFailure | None
+    failing: tuple[FailingMessage, ...]
+    queues: dict[Queue, QueueCounts] = field(default_factory=dict)
+    bytes_kept: int = 0  # memory that they take, with the totals made of them
+
+    @classmethod
+    def of(cls, page: DeliveriesPage) -> Self:
+        """Begin with the first page, which has what is not of one queue."""
+        deliveries = cls(page.incarnation, page.age, page.delayed, page.last_failure, tuple(page.failing))
+        deliveries.add(page)
+        return deliveries
+
+    def add(self, page: DeliveriesPage) -> None:
+        """Add the queues of a page."""
+        self.queues |= {Queue(counts.topic, counts.broker, counts.id): counts for counts in page.queues}
+        self.bytes_kept += sum(BYTES_PER_QUEUE + BYTES_PER_FAILURE * len(counts.failures) for counts in page.queues)
+
+
+@dataclass(slots=True)
+class DeliveryTotals:
+    """What deliveries came to in some time."""
+
+    first_attempts: int = 0
+    done: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    active_seconds: float = 0.0
+    in_flight_seconds: float = 0.0
+    backlog_seconds: float = 0.0
+
+    @classmethod
+    def between(cls, before: QueueCounts | None, now: QueueCounts) -> Self:
+        """Return what was counted since `before`; a counter that went back, as a hostile pod may send, adds nothing."""
+        start = before or _NOTHING
+        totals = cls(
+            max(0, now.first_attempts - start.first_attempts),
+            max(0, now.done - start.done),
+            {},
+            max(0.0, now.active_seconds - start.active_seconds),
+            max(0.0, now.in_flight_seconds - start.in_flight_seconds),
+            max(0.0, now.backlog_seconds - start.backlog_seconds),
+        )
+        for name, number in now.failures.items():
+            totals.fail(known_outcome(name), max(0, number - start.failures.get(name, 0)))
+        return totals
+
+    def fail(self, outcome: str, number: int) -> None:
+        """Add attempts that failed."""
+        if number:
+            self.failures[outcome] = self.failures.get(outcome, 0) + number
+
+    def add(self, other: "DeliveryTotals") -> None:
+        """Add those of another time or queue."""
+        self.first_attempts += other.first_attempts
+        self.done += other.done
+        self.active_seconds += other.active_seconds
+        self.in_flight_seconds += other.in_flight_seconds
+        self.backlog_seconds += other.backlog_seconds
+        for outcome, number in other.failures.items():
+            self.fail(outcome, number)
+
+    @property
+    def failed(self) -> int:
+        """How many attempts failed that reached the app."""
+        return sum(number for outcome, number in self.failures.items() if outcome not in APP_MISSING)
+
+
+_NOTHING = QueueCounts("", "", 0)
+
+
+class Attempts(NamedTuple):
+    """How many attempts reached the app, and how many of them failed."""
+
+    number: int
+    failed: int
+
+    @property
+    def failed_share(self) -> float:
+        """The share that failed."""
+        return self.failed / self.number if self.number else 0.0
+
+
+@dataclass(slots=True)
+class _Interval:
+    begun: float
+    number: int = 0
+    failed: int = 0
+
+
+class GroupDeliveries:
+    """The deliveries of one group, since this operator began to lead.
+
+    The counters of a process that is younger than the window count in full. What an older process counted before it is
+    read for the first time is not known to be recent, and only serves to take differences.
+    """
+
+    def __init__(self, published: str = "") -> None:
+        """`published`: the problem that the group's status shows; it stays until enough was read to judge anew."""
+        self.totals: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's revision
+        self.by_topic: dict[str, DeliveryTotals] = {}
+        self.problem = Verdict(Reason.DELIVERIES_FAILING, published) if published else None
+        self._members: dict[str, MemberDeliveries] = {}  # by the pod's uid
+        self._revisions: dict[str, str] = {}  # likewise
+        self._intervals: deque[_Interval] = deque()
+        self._last_failure: tuple[float, LastFailure] | None = None  # and when that was
+        self._worded_at = -math.inf  # when the problem got its sentence
+        self._resumed_until: float | None = None
+
+    def take(self, uid: str, revision: str, deliveries: MemberDeliveries, topics: Container[str], now: float) -> None:
+        """Add what a member counted since it was read last; queues of other than the group's `topics` do not count."""
+        before = self._members.get(uid)
+        is_same_process = before is not None and before.incarnation == deliveries.incarnation
+        bases = before.queues if before and is_same_process else {}
+        self._members[uid], self._revisions[uid] = deliveries, revision
+        if not is_same_process and deliveries.age > WINDOW_SECONDS:
+            return
+        whole = DeliveryTotals()
+        for queue, counts in deliveries.queues.items():
+            if queue.topic in topics:
+                change = DeliveryTotals.between(bases.get(queue), counts)
+                self.totals.setdefault((queue, revision), DeliveryTotals()).add(change)
+                self.by_topic.setdefault(queue.topic, DeliveryTotals()).add(change)
+                whole.add(change)
+        self._note(Attempts(whole.done + whole.failed, whole.failed), now)
+        if last := deliveries.last_failure:
+            self._last_failure = max(self._last_failure or (now - last.age, last), (now - last.age, last), key=_when)
+
+    def _note(self, attempts: Attempts, now: float) -> None:
+        if not self._intervals or self._intervals[-1].begun <= now - INTERVAL_SECONDS:
+            self._intervals.append(_Interval(now))
+            while self._intervals[0].begun <= now - WINDOW_SECONDS:
+                self._intervals.popleft()
+        self._intervals[-1].number += attempts.number
+        self._intervals[-1].failed += attempts.failed
+
+    def forget(self, uids: Collection[str], topics: Collection[str]) -> None:
+        """Forget members, except those with these uids, and topics, except these."""
+        ended = self._members.keys() - uids
+        for uid in ended:
+            del self._members[uid], self._revisions[uid]
+        # A pod may name other queues each time: totals are kept of those that a member's last report names.
+        if ended or len(self.totals) > sum(len(it.queues) for it in self._members.values()):
+            named = {(queue, self._revisions[uid]) for uid, it in self._members.items() for queue in it.queues}
+            self.totals = {key: totals for key, totals in self.totals.items() if key in named}
+        for topic in self.by_topic.keys() - topics:
+            del self.by_topic[topic]
+
+    def recent(self, now: float) -> Attempts:
+        """Return the attempts of the last minutes."""
+        intervals = [it for it in [*self._intervals] if it.begun > now - WINDOW_SECONDS]  # a copy, for other threads
+        return Attempts(sum(it.number for it in intervals), sum(it.failed for it in intervals))
+
+    @property
+    def delayed(self) -> int | None:
+        """How many messages brokers delay until their next attempt, by members' estimates; None: no member was read."""
+        members = [*self._members.values()]  # a copy, for other threads
+        return sum(it.delayed for it in members) if members else None
+
+    def failing_of(self, uid: str) -> tuple[FailingMessage, ...]:
+        """Return the messages that one member names."""
+        member = self._members.get(uid)
+        return member.failing if member else ()
+
+    def judge(self, now: float) -> bool:
+        """Judge anew whether most deliveries fail; return whether the problem or its sentence changed."""
+        if self._resumed_until is None:
+            self._resumed_until = now + RESUME_SECONDS
+        before, attempts = self.problem, self.recent(now)
+        if not self._is_failing(attempts, now):
+            self.problem = None
+        elif attempts.number >= FEWEST_ATTEMPTS and (before is None or now >= self._worded_at + REPEAT_SECONDS):
+            self.problem, self._worded_at = Verdict(Reason.DELIVERIES_FAILING, self._sentence(attempts)), now
+        return self.problem != before
+
+    def _is_failing(self, attempts: Attempts, now: float) -> bool:
+        if attempts.number >= FEWEST_ATTEMPTS:
+            return attempts.failed_share >= (WORKING_SHARE if self.problem else FAILING_SHARE)
+        if self.problem is None:
+            return False
+        # Few attempts prove nothing while messages wait for the next one, or while this operator has just begun.
+        has_succeeded = attempts.number > 0 and not attempts.failed
+        return now < (self._resumed_until or 0.0) or (bool(self.delayed) and not has_succeeded)
+
+    def _sentence(self, attempts: Attempts) -> str:
+        share, minutes = int(100 * attempts.failed_share), WINDOW_SECONDS / 60
+        told = f"{share} % of {attempts.number:,} deliveries in the last {minutes:g} min failed"
+        if self._last_failure is None:
+            return told
+        _, last = self._last_failure
+        return f"{told}, the last {describe_outcome(last.outcome, last.status)}"
+
+
+def _when(failure: tuple[float, LastFailure]) -> float:
+    return failure[0]
