@@ -127,6 +127,16 @@ async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Brow
     assert line.count("unknown") == 3
 
 
+async def test_page_names_failing_messages_and_estimates_delayed_ones(browser: Browser, served: Served) -> None:
+    message = "orders/broker-a/3, offset 17: failed 4 times, at last with status 500"
+    member = a_member("m0", troubles=["The app answers 404"], failing=[message])
+    served.put(a_detail(summary=a_summary(retrying=3, delayed=40), members=[member]))
+    await open_group(browser, served.url)
+    line = await browser.evaluate("document.querySelector('#members tr').innerText")
+    assert f"The app answers 404; {message}" in line
+    assert "3, about 40 delayed" in await browser.evaluate("document.querySelector('dl').innerText")
+
+
 async def test_page_says_that_the_operator_is_standby(browser: Browser, served: Served) -> None:
     served.operator = replace(LEADS, leads=False)
     await open_group(browser, served.url)
@@ -272,7 +282,7 @@ async def test_page_renders_html_in_names_as_text(browser: Browser, served: Serv
             EVIL,
             summary=a_summary(EVIL, reason=EVIL, message=EVIL, strategy=EVIL, last_rebalance=bad),
             conditions=[schema.Condition(EVIL, EVIL, EVIL, EVIL, EVIL)],
-            members=[a_member(EVIL, troubles=[EVIL], version=EVIL, state=EVIL)],
+            members=[a_member(EVIL, troubles=[EVIL], failing=[EVIL], version=EVIL, state=EVIL)],
             topics=[schema.Topic(EVIL, "Subscribed", 1)],
             queues=[a_queue(0, EVIL, EVIL, verdict=EVIL, to=EVIL)],
             rebalances=[bad],
