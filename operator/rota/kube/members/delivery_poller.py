@@ -34,7 +34,8 @@ async def poll_deliveries(
         await asyncio.gather(*(_read(group, pod, reports) for group, pod in due))
         for key, group in current.items():
             if step % steps == 0:
-                group.deliveries.forget({known.pod.metadata.uid for known in group.pods.values()}, group.topics)
+                running = {known.pod.metadata.uid for known in group.pods.values() if not known.pod.ended}
+                group.deliveries.forget(running, group.topics)
             if group.deliveries.judge(loop.time()):
                 on_change(key)
 

@@ -123,11 +123,19 @@ async def test_delivery_totals_leave_out_queues_of_other_topics_and_have_retries
     assert group.deliveries.by_topic.keys() == {"%RETRY%orders"}
 
 
-async def test_delivery_totals_of_a_pod_that_is_gone_are_forgotten(members: Members) -> None:
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_delivery_totals_of_a_pod_that_ended_are_forgotten(
+    members: Members,
+    is_deleted: bool,  # noqa: FBT001 - a case
+) -> None:
     group = a_group(a_pod("m1"))
     members.pages["uid-m1"] = failing()
     await poll(members, group)
-    group.pods.clear()
+    assert group.deliveries.delayed == 0
+    if is_deleted:
+        group.pods.clear()
+    else:
+        group.pods.see(a_pod("m1", phase="Failed"), now=1.0)
     await poll(members, group, rounds=2)
     assert (group.deliveries.totals, group.deliveries.delayed) == ({}, None)
 
