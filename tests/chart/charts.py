@@ -85,12 +85,16 @@ class Helm:
 
     def __call__(self, *arguments: str | Path, values: Object | None = None) -> str:
         """Run it with those values; return what it printed."""
-        given, feed = ([], None) if values is None else (["--values", "-"], json.dumps(values))
-        argv = [self._program, *arguments, *given]
-        ended = subprocess.run(argv, input=feed, capture_output=True, text=True, check=False, env=self._env)
+        ended = self.run(*arguments, values=values)
         if ended.returncode != 0:
             raise Refused(ended.stderr.strip() or ended.stdout.strip())
         return ended.stdout
+
+    def run(self, *arguments: str | Path, values: Object | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run it with those values; return its exit code, output and warnings."""
+        given, feed = ([], None) if values is None else (["--values", "-"], json.dumps(values))
+        argv = [self._program, *arguments, *given]
+        return subprocess.run(argv, input=feed, capture_output=True, text=True, check=False, env=self._env)
 
     def template(self, *options: str, chart: Path = CHART, **values: Any) -> Rendered:
         """Render a chart without a cluster."""

@@ -315,13 +315,20 @@ def test_crd_manifests_of_the_chart_equal_those_of_the_repository(helm: Helm, *,
     assert found == {it["metadata"]["name"]: it for it in theirs}
 
 
-def test_chart_package_renders_the_same_and_needs_no_symlink(helm: Helm, default: Rendered, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["template", "lint", "package"])
+def test_chart_is_read_by_helm_without_a_warning(helm: Helm, tmp_path: Path, command: str) -> None:
+    options = ["--destination", tmp_path] if command == "package" else []
+    ended = helm.run(command, CHART, *options)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_chart_package_renders_the_same_and_holds_the_crds(helm: Helm, default: Rendered, tmp_path: Path) -> None:
     helm("package", CHART, "--destination", tmp_path)
     (archive,) = tmp_path.iterdir()
     assert archive.name == "rota-0.1.0.tgz"
     assert helm.template(chart=archive).text == default.text
     shutil.unpack_archive(archive, tmp_path, filter="data")
-    unpacked = tmp_path / "rota" / "files" / "crds"
+    unpacked = tmp_path / "rota" / "definitions"
     theirs = {path.name: path.read_bytes() for path in (ROOT / "crds").iterdir()}
     assert {path.name: path.read_bytes() for path in unpacked.iterdir()} == theirs
 

@@ -74,7 +74,7 @@ def test_uninstall_by_the_readme_removes_everything_and_install_adopts_crds_of_k
     type_all(installed, of_all, "helm uninstall", "kubectl delete -f crds/", f"kubectl delete namespace {HOME}")
     of_ours = "customresourcedefinitions,clusterroles,clusterrolebindings,namespaces"
     assert "rota" not in installed.node.kubectl("get", of_ours, "-o", "name")
-    installed.node.kubectl("apply", "-f", str(ROOT / "crds"))
+    installed.node.kubectl("apply", "-f", f"{ROOT}/crds/")
     type_all(installed, "kubectl label -f crds/", "kubectl annotate --overwrite -f crds/")
     installed.ensure()
     managed = "jsonpath={.items[*].metadata.labels.app\\.kubernetes\\.io/managed-by}"

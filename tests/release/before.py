@@ -9,6 +9,7 @@ from release.versions import sections
 from release.work import Failed, Work
 
 VALUES, SCHEMA = "charts/rota/values.yaml", "charts/rota/values.schema.json"
+DEFINITIONS = "charts/rota/definitions"
 
 
 def compatible(work: Work) -> str:
@@ -36,8 +37,8 @@ def unnamed(breaches: Iterable[str], section: str) -> list[str]:
 
 
 def _breaches(work: Work) -> list[str]:
-    theirs = _definitions(work.before(path) for path in work.files_before("crds/"))
-    ours = _definitions(path.read_text() for path in (work.source / "crds").glob("*.yaml"))
+    theirs = _definitions(work.before(path) for path in work.files_before(f"{DEFINITIONS}/"))
+    ours = _definitions(path.read_text() for path in (work.source / DEFINITIONS).glob("*.yaml"))
     found = [f"{name} definition: was removed" for name in sorted(theirs.keys() - ours.keys())]
     for name in sorted(theirs.keys() & ours.keys()):
         found += incompatible(theirs[name], ours[name])
