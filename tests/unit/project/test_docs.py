@@ -167,6 +167,17 @@ def test_docs_bash_blocks_have_no_new_untested_command() -> None:
     assert over == [], "it is typed now, or gone"
 
 
+def test_docs_image_builds_name_arguments_targets_and_base_images_of_the_dockerfile() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    defaults = dict(re.findall(r"^ARG (\w+)=(\S+)", dockerfile, re.MULTILINE))
+    targets = set(re.findall(r"^FROM \S+ AS ([\w-]+)", dockerfile, re.MULTILINE))
+    builds = [command for page in PAGES for command in commands(page) if command.startswith("docker build")]
+    arguments = [it for command in builds for it in re.findall(r"--build-arg (\w+)=\S+/(\S+)", command)]
+    assert {name for name, _ in arguments} == {"BASE", "UV"}
+    assert [(name, image) for name, image in arguments if image != defaults[name].rpartition("/")[2]] == []
+    assert {it for command in builds for it in re.findall(r"--target (\S+)", command)} <= targets
+
+
 def test_docs_strategy_of_the_contributing_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = blocks(ROOT / "docs/contributing.md", "python")
     made: dict[str, Any] = {}
