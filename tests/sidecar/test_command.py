@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import secrets
 import signal
 import socket
@@ -11,6 +13,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ground.poll import answers, soon
 from ground.rocketmq import RocketMQ
@@ -19,6 +22,7 @@ from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.routing import Site
 from sidecar.in_memory import App, Event, port_of, well
 
+ROOT = Path(__file__).parents[2]
 GROUP = """
 apiVersion: rota.dev/v1alpha1
 kind: ConsumerGroup
@@ -98,6 +102,29 @@ async def test_cli_sidecar_sends_each_input_line_as_a_message_to_the_app(tmp_pat
         assert code == 0
         assert "Lines `TOPIC BODY` are sent, to orders, bills; Ctrl-C ends." in told
         assert "Traceback" not in told
+
+
+async def test_example_app_that_the_readme_names_prints_messages_of_a_sidecar_on_a_laptop() -> None:
+    app_port, port = a_port(), a_port()
+    named = re.search(r"\[fleet\.yaml\]\((\S+)\)", (ROOT / "README.md").read_text())
+    assert named
+    fleet, *_ = yaml.safe_load_all((ROOT / named[1]).read_text())
+    (container,) = fleet["spec"]["template"]["spec"]["containers"]
+    *options, program = container["command"][1:]
+    argv = [sys.executable, *options, program.replace("8080", str(app_port))]
+    env = {name: value for name, value in os.environ.items() if name != "ROTA_LOCAL"}
+    app = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
+    asked = ["--group", str(ROOT / "docs/examples/group.yaml"), "--app-port", str(app_port), "--port", str(port)]
+    sidecar = await start(*asked)
+    assert sidecar.stdin
+    assert app.stdout
+    try:
+        sidecar.stdin.write(b"orders hello\n")
+        assert (await app.stdout.readline()).endswith(b" 1 hello\n")
+    finally:
+        for process in (sidecar, app):
+            process.kill()
+            await process.communicate()
 
 
 async def test_cli_sidecar_rejects_an_invalid_line_with_a_sentence_and_continues(tmp_path: Path) -> None:
