@@ -8,10 +8,16 @@ RIGHT = Credentials("rota", "12345678")
 _AUTHENTICATION = "org.apache.rocketmq.auth.authentication.provider"
 
 
-SETTINGS = {
-    "authenticationEnabled": True,
-    "authenticationProvider": f"{_AUTHENTICATION}.DefaultAuthenticationProvider",
-    "authenticationMetadataProvider": f"{_AUTHENTICATION}.LocalAuthenticationMetadataProvider",
-    "initAuthenticationUser": '{"username":"rota","password":"12345678"}',
-    "innerClientAuthenticationCredentials": '{"accessKey":"rota","secretKey":"12345678"}',
-}
+def settings_of(user: Credentials) -> dict[str, object]:
+    """Return the settings of a broker that knows this user."""
+    name, password = user.access_key, user.secret_key
+    return {
+        "authenticationEnabled": True,
+        "authenticationProvider": f"{_AUTHENTICATION}.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": f"{_AUTHENTICATION}.LocalAuthenticationMetadataProvider",
+        "initAuthenticationUser": f'{{"username":"{name}","password":"{password}"}}',
+        "innerClientAuthenticationCredentials": f'{{"accessKey":"{name}","secretKey":"{password}"}}',
+    }
+
+
+SETTINGS = settings_of(RIGHT)

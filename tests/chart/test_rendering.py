@@ -317,7 +317,7 @@ def test_crd_manifests_of_the_chart_equal_those_of_the_repository(helm: Helm, *,
 
 @pytest.mark.parametrize("command", ["template", "lint", "package"])
 def test_chart_is_read_by_helm_without_a_warning(helm: Helm, tmp_path: Path, command: str) -> None:
-    options = ["--destination", tmp_path] if command == "package" else []
+    options: list[str | Path] = ["--destination", tmp_path] if command == "package" else []
     ended = helm.run(command, CHART, *options)
     assert (ended.returncode, ended.stderr) == (0, "")
 

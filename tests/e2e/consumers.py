@@ -29,7 +29,10 @@ IN_FLIGHT = 16  # messages that are at one app at a time, as the group has it by
 PATIENCE = 60.0
 IN_ORDER = 30.0  # the same of an Orderly group, which may have no more
 WORK = {"seconds": 0.03}  # what an app does with a message: so some are in flight when something happens
-SOON = {"messageDelayLevel": " ".join(["1s"] * 18)}  # when messages are tried again
+SETTINGS = {
+    "messageDelayLevel": " ".join(["1s"] * 18),  # when messages are tried again
+    "enablePropertyFilter": True,  # for SQL92
+}
 POLICY = {
     "kind": "RebalancePolicy",
     "metadata": {"name": "steady"},
@@ -71,7 +74,7 @@ VERDICTS: list[Verdict] = []  # told at the end
 
 def broker_of(node: RealNode) -> RocketMQ:
     """Return a broker that pods of the node can reach; nothing of it runs yet."""
-    return RocketMQ(node.instance, address=node.address, prefix=node.prefix, settings=SOON)
+    return RocketMQ(node.instance, address=node.address, prefix=node.prefix, settings=SETTINGS)
 
 
 class Consumers:

@@ -79,6 +79,16 @@ class Installed:
         assert asked.returncode == 0, asked.stderr
         return json.loads(asked.stdout)
 
+    def serve(self, namespace: str, name: str, address: str, port: int = 9876) -> None:
+        """Make a Service (port 9876) for a name server that runs outside of the cluster."""
+        service = {"kind": "Service", "metadata": {"name": name}, "spec": {"ports": [{"port": 9876}]}}
+        places = {"endpoints": [{"addresses": [address]}], "addressType": "IPv4", "ports": [{"port": port}]}
+        labels = {"kubernetes.io/service-name": name}
+        slices = {"kind": "EndpointSlice", "metadata": {"name": name, "labels": labels}, **places}
+        for version, body in (("v1", service), ("discovery.k8s.io/v1", slices)):
+            feed = json.dumps({"apiVersion": version} | body)
+            self.node.kubectl("--namespace", namespace, "apply", "-f-", feed=feed)
+
     def pods(self) -> set[str]:
         """Return the operator's pods."""
         return {*self.home("get", "pods", "-l", "app.kubernetes.io/component=operator", "-o", "name").split()}

@@ -90,13 +90,7 @@ def test_condition_and_events_of_a_group_are_published_with_the_charts_rbac(inst
 @pytest.fixture
 def orders(installed: Installed, broker: RocketMQ) -> Iterator[Traffic]:
     """Have a name server and a topic as the chart's NOTES name them, and end the group that is made by them."""
-    port = {"port": 9876}
-    service = {"kind": "Service", "metadata": {"name": "rmq-namesrv"}, "spec": {"ports": [port]}}
-    places = {"endpoints": [{"addresses": [broker.address]}], "addressType": "IPv4", "ports": [port]}
-    of_service = {"name": "rmq-namesrv", "labels": {"kubernetes.io/service-name": "rmq-namesrv"}}
-    slices = {"kind": "EndpointSlice", "metadata": of_service, **places}
-    for version, body in (("v1", service), ("discovery.k8s.io/v1", slices)):
-        installed.node.kubectl("apply", "-f-", feed=json.dumps({"apiVersion": version} | body))
+    installed.serve("default", "rmq-namesrv", broker.address)
     broker.create_topic("orders", QUEUES)
     yield Traffic(broker.name_server, "billing", "orders", QUEUES)
     installed.node.kubectl("delete", "cg", "billing", "--ignore-not-found")

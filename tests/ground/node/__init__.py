@@ -103,6 +103,11 @@ class RealNode(Cluster):
         """Make an image known to the node."""
         self._runtime.load(archive)
 
+    def tag(self, image: str, *names: str) -> None:
+        """Add names to an image of the node, as if it had been pulled by them."""
+        for name in names:
+            self._runtime.tag(image, name)
+
     def build(self, target: str) -> str:
         """Build one image of the project's Dockerfile, make it known to the node and return its name."""
         tag = f"rota.local/{target}:test"

@@ -68,6 +68,10 @@ class Runtime:
             self.sandbox.run(f"Loading {archive.name} into containerd", *_CTR, "images", "import", archive)
             self.instance.write(f"runtime/{mark}", "")
 
+    def tag(self, image: str, name: str) -> None:
+        """Add a name to an image."""
+        self.sandbox.run(f"Naming {image}", *_CTR, "images", "tag", "--force", image, name)
+
     def _answers(self) -> bool:
         return Path(f"{self.sandbox.root}{SOCKET}").is_socket()
 
