@@ -15,6 +15,8 @@ from typing import NamedTuple
 from ground.poll import soon
 
 ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs/tutorial.md"
+ON_A_CLUSTER = "On a cluster of your own"  # a section of it, which is typed on a real node
 # Local pods have no kubelet that would answer these: tests/e2e types them, or the like, on a real node.
 ON_A_NODE = ("kubectl logs ", "kubectl port-forward ")
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -35,16 +37,18 @@ class Typed(NamedTuple):
     shown: str
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """Return a page's blocks in a language, without the indentation that a list gives them."""
-    found = BLOCK.finditer(page.read_text())
-    return [textwrap.dedent(it[3]) for it in found if it[2] == language]
+def blocks(page: Path, language: str, section: str = "") -> list[str]:
+    """Return a page's (or a section's) blocks in a language, without the indentation that a list gives them."""
+    text = page.read_text()
+    if section:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return [textwrap.dedent(it[3]) for it in BLOCK.finditer(text) if it[2] == language]
 
 
-def typed(page: Path) -> list[Typed]:
-    """Return what a page tells people to type."""
+def typed(page: Path, section: str = "") -> list[Typed]:
+    """Return what a page, or a section of it, tells people to type."""
     found: list[Typed] = []
-    for line in "".join(blocks(page, "console")).splitlines(keepends=True):
+    for line in "".join(blocks(page, "console", section)).splitlines(keepends=True):
         if line.startswith("$ "):
             found.append(Typed(line[2:], ""))
         elif found[-1].command.endswith("\\\n"):
@@ -54,10 +58,10 @@ def typed(page: Path) -> list[Typed]:
     return found
 
 
-def put(page: Path, here: Mapping[str, str]) -> list[Typed]:
-    """Return what a page tells people to type, with what there is here in the place of what it names."""
+def put(page: Path, here: Mapping[str, str], section: str = "") -> list[Typed]:
+    """Return what a page or a section tells people to type, with what there is here in the place of what it names."""
     found = []
-    for it in typed(page):
+    for it in typed(page, section):
         command = it.command
         for there, ours in here.items():
             command = command.replace(there, ours)

@@ -1,4 +1,7 @@
-"""The tutorial, typed line by line into a shell, on a ground of its own; it must be answered as the page shows."""
+"""The tutorial, typed line by line into a shell, on a ground of its own; it must be answered as the page shows.
+
+Its section on other clusters is typed on a real node, by tests/e2e/test_tutorial.py.
+"""
 
 import os
 import socket
@@ -9,9 +12,7 @@ import pytest
 
 from ground.clusters import CLUSTER, KUBECONFIG
 from ground.instance import Instance
-from kube.pages import ROOT, a_shell, put
-
-PAGE = ROOT / "docs/tutorial.md"
+from kube.pages import ON_A_CLUSTER, ROOT, TUTORIAL, a_shell, put
 
 
 @pytest.fixture
@@ -47,6 +48,9 @@ async def test_tutorial_commands_print_what_the_page_shows(own_home: Path, tmp_p
         "/tmp/rota-ground-$(id -u)": str(own_home),
     }
     async with a_shell(ROOT, os.environ) as shell:
-        for it in put(PAGE, here):
+        on_a_cluster = put(TUTORIAL, here, ON_A_CLUSTER)
+        on_the_ground = put(TUTORIAL, here)[: -len(on_a_cluster)]
+        assert [*on_the_ground, *on_a_cluster] == put(TUTORIAL, here), "the section has the page's last commands"
+        for it in on_the_ground:
             await shell.follow(it)
     assert left(own_home) == []
