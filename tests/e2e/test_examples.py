@@ -109,7 +109,7 @@ def examples(installed: Installed, broker: RocketMQ) -> Iterator[Examples]:
     """Make the namespace; delete groups and Deployments at the end."""
     place = Examples(installed, broker, PLACE)
     yield place
-    place.kubectl("delete", "cg,deploy", "--all", "--cascade=foreground", f"--timeout={SECONDS}s")
+    place.kubectl("delete", "cg,deploy", "--all", "--wait=false")
 
 
 def with_pods(name: str, app: Mapping[str, Any]) -> list[Any]:
@@ -176,6 +176,7 @@ class SecuredRocketMQ(RocketMQ):
         return super()._port(what, wish) + 1000
 
 
+@pytest.mark.slow("on a node, docs/examples/secured.yaml with pods, at a broker with TLS and credentials")
 def test_example_secured_group_with_pods_of_the_fleet_consumes_by_credentials_and_tls(
     examples: Examples, tmp_path: Path
 ) -> None:
@@ -200,7 +201,7 @@ def test_example_secured_group_with_pods_of_the_fleet_consumes_by_credentials_an
         examples.send("payments", sent, site)
         wanted = [it.body for it in sent]
         assert once(examples.prints("rota.dev/group=payments", "secured", wanted)) == dict.fromkeys(wanted, 1)
-        examples.kubectl("delete", "cg", "payments", "--cascade=foreground", f"--timeout={SECONDS}s")
+        examples.kubectl("delete", "cg", "payments", "--wait=false")
     examples.kubectl("delete", "secret", "rmq-ca", "rmq-acl")
 
 
@@ -222,7 +223,7 @@ def test_example_fleet_keeps_its_replicas_while_the_autoscaler_of_the_example_ha
     assert reasons() == {"AbleToScale": "SucceededGetScale", "ScalingActive": "FailedGetExternalMetric"}
     assert json.loads(shop.kubectl("get", "cg", "orders", "-o", "json"))["spec"]["replicas"] == 3
     installed.node.kubectl("delete", "-f", str(EXAMPLES / "scaling" / "hpa.yaml"))
-    shop.kubectl("delete", "cg", "orders", "--cascade=foreground", f"--timeout={SECONDS}s")
+    shop.kubectl("delete", "cg", "orders", "--wait=false")
 
 
 def test_example_group_gives_messages_to_a_deployment_with_the_sidecar_of_rota_inject(
