@@ -111,6 +111,7 @@ class Reason(StrEnum):
     BROKER_REFUSES = "BrokerRefuses"
     SWITCHED_OFF = "SwitchedOff", Use.NOT_READY
     DUPLICATE_CLIENT_IDS = "DuplicateClientIds"
+    SUBSCRIPTION_MISMATCH = "SubscriptionMismatch"
     NO_SIDECAR = "NoSidecar"
     MEMBER_NOT_AUTHENTICATED = "MemberNotAuthenticated"
     REPORT_TOO_LARGE = "ReportTooLarge"

@@ -22,7 +22,8 @@ from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.brokers.rocketmq.routing import Site
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
-from rota.spec import Subscription
+from rota.spec import StartFrom, Subscription
+from rota.spec.consumer_settings import ConsumerSettings
 
 LONG = 60.0  # a pull that is held so long was not woken
 A_SECOND = 1  # the level of the shortest delay
@@ -611,6 +612,26 @@ async def test_member_is_notified_of_joins_and_leaves_also_of_its_own_join(world
     await true(lambda: sorted(told) == ["one", "one", "two"])
     await two.leave()
     await true(lambda: sorted(told) == ["one", "one", "one", "two"])
+
+
+async def test_settings_of_a_consumer_are_those_of_the_consumer_that_is_asked(world: ContractCluster) -> None:
+    [queue] = await world.topic()
+    start = StartFrom(position="Earliest")
+    await world.joined(queue.topic, name="one", tags="red || blue", start_from=lambda: start)
+    await world.joined(queue.topic, name="two", broadcasting=True)
+
+    async def settings(name: str) -> ConsumerSettings:
+        found = await world.cluster.consumer_settings(world.group, name, world.broker)
+        subscriptions = tuple(it for it in found.subscriptions if it.topic == queue.topic)
+        return found._replace(subscriptions=subscriptions)
+
+    one = ConsumerSettings((Subscription(queue.topic, "red || blue"),), "Clustering", "Earliest")
+    assert await settings("one") == one
+    assert await settings("two") == ConsumerSettings((Subscription(queue.topic),), "Broadcasting", "Latest")
+    start = StartFrom(position="Timestamp")
+    assert await settings("one") == one._replace(start="Timestamp")
+    with pytest.raises(Refused):
+        await settings("three")
 
 
 async def test_broadcasting_member_is_not_notified_of_other_members(world: ContractCluster) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext
+from typing import Literal
 
 import pytest
 
@@ -16,7 +17,8 @@ from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.brokers.rocketmq.routing import Site
 from rota.model import Queue
-from rota.spec import Subscription
+from rota.spec import StartFrom, Subscription
+from rota.spec.consumer_settings import ConsumerSettings
 from rota.strategies import allocate
 
 TOPIC, GROUP, CLIENT, BROKER = "mixed", "mixers", "10.0.0.1@python-1#abc", "broker-0"
@@ -128,6 +130,64 @@ async def test_member_in_python_shares_a_group_with_a_java_consumer(
     running.cancel()
     await asyncio.wait([running])
     eventually(lambda: queues_of(java_member) == [0, 1, 2, 3, 4])
+
+
+async def test_heartbeat_reports_the_same_settings_as_a_java_consumer_does(
+    rocketmq: RocketMQ, cluster: Cluster, java_member: Peer
+) -> None:
+    assert java_member.program
+    rocketmq.create_topic("filtered", 1)
+    wanted = Subscription("filtered", "red || blue")
+    options = {"instance": "java-2", "expression": wanted.expression, "from": "last"}
+    java_consumer = push_consumer(rocketmq, "filters", wanted.topic, **options)
+    try:
+        (java_id,) = await soon(lambda: online(cluster, "filters"))
+        java_settings = await cluster.consumer_settings("filters", java_id, BROKER)
+        assert java_settings == ConsumerSettings((Subscription("%RETRY%filters"), wanted), "Clustering", "Latest")
+        printed = await connections(rocketmq, "filters")
+    finally:
+        java_consumer.stop()
+    member = RocketMQConsumer(
+        Site([rocketmq.name_server]), Membership(group="filters", client_id=CLIENT, subscriptions=[wanted])
+    )
+    await member.join()
+    try:
+        assert await cluster.consumer_settings("filters", CLIENT, BROKER) == java_settings
+        assert await connections(rocketmq, "filters") == printed
+    finally:
+        await member.leave()
+
+
+@pytest.mark.parametrize(
+    ("position", "told"), [("Earliest", "CONSUME_FROM_FIRST_OFFSET"), ("Timestamp", "CONSUME_FROM_TIMESTAMP")]
+)
+async def test_heartbeat_reports_where_the_group_starts(
+    rocketmq: RocketMQ, position: Literal["Earliest", "Timestamp"], told: str
+) -> None:
+    rocketmq.create_topic("filtered", 1)
+    wanted = Membership(
+        group="starters",
+        client_id=CLIENT,
+        subscriptions=[Subscription("filtered")],
+        start_from=lambda: StartFrom(position=position),
+    )
+    member = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    await member.join()
+    try:
+        assert f"ConsumeFromWhere: {told}" in await connections(rocketmq, "starters")
+    finally:
+        await member.leave()
+
+
+async def online(cluster: Cluster, group: str) -> list[str]:
+    return [it.id for it in await cluster.clients(group, BROKER)]
+
+
+async def connections(rocketmq: RocketMQ, group: str) -> list[str]:
+    """Return what mqadmin prints below the list of a group's consumers: subscriptions, model, start."""
+    printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerConnection", "-g", group)
+    lines = [line.strip() for line in printed.splitlines()]
+    return sorted(line for line in lines[lines.index("Below is subscription:") :] if line)
 
 
 async def test_compression_by_a_java_producer_is_decompressed(

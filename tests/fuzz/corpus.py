@@ -103,6 +103,11 @@ BODIES: list[bytes] = [
         b'"subscriptionTable":{"t":{"codeSet":[3552231],"subString":"tagA","tagsSet":["tagA"]}}}'
     ),
     b'{"messageQueueAssignments":[{"messageQueue":{"brokerName":"b","queueId":-1,"topic":"t"},"mode":"POP"}]}',
+    (
+        b'{"mqTable":{{"brokerName":"b","queueId":2,"topic":"t"}:{"commitOffset":1}},'
+        b'"properties":{"messageModel":"CLUSTERING","consumeFromWhere":"CONSUME_FROM_LAST_OFFSET"},'
+        b'"subscriptionSet":[{"expressionType":"TAG","subString":"a || b","topic":"t"}]}'
+    ),
 ]
 FRAMES: list[bytes] = [
     encode(Frame(code=40, opaque=3, flag=2, fields={"consumerGroup": "shop"})),

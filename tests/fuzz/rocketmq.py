@@ -24,6 +24,7 @@ BODY_TYPES: tuple[type[Any], ...] = (
         payloads.TopicStats,
         payloads.Reset,
         payloads.Locked,
+        payloads.ConsumerInfo,
     ),
     *(payloads.ConsumerConnection, payloads.TopicConfig, payloads.GroupConfig, payloads.Assignments, dict, object),
 )

@@ -338,6 +338,26 @@ async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leav
     await shop.works(2)
 
 
+@pytest.mark.slow("a Java consumer with another filter in the group of a whole fleet")
+async def test_unmanaged_consumer_with_another_filter_is_a_condition_until_it_leaves(
+    shop: TemplateGroup, places: Places, address: str, rocketmq: RocketMQ
+) -> None:
+    await shop.works(2)
+    java = peers.push_consumer(rocketmq, GROUP, GROUP, instance="odd", expression="paid")
+    try:
+        told = await places.tell_of_problem("SubscriptionMismatch")
+        assert told.endswith(f"@odd: its filter of {GROUP} is paid")
+        where = f"http://{address}:8080/v1/groups/{shop.namespace}/{GROUP}"
+        async with aiohttp.ClientSession() as session, session.get(where) as answer:
+            members = (await answer.json())["members"]
+        shown = {(it["subscriptions"][0]["expression"], it["model"], it["start"]) for it in members}
+        assert shown == {("*", "Clustering", "Earliest"), ("paid", "Clustering", "Earliest")}
+    finally:
+        java.stop()
+    await places.no_problem("SubscriptionMismatch")
+    await shop.works(2)
+
+
 @pytest.mark.slow("one of two brokers dies and returns under a whole fleet")
 class TestWithTwoBrokers:
     """A topic on two brokers, one of which dies."""

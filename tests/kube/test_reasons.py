@@ -12,11 +12,13 @@ from kube.scraped import scraped
 from kube.world import GROUP, OperatedNamespace, two_members
 from rota import documents, planner
 from rota.brokers.errors import Refused
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.port import Membership
 from rota.documents import PLAIN, _sum, write_assignment
 from rota.kube.brokers import route_watcher
 from rota.model import Queue
 from rota.planner import situation
+from rota.spec import Subscription
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -397,3 +399,25 @@ async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
     world.operator.brain.wake((world.namespace, GROUP))
     await world.until(3, 3, 2)
     await world.well("DocumentTooLarge")
+
+
+async def test_unmanaged_consumer_with_another_filter_is_reported_until_it_leaves(
+    world: OperatedNamespace, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route_watcher, "ONLINE_SECONDS", (0.2, 0.2))
+    await begins(world)
+    await two_members(world)
+    subscriptions = [Subscription("orders", "paid")]
+    java = MemoryConsumer(memory, Membership(group=GROUP, client_id="10.0.0.9@java", subscriptions=subscriptions))
+
+    async def joins(_: OperatedNamespace) -> None:
+        await java.join()
+
+    async def leaves_again(_: OperatedNamespace) -> None:
+        await java.leave()
+
+    reason = "SubscriptionMismatch"
+    await told(world, Row(reason, joins, WRONG))
+    found = (await world.conditions())[reason]["message"]
+    assert found.endswith("10.0.0.9@java: its filter of orders is paid")
+    await well(reason, leaves_again)(world)

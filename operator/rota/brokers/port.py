@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 
 from rota.brokers.message import MEBIBYTE, Message
 from rota.model import RETRY, Queue
-from rota.spec import Buffer, Subscription
+from rota.spec import Buffer, StartFrom, Subscription
+from rota.spec.consumer_settings import ConsumerSettings
 
 LATER, NEVER = 0, -1  # levels of a message that is given back: later the more often it was tried; to the dead letters
 
@@ -117,6 +118,9 @@ class Brokers(Protocol):
     async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
         """Return who is online in a group."""
 
+    async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
+        """Return what a consumer that is online at this broker says of its own settings."""
+
     async def settings(self, group: str, broker: str) -> Settings:
         """Return a group's settings; `Unknown` if there is no such group, where the broker does not make it by that."""
 
@@ -172,6 +176,7 @@ class Membership:
     broadcasting: bool = False
     orderly: bool = False
     pushed: bool = True  # messages are brought to it; else it asks for them
+    start_from: Callable[[], StartFrom] = field(default=StartFrom)  # may change while the member is online
     queues: Callable[[], Mapping[Queue, Working]] = field(default=dict)
     on_members: Callable[[], None] = field(default=lambda: None)  # others have come or gone
     on_reset: Callable[[Mapping[Queue, int]], None] = field(default=_let_it_be)  # somebody set the group's offsets

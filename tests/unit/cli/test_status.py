@@ -24,7 +24,19 @@ from click.testing import CliRunner, Result
 from rota.cli import main
 from rota.cli.client import http
 from rota.cli.console import formatting
-from rota.kube.http.schema import Condition, Detail, Groups, Member, Operator, Queue, Reason, Reasons, Settings, Summary
+from rota.kube.http.schema import (
+    Condition,
+    Detail,
+    Groups,
+    Member,
+    Operator,
+    Queue,
+    Reason,
+    Reasons,
+    Settings,
+    Subscription,
+    Summary,
+)
 from rota.kube.http.schema import Topic as OfTopic
 from rota.kube.state.rebalance import Rebalance
 from shop import ConsumerFleet
@@ -384,9 +396,20 @@ async def test_cli_members_wide_says_how_many_queues_are_not_read_and_why(operat
     member = msgspec.structs.replace(DETAIL.members[0], queue_states={"full": 2, "failing": 1})
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
     lines = await told(operator, "members", "shop/orders", "-o", "wide")
-    assert lines[0].endswith("RATE QUEUES NOT READ")
-    assert any(line.endswith("1 failing, 2 full") for line in lines)
-    assert not (await told(operator, "members", "shop/orders"))[0].endswith("QUEUES NOT READ")
+    assert " RATE QUEUES NOT READ " in lines[0]
+    assert any(" 1 failing, 2 full " in line for line in lines)
+    assert "QUEUES NOT READ" not in (await told(operator, "members", "shop/orders"))[0]
+
+
+async def test_cli_members_wide_shows_subscriptions_model_and_start_of_each_consumer(operator: Service) -> None:
+    subscriptions = [Subscription("orders", "paid || open", "Tag"), Subscription("bills", "price > 3", "SQL92")]
+    ours = msgspec.structs.replace(DETAIL.members[0], subscriptions=subscriptions, model="Clustering", start="Earliest")
+    silent = Member("java", "java", "Foreign", "Foreign")
+    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[ours, silent])
+    lines = await told(operator, "members", "shop/orders", "-o", "wide")
+    assert lines[0].endswith(" SUBSCRIPTIONS MODEL START")
+    assert any(line.endswith(" orders: paid || open; bills: SQL92 price > 3 Clustering Earliest") for line in lines)
+    assert any(line.endswith(" unknown unknown unknown") for line in lines)
 
 
 async def test_cli_members_prints_hostile_names_as_plain_text(operator: Service) -> None:

@@ -16,6 +16,7 @@ from rota.brokers.message import Message, properties_bytes_of, text_bytes
 from rota.brokers.port import Client, Ends, Membership, Progress, Settings
 from rota.brokers.rocketmq.wire.messages import write_properties
 from rota.model import RETRY, Queue
+from rota.spec.consumer_settings import ConsumerSettings, Model
 
 BROKER = "memory"
 NAME_SERVER = "name-server"  # can be down as a broker can: then there are no routes to be had
@@ -118,6 +119,16 @@ class Memory:
         """Return who is online in a group."""
         await self.reach(broker)
         return tuple(Client(it.client_id, BROKER, "PYTHON") for it in self._online(group, broker))
+
+    async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
+        """Return a consumer's own settings."""
+        await self.reach(broker)
+        for it in self._online(group, broker):
+            if it.client_id == client_id:
+                subscriptions = sorted(it.topics.values(), key=lambda subscription: subscription.topic)
+                model: Model = "Broadcasting" if it.broadcasting else "Clustering"
+                return ConsumerSettings(tuple(subscriptions), model, it.start_from().position)
+        raise Refused(f"{client_id} is not online in {group}")
 
     async def settings(self, group: str, broker: str) -> Settings:
         """Return a group's settings."""

@@ -11,8 +11,9 @@ from rota.brokers.memory.cluster import LOCK_SECONDS, NAME_SERVER, Memory
 from rota.brokers.message import Message
 from rota.brokers.port import ADMIT_ALL, LATER, Admission, Membership, Moved, Pulled
 from rota.brokers.rocketmq.wire.messages import ZLIB, java_hash, unpacked
-from rota.brokers.rocketmq.wire.requests import one_broker, tags_of
+from rota.brokers.rocketmq.wire.requests import one_broker
 from rota.model import RETRY, Queue
+from rota.spec.consumer_settings import tags_of
 
 DEAD = "%DLQ%"
 MOST, MOST_BYTES = 32, 256 * 1024  # of one pull, whatever is asked

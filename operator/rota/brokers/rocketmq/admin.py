@@ -15,12 +15,27 @@ from rota.brokers.rocketmq.transport.responses import body, by_queue, good, numb
 from rota.brokers.rocketmq.wire import payloads, requests
 from rota.brokers.rocketmq.wire.codes import STORED, Answer
 from rota.model import Queue
+from rota.spec import Subscription
+from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 
 PRODUCER = "rota"
 NOBODY = "no consumer for this group"  # how a broker says so; its code is that of all failures
 FIRST_IN_ORDER, LAST_IN_ORDER, AHEAD = 194, 611, 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
 MOST_ONLINE = 20_000  # consumers of a group at a broker: all that Rota manages in one, and as many others
+RELAYED_SECONDS = 12.0  # a broker waits 10 s for a consumer's answer
+MAX_SUBSCRIPTION_TEXT = 16 * 1024  # characters of a consumer's topics and filters
 STATS_SECONDS = 10.0  # a broker works for this; who asks another one meanwhile does not wait
+
+_MODELS: Mapping[str, Model] = {"CLUSTERING": "Clustering", "BROADCASTING": "Broadcasting"}
+# The last three are deprecated; the Java client takes each for CONSUME_FROM_LAST_OFFSET.
+_STARTS: Mapping[str, Start] = {
+    "CONSUME_FROM_LAST_OFFSET": "Latest",
+    "CONSUME_FROM_FIRST_OFFSET": "Earliest",
+    "CONSUME_FROM_TIMESTAMP": "Timestamp",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST": "Latest",
+    "CONSUME_FROM_MIN_OFFSET": "Latest",
+    "CONSUME_FROM_MAX_OFFSET": "Latest",
+}
 
 
 class Cluster:
@@ -64,6 +79,17 @@ class Cluster:
         if len(found) > MOST_ONLINE:
             raise Garbled(f"{broker} names {len(found):,} consumers of {group}; {MOST_ONLINE:,} are the most")
         return tuple(Online(peer.client_id, peer.client_addr, peer.language, spelled(peer.version)) for peer in found)
+
+    async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
+        """Return what a consumer says of its own settings, asked by its broker, which waits 10 s for it."""
+        answer = await self._client.get(broker, requests.running_info(group, client_id), RELAYED_SECONDS)
+        info = body(answer, payloads.ConsumerInfo)
+        if sum(map(_text_length, info.subscription_set)) > MAX_SUBSCRIPTION_TEXT:
+            raise Garbled(f"The subscriptions of {client_id[:100]} take over {MAX_SUBSCRIPTION_TEXT:,} characters")
+        subscriptions = [_subscription(it) for it in info.subscription_set]
+        model = _MODELS.get(info.properties.get("messageModel", ""), "")
+        start = _STARTS.get(info.properties.get("consumeFromWhere", ""), "")
+        return ConsumerSettings(tuple(sorted(subscriptions, key=lambda it: it.topic)), model, start)
 
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
         """Return what a member that decides by itself asks: the ids of who is online, each once."""
@@ -199,6 +225,15 @@ class Cluster:
     async def update_broker(self, broker: str, **changed: object) -> None:
         """Change some of a broker's own settings; names are the broker's."""
         await self._client.get(broker, requests.update_broker_config(changed))
+
+
+def _text_length(subscribed: payloads.Subscribed) -> int:
+    return len(subscribed.topic) + len(subscribed.sub_string or "")
+
+
+def _subscription(subscribed: payloads.Subscribed) -> Subscription:
+    by_tag = (subscribed.expression_type or "TAG") == "TAG"
+    return Subscription(subscribed.topic, subscribed.sub_string or "*", "Tag" if by_tag else "SQL92")
 
 
 def _broker(queue: Queue) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from rota.brokers.errors import Garbled, Unknown
 from rota.brokers.message import Message
 from rota.brokers.port import ADMIT_ALL, LATER, Admission, Membership, Moved, Pulled, Working
-from rota.brokers.rocketmq.heartbeat import Presence
+from rota.brokers.rocketmq.heartbeat import Presence, consumer_data
 from rota.brokers.rocketmq.routing import Client, Site
 from rota.brokers.rocketmq.transport.responses import body, good, number, reason, refusal, side_by_side
 from rota.brokers.rocketmq.wire import fastjson, payloads, requests
@@ -18,6 +18,7 @@ from rota.brokers.rocketmq.wire.codes import Answer, Request
 from rota.brokers.rocketmq.wire.frames import Frame, Malformed
 from rota.brokers.rocketmq.wire.messages import prefix
 from rota.model import Queue
+from rota.spec.consumer_settings import tags_of
 
 PULL_MARGIN = 10.0  # a broker answers a held request at its next 5 s tick, so later than it was asked to
 MOST_BYTES = 256 * 1024  # a broker gives no more at once, whatever is asked
@@ -38,7 +39,7 @@ class RocketMQConsumer:
         self._client = Client(site, self._serve, self._opened)
         self._began = int(time.time() * 1000)
         self._subscriptions = {topic: requests.subscription(it, self._began) for topic, it in member.topics.items()}
-        self._tags = {it.topic: frozenset(requests.tags_of(it)) for it in member.topics.values() if it.type == "Tag"}
+        self._tags = {it.topic: frozenset(tags_of(it)) for it in member.topics.values() if it.type == "Tag"}
         self._presence = Presence(self._client, member, [*self._subscriptions.values()])
 
     # Membership.
@@ -192,16 +193,20 @@ class RocketMQConsumer:
             _log.warning("A broker set offsets, but to what cannot be read: %s", error)
 
     def _running_info(self, asked: Frame) -> Frame:
+        data = consumer_data(self._member, self._subscriptions.values())
         info = payloads.RunningInfo(
             properties={
-                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self._member.pushed else "CONSUME_ACTIVELY",
+                "consumerGroup": data.group_name,
+                "messageModel": data.message_model,
+                "consumeFromWhere": data.consume_from_where,
+                "PROP_CONSUME_TYPE": data.consume_type,
                 "PROP_CONSUMEORDERLY": str(self._member.orderly).lower(),
                 "PROP_CONSUMER_START_TIMESTAMP": str(self._began),
                 "PROP_CLIENT_VERSION": CLIENT_VERSION,
                 "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),
                 "PROP_THREADPOOL_CORE_SIZE": "1",
             },
-            subscription_set=list(self._subscriptions.values()),
+            subscription_set=data.subscription_data_set,
             mq_table=fastjson.table({queue: _info(it) for queue, it in self._member.queues().items()}),
         )
         return asked.reply(Answer.SUCCESS, msgspec.json.encode(info))

@@ -133,15 +133,7 @@ class Presence:
             taken, pause = await self._tell(address, self._sign_of_life()), AGAIN_SECONDS
 
     def _sign_of_life(self) -> Frame:
-        member = self._member
-        data = payloads.ConsumerData(
-            group_name=member.group,
-            consume_type="CONSUME_PASSIVELY" if member.pushed else "CONSUME_ACTIVELY",
-            message_model="BROADCASTING" if member.broadcasting else "CLUSTERING",
-            consume_from_where="CONSUME_FROM_LAST_OFFSET",
-            subscription_data_set=[*self._subscriptions],
-        )
-        return requests.heartbeat(member.client_id, data)
+        return requests.heartbeat(self._member.client_id, consumer_data(self._member, self._subscriptions))
 
     def _addresses(self) -> set[str]:
         """Return every replica of every broker of the topics."""
@@ -156,3 +148,14 @@ class Presence:
             _log.warning("%s failed: %s", told, error)
             return False
         return True
+
+
+def consumer_data(member: Membership, subscriptions: Iterable[payloads.SubscriptionData]) -> payloads.ConsumerData:
+    """Return a member's settings as brokers and their tools know them."""
+    return payloads.ConsumerData(
+        group_name=member.group,
+        consume_type="CONSUME_PASSIVELY" if member.pushed else "CONSUME_ACTIVELY",
+        message_model=payloads.MODELS["Broadcasting" if member.broadcasting else "Clustering"],
+        consume_from_where=payloads.STARTS[member.start_from().position],
+        subscription_data_set=[*subscriptions],
+    )

@@ -166,7 +166,13 @@ def _member(it: Member, *, wide: bool) -> dict[str, str]:
         "rate": rate(it.rate),
     }
     not_read = ", ".join(f"{queues} {state}" for state, queues in sorted(it.queue_states.items()))
-    return columns | {"queues not read": not_read} if wide else columns
+    return columns | {"queues not read": not_read, **_settings(it)} if wide else columns
+
+
+def _settings(it: Member) -> dict[str, str]:
+    """Return the columns of what mqadmin consumerConnection shows below its list of consumers."""
+    filters = [f"{one.topic}: {'SQL92 ' * (one.type == 'SQL92')}{one.expression}" for one in it.subscriptions]
+    return {"subscriptions": unknown("; ".join(filters)), "model": unknown(it.model), "start": unknown(it.start)}
 
 
 def _tell_lag(told: Detail) -> None:

@@ -16,6 +16,7 @@ from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.routing import Site
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
 from rota.kube.brokers.broker_access import Access, BrokerAccess, MissingSecretError
+from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import Lag, Lags
 from rota.kube.brokers.route_watcher import Interest, Views
 from rota.kube.client.api import Api
@@ -43,6 +44,7 @@ class _Place:
     brokers: Brokers
     views: Views
     lags: Lags
+    consumers: ConsumerPoller
     running: Sequence[asyncio.Task[None]]
 
 
@@ -198,6 +200,8 @@ class Places:
         """Update a group's claim, and publish that its brokers tell something else than before."""
         self._update_claim(key)
         self.news(key)
+        if place := self._place(key):
+            self._background(place.consumers.ask(key))
 
     def _update_claim(self, key: Key, *, was_looked_at: bool = False) -> None:
         """Note whether a group's brokers let it in; if that has changed, its rivals are decided on again."""
@@ -241,6 +245,7 @@ class Places:
         if not problems:
             place = self._enter(key, stay, access)
             await place.views.look(key)
+            self._background(place.consumers.ask(key))
         if self._stays.get(key) is stay:
             self._update_claim(key, was_looked_at=True)
         if tell:
@@ -255,9 +260,10 @@ class Places:
             views = Views(brokers, self._on_broker_change, self._quota)
             lags = Lags(brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun)
             loop = asyncio.get_running_loop()
-            tasks = {"route watcher": views.run, "lag poller": lags.run}
+            consumers = ConsumerPoller(brokers, views, self._unmanaged, self.news)
+            tasks = {"route watcher": views.run, "lag poller": lags.run, "consumer poller": consumers.run}
             running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
-            self._places[access.mark] = _Place(brokers, views, lags, running)
+            self._places[access.mark] = _Place(brokers, views, lags, consumers, running)
         place = self._places[access.mark]
         place.views.want(key, stay.wanted)
         return place
@@ -284,15 +290,26 @@ class Places:
         if stay is None or place is None:
             return AtBroker(problems=stay.problems if stay else ())
         rivals = [self._stays[rival] for rival in self._rivals(key, stay)]
-        # Members of groups that have to leave this one's consumer group take no share of it.
-        duplicates = [rival.group for rival in rivals if self._owns(stay, rival)]
-        ours = {*group.names(now)}.union(*(duplicate.names(now) for duplicate in duplicates))
-        found = place.views.of(key, now, ours)
+        found = place.views.of(key, now, self._own_names(stay, rivals, now))
         if self._awaits_older(stay, rivals):
             return AtBroker(dict.fromkeys(found.views), None, (*stay.problems, *found.problems))
-        return AtBroker(
-            found.views, found.foreigners, (*stay.problems, *self._duplicates(stay, rivals), *found.problems)
-        )
+        problems = (*stay.problems, *self._duplicates(stay, rivals), *found.problems)
+        return AtBroker(found.views, found.foreigners, problems, place.consumers.of(key))
+
+    def _own_names(self, stay: _Stay, rivals: Sequence[_Stay], now: float) -> Collection[str]:
+        """Return how client ids of a group's members end."""
+        # Members of groups that have to leave this one's consumer group take no share of it.
+        duplicates = [rival.group for rival in rivals if self._owns(stay, rival)]
+        return {*stay.group.names(now)}.union(*(duplicate.names(now) for duplicate in duplicates))
+
+    def _unmanaged(self, key: Key) -> Collection[str]:
+        """Return the client ids that were last seen in a group and are not its members'."""
+        stay, clients = self._stays.get(key), self.clients(key)
+        if stay is None or not clients:
+            return ()
+        rivals = [self._stays[rival] for rival in self._rivals(key, stay)]
+        ours = self._own_names(stay, rivals, asyncio.get_running_loop().time())
+        return [client_id for client_id in clients if client_id.partition("@")[2] not in ours]
 
     def lag(self, key: Key) -> Lag:
         """Return how far a group is behind, as far as its brokers tell."""

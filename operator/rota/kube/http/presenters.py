@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from rota.brokers.port import Client, Settings
 from rota.deliveries import describe_message
 from rota.documents import Assignment
@@ -13,6 +15,8 @@ from rota.kube.state import rebalance
 from rota.kube.state.pod_state import client_id
 from rota.kube.telemetry.operator_metrics import Fact
 from rota.model import RETRY, Holder, Queue
+from rota.spec.consumer_settings import ConsumerSettings, settings_of
+from rota.spec.resolved import read_settings, settings_digest
 from rota.timestamps import format_time
 
 
@@ -99,6 +103,8 @@ def _members(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
     shares = it.group.record.shares
     document = it.group.record.document
     everyone = document.everyone if document else None
+    stored = it.group.record.settings
+    in_force, digest = _stored_settings(stored), settings_digest(stored)
     found = []
     for name, known in sorted(it.group.pods.items()):
         pod = known.pod
@@ -121,16 +127,34 @@ def _members(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
                 troubles=[*known.heard.report.troubles.values()] if known.heard else [],
                 queue_states=known.heard.report.states if known.heard else {},
                 failing=[describe_message(message) for message in it.group.deliveries.failing_of(pod.metadata.uid)],
+                **_settings(in_force if known.heard and known.heard.report.settings == digest else None),
             )
         )
     return found
+
+
+def _stored_settings(text: str) -> ConsumerSettings | None:
+    try:
+        return settings_of(read_settings(text))
+    except ValueError:  # there are none yet, or a later operator wrote them
+        return None
+
+
+def _settings(settings: ConsumerSettings | None) -> dict[str, Any]:
+    """Return the fields of a member that show its settings."""
+    if settings is None:
+        return {}
+    shown = [it for it in settings.subscriptions if not it.topic.startswith(RETRY)]
+    subscriptions = [schema.Subscription(it.topic, it.expression, it.type) for it in shown]
+    return {"subscriptions": subscriptions, "model": settings.model, "start": settings.start}
 
 
 def _foreigners(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
     found = []
     for name in dict.fromkeys(it.broker.foreigners or ()):  # ids that several wear are told of by a verdict
         client = clients.get(name) or Client(name, "")
-        found.append(schema.Member(name, name, "Foreign", "Foreign", client.address, client.version, client.language))
+        member = schema.Member(name, name, "Foreign", "Foreign", client.address, client.version, client.language)
+        found.append(msgspec.structs.replace(member, **_settings(it.broker.unmanaged.get(name))))
     return found
 
 

@@ -61,6 +61,14 @@ class Condition(Struct, frozen=True, rename="camel"):
     last_transition_time: str = ""
 
 
+class Subscription(Struct, frozen=True, rename="camel"):
+    """A topic that a member reads, and which of its messages."""
+
+    topic: str
+    expression: str
+    type: str  # Tag or SQL92
+
+
 class Member(Struct, frozen=True, rename="camel"):
     """Somebody who works for the group."""
 
@@ -77,6 +85,9 @@ class Member(Struct, frozen=True, rename="camel"):
     troubles: list[str] = []  # what keeps it from working, in its own words
     queue_states: dict[str, int] = {}  # how many of its queues it is not reading now, by state: full, paused, stuck …
     failing: list[str] = []  # a sentence for each message that hangs, or failed several times
+    subscriptions: list[Subscription] = []  # without the retry topic; none: not known
+    model: str = ""  # Clustering or Broadcasting; empty: not known
+    start: str = ""  # Latest, Earliest or Timestamp; empty: not known
 
 
 class Topic(Struct, frozen=True, rename="camel"):

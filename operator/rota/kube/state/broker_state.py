@@ -7,6 +7,7 @@ from rota.kube.state.pod_state import GroupPods, client_id, name_of
 from rota.kube.state.stored_assignment import Record
 from rota.model import Queue, Verdict
 from rota.planner import View
+from rota.spec.consumer_settings import ConsumerSettings
 
 FORGOTTEN_SECONDS = 240.0  # after which no broker lists an ended member; it notices after 120
 
@@ -18,6 +19,7 @@ class AtBroker:
     views: Mapping[str, View | None] = field(default_factory=dict)
     foreigners: tuple[str, ...] | None = None
     problems: tuple[Verdict, ...] = ()
+    unmanaged: Mapping[str, ConsumerSettings] = field(default_factory=dict)  # by client id; of those that answered
 
 
 class ClientIds:

@@ -20,6 +20,7 @@ from rota.lag import slowest
 from rota.model import RETRY, Holder, Queue, Reason, Verdict
 from rota.planner import Snapshot
 from rota.spec import GroupSpec, resolved
+from rota.spec.consumer_settings import mismatches
 
 LINGER_SECONDS = 1.0  # before a pod that may have ended is read again
 REREAD_SECONDS = 60.0  # before an assignment that could not be used is read again
@@ -207,6 +208,7 @@ class Group:
         of_members = member_problems(self.pods, self.key_problems)
         if self.deliveries.problem:
             of_members.append(self.deliveries.problem)
+        of_consumers = mismatches(wish.spec, broker.unmanaged)
         return Snapshot(
             group=self.spelled,
             spec=wish.spec if record.ours else None,  # nothing can be written, so nothing is decided
@@ -224,7 +226,7 @@ class Group:
             foreigners=broker.foreigners,
             queue_weights=weights,
             lag=lag,
-            problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *of_members),
+            problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *of_members, *of_consumers),
             status=self.status,
             observed=self.body.metadata.generation if self.body else 0,
         )

@@ -21,6 +21,7 @@ from rota.sidecar.status.problems import Health
 from rota.sidecar.storage.environment import Who
 from rota.sidecar.storage.local_offsets import Local
 from rota.sidecar.storage.offset_files import Offsets
+from rota.spec import StartFrom
 from rota.spec.resolved import Settings
 
 JOIN_AGAIN = 2.0
@@ -80,6 +81,7 @@ class Sources:
             broadcasting=settings.broadcasting,
             orderly=settings.orderly,
             pushed=settings.delivery.mode == "Push",
+            start_from=self._start_from,
             queues=self._working,
             on_reset=self._reset,
         )
@@ -113,6 +115,9 @@ class Sources:
             self._shell.health.trouble(reason, message if reason is problem else "")
 
     # What brokers ask and tell.
+
+    def _start_from(self) -> StartFrom:
+        return self.settings.start_from if self.settings else StartFrom()
 
     def _working(self) -> dict[Queue, Working]:
         return {queue: self._told(queue, reading) for queue, reading in self._shell.readings.items()}

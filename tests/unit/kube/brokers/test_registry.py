@@ -12,6 +12,7 @@ from rota.brokers.memory import BROKER, Memory
 from rota.brokers.port import Brokers
 from rota.brokers.rocketmq.routing import Site
 from rota.documents import Assignment
+from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import Lags
 from rota.kube.brokers.registry import Places
 from rota.kube.brokers.route_watcher import Views
@@ -109,11 +110,11 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
     assert reasons(found) == []
 
 
-@pytest.mark.parametrize("task", ["route watcher", "lag poller"])
+@pytest.mark.parametrize("task", ["route watcher", "lag poller", "consumer poller"])
 async def test_supervision_restarts_what_asks_the_brokers(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    owner: Any = {"route watcher": Views, "lag poller": Lags}[task]
+    owner: Any = {"route watcher": Views, "lag poller": Lags, "consumer poller": ConsumerPoller}[task]
     right, starts, restarted = owner.run, list[object](), asyncio.Event()
 
     async def fails_at_first(asker: Any) -> None:

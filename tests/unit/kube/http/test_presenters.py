@@ -1,5 +1,6 @@
 """What is known of groups, as the values that page and command line show."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,9 @@ from rota.planner import Plan
 from rota.planner.members import Standing
 from rota.ranges import to_ranges
 from rota.reports import Report
+from rota.spec import Subscription as CoreSubscription
+from rota.spec.consumer_settings import ConsumerSettings
+from rota.spec.resolved import settings_digest
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 RETRY = "%RETRY%orders"
@@ -355,6 +359,26 @@ def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
     assert java == schema.Member("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9:41", "V4_9_4", "JAVA")
     assert unknown == schema.Member("10.0.0.8@2", "10.0.0.8@2", "Foreign", "Foreign")
     assert (java.queues, java.generation, java.rate) == (None, None, None)
+
+
+def test_api_shows_the_settings_of_unmanaged_consumers_and_of_members_that_use_the_stored_ones() -> None:
+    group = a_group(owning(), subscriptions=[{"topic": "orders", "expression": "paid"}])
+    group.record = replace(group.record, settings=group.wanted_settings)
+    digests = {"m1": settings_digest(group.record.settings), "m2": "of older ones"}
+    for name, digest in digests.items():
+        group.pods.see(a_pod(name), now=0.0)
+        report = Report(member=name, uid=f"uid-{name}", generation=1, settings=digest)
+        group.pods[name].hear(report, 1.0, 1.0)
+    java = ConsumerSettings((CoreSubscription("orders"), CoreSubscription(RETRY)), "Clustering", "Earliest")
+    fact = a_fact(group, foreigners=("10.0.0.9@1", "10.0.0.8@2"))
+    fact = fact._replace(broker=replace(fact.broker, unmanaged={"10.0.0.9@1": java}))
+    members = presenters.detail(LEADS, fact, {}).members
+    assert [(it.subscriptions, it.model, it.start) for it in members] == [
+        ([schema.Subscription("orders", "paid", "Tag")], "Clustering", "Latest"),
+        ([], "", ""),
+        ([schema.Subscription("orders", "*", "Tag")], "Clustering", "Earliest"),
+        ([], "", ""),
+    ]
 
 
 def test_api_lists_no_unmanaged_consumers_while_they_are_unknown() -> None:

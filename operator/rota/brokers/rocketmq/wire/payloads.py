@@ -9,6 +9,15 @@ from rota.model import Queue
 Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what is said of a queue; Java has no longer numbers
 
 
+# A group's settings, as consumers spell them.
+MODELS = {"Clustering": "CLUSTERING", "Broadcasting": "BROADCASTING"}
+STARTS = {
+    "Latest": "CONSUME_FROM_LAST_OFFSET",
+    "Earliest": "CONSUME_FROM_FIRST_OFFSET",
+    "Timestamp": "CONSUME_FROM_TIMESTAMP",
+}
+
+
 class Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What stands in a body; what is not named here is read over."""
 
@@ -284,6 +293,21 @@ class RunningInfo(Body, frozen=True):
     status_table: dict[str, dict[str, float]] = {}
     user_consumer_info: dict[str, str] = {}
     jstack: str | None = None
+
+
+class Subscribed(Body, frozen=True):
+    """A subscription as any client writes it; null fields are absent."""
+
+    topic: str
+    sub_string: str | None = None
+    expression_type: str | None = None
+
+
+class ConsumerInfo(Body, frozen=True):
+    """What is read of another consumer's running info."""
+
+    properties: dict[str, str] = {}
+    subscription_set: list[Subscribed] = []
 
 
 class ConsumerStatus(Body, frozen=True):

@@ -14,6 +14,7 @@ from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.messages import java_hash, write_properties
 from rota.model import Queue
 from rota.spec import Subscription
+from rota.spec.consumer_settings import tags_of
 
 _COMMIT, _SUSPEND, _SUBSCRIBED = 1, 2, 4  # bits of a pull's system flag
 _NEEDED = {  # what may not be empty, by its names in fields and bodies
@@ -79,13 +80,6 @@ def subscription(wanted: Subscription, version: int) -> payloads.SubscriptionDat
         sub_version=version,
         expression_type="TAG" if by_tag else "SQL92",
     )
-
-
-def tags_of(wanted: Subscription) -> list[str]:
-    """Return the tags that a subscription lets through; none: all."""
-    if wanted.expression.strip() == "*":
-        return []
-    return sorted({tag.strip() for tag in wanted.expression.split("||") if tag.strip()})
 
 
 def heartbeat(client_id: str, member: payloads.ConsumerData) -> Frame:
