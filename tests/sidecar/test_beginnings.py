@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from rota.brokers.errors import Unknown
+from rota.brokers.port import Membership
+from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.spec import Subscription
 from sidecar.fleet import SidecarFleet, a_fleet
 
 
@@ -55,6 +60,35 @@ async def test_start_from_decides_which_messages_a_new_group_gets(
         await fleet.all_done(wanted)
         await fleet.all_committed()
         assert fleet.done() == wanted
+
+
+@pytest.mark.parametrize("position", ["Latest", "Timestamp"])
+async def test_start_from_does_not_apply_to_the_retry_topic_which_begins_at_its_first_message(
+    rocketmq: RocketMQ, tmp_path: Path, position: str
+) -> None:
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat(timespec="seconds").replace("+00:00", "Z")
+    start = {"position": position} | ({"timestamp": tomorrow} if position == "Timestamp" else {})
+    async with a_fleet(rocketmq, tmp_path, queues=1, startFrom=start) as fleet:
+        [failed, _] = await fleet.send(2)
+        subscriptions = [Subscription(fleet.topic)]
+        member = RocketMQConsumer(
+            fleet.site, Membership(group=fleet.group, client_id="10.0.0.9@ended", subscriptions=subscriptions)
+        )
+        await member.join()  # nothing is committed: as of a member that was killed
+        pulled = await member.pull(fleet.queues[0], 0)
+        await member.give_back(pulled.messages[0], level=1)
+        await member.leave()
+
+        async def is_there() -> bool:
+            with suppress(Unknown):
+                ends = await fleet.cluster.ends(fleet.retry.topic, "broker-0")
+                return sum(it.last for it in ends.values()) == 1
+            return False
+
+        await soon(is_there)
+        await begun(fleet)
+        await fleet.all_done({failed})
+        assert [it.number for it in fleet.delivered()] == [failed]
 
 
 async def test_filter_by_tags_delivers_only_matching_messages_and_commits_past_the_others(

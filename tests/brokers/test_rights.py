@@ -1,0 +1,100 @@
+"""A real broker that gives rights to each group and topic."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from brokers.guarded import RIGHT, SETTINGS
+from ground.instance import temporary
+from ground.poll import soon
+from ground.rocketmq import RocketMQ
+from rota.brokers.errors import Refused
+from rota.brokers.port import Membership
+from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.consumer import RocketMQConsumer
+from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.transport.responses import good
+from rota.brokers.rocketmq.wire.frames import Frame
+from rota.brokers.rocketmq.wire.signing import Credentials
+from rota.model import Queue
+from rota.sidecar.consume.start_offset import beginning
+from rota.spec import StartFrom, Subscription
+
+BROKER, TOPIC, GROUP = "broker-0", "orders", "shop"
+QUEUE = Queue(TOPIC, BROKER, 0)
+USER = Credentials("shopkeeper", "12345678")
+CREATE_USER, CREATE_RIGHTS, UPDATE_RIGHTS = 3001, 3006, 3007  # requests of RocketMQ's administrators
+
+_AUTHORIZATION = "org.apache.rocketmq.auth.authorization.provider"
+WITH_RIGHTS = {
+    **SETTINGS,
+    "authorizationEnabled": True,
+    "authorizationProvider": f"{_AUTHORIZATION}.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{_AUTHORIZATION}.LocalAuthorizationMetadataProvider",
+}
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[RocketMQ]:
+    with temporary("rights") as instance:
+        brokers = RocketMQ(instance, settings=WITH_RIGHTS)
+        brokers.up()
+        yield brokers
+        brokers.down()
+
+
+@pytest.fixture
+async def cluster(strict: RocketMQ) -> AsyncIterator[Cluster]:
+    opened = Cluster(Site([strict.name_server], credentials=lambda: RIGHT))
+    await opened.create_topic(TOPIC, BROKER, 1)
+    yield opened
+    await opened.close()
+
+
+async def administer(cluster: Cluster, code: int, body: dict[str, Any], **fields: str) -> None:
+    request = Frame(code=code, fields=fields, body=msgspec.json.encode(body))
+    good(f"The request {code}", await cluster._client.ask(BROKER, request))
+
+
+def rights(*resources: str) -> dict[str, Any]:
+    """Return the rights to consume these topics and groups."""
+    entry = {"actions": ["Pub", "Sub", "Get"], "sourceIps": [], "decision": "Allow"}
+    return {"subject": "User:shopkeeper", "policies": [{"entries": [entry | {"resource": it} for it in resources]}]}
+
+
+def a_member(strict: RocketMQ, credentials: Credentials) -> RocketMQConsumer:
+    wanted = Membership(group=GROUP, client_id="10.0.0.1@orders-1#1", subscriptions=[Subscription(TOPIC)])
+    return RocketMQConsumer(Site([strict.name_server], credentials=lambda: credentials), wanted)
+
+
+async def test_offset_that_the_broker_refuses_to_tell_is_never_taken_for_no_offset(
+    strict: RocketMQ, cluster: Cluster
+) -> None:
+    await administer(cluster, CREATE_USER, {"username": "shopkeeper", "password": "12345678"}, username="shopkeeper")
+    await administer(cluster, CREATE_RIGHTS, rights(f"Topic:{TOPIC}"), subject="User:shopkeeper")
+    await cluster.update_group(GROUP, BROKER)
+    for number in range(3):
+        await cluster.send(TOPIC, b"%d" % number, queue=QUEUE)
+    owner, member = a_member(strict, RIGHT), a_member(strict, USER)
+    await owner.commit(QUEUE, 1)
+
+    async def at_the_end() -> bool:
+        return await member.last(QUEUE) == 3
+
+    await soon(at_the_end)  # where startFrom would begin may be asked, only the group's offset not
+    for position in ("Latest", "Earliest", "Timestamp"):
+        with pytest.raises(Refused, match="has no permission"):
+            await beginning(QUEUE, member, member, StartFrom(position=position))
+    await administer(cluster, UPDATE_RIGHTS, rights(f"Topic:{TOPIC}", f"Group:{GROUP}"), subject="User:shopkeeper")
+
+    async def permitted() -> bool:
+        try:
+            return await beginning(QUEUE, member, member, StartFrom()) == 1
+        except Refused:
+            return False
+
+    await soon(permitted)
+    for it in (owner, member):
+        await it.leave()
