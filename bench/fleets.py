@@ -115,6 +115,8 @@ class Ground(ABC):
 class LocalGround(Ground):
     """A control plane, with pods that are processes of this machine."""
 
+    program: tuple[str, ...] = ("-m", "rota.cli")  # the operator's, for Python
+
     def __init__(self, instance: Instance) -> None:
         """Describe it."""
         super().__init__(instance)
@@ -129,7 +131,7 @@ class LocalGround(Ground):
         self._plane.up()
         self._node.up()
         self.connect(self._plane.kubeconfig)
-        argv = [sys.executable, "-m", "rota.cli", "operator", "--address", self.instance.address(200)]
+        argv = [sys.executable, *self.program, "operator", "--address", self.instance.address(200)]
         self.instance.start("operator", argv, env={"KUBECONFIG": str(self._plane.kubeconfig)})
 
     def down(self) -> None:

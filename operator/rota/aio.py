@@ -27,6 +27,32 @@ def call_after_all(when: float, do: Callable[[Unpack[Given]], object], *given: *
     return loop.call_at(when, loop.call_soon, loop.call_soon, do, *given)
 
 
+class RateLimitedCall:
+    """Calls a function at once when asked to, but at most once in some seconds; what is asked meanwhile is one call."""
+
+    def __init__(self, call: Callable[[], object], seconds: float) -> None:
+        self._call, self._seconds = call, seconds
+        self._earliest = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def request(self) -> None:
+        """Call the function as soon as that is allowed."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(loop.time(), self._earliest), self._run)
+
+    def cancel(self) -> None:
+        """Forget what was requested and not called yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _run(self) -> None:
+        self._timer = None
+        self._earliest = asyncio.get_running_loop().time() + self._seconds
+        self._call()
+
+
 async def to_the_end(work: Coroutine[None, None, T]) -> T:
     """Wait for what writes, also when cancelled: else it would go on unseen, past what comes after it."""
     task = asyncio.ensure_future(work)

@@ -77,6 +77,8 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     brokers: dict[str, bool] = {}  # which it can reach
     troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
     settings: str = ""  # `settings_digest` of the group.json in force; members of earlier versions may not say
+    # How often brokers said that consumers of the group came or went; None: members of earlier versions do not say.
+    consumers_changed: int | None = msgspec.field(name="consumersChanged", default=None)
     states: dict[str, int] = {}  # how many of its queues it is not reading now, by state; `revision` ignores them
     uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
     incarnation: str = ""  # of the sidecar's process: another one after a restart
@@ -114,6 +116,7 @@ class _ReportParts(Struct, omit_defaults=True):
     brokers: msgspec.Raw = msgspec.Raw(b"")
     troubles: msgspec.Raw = msgspec.Raw(b"")
     settings: msgspec.Raw = msgspec.Raw(b"")
+    consumers_changed: msgspec.Raw = msgspec.field(name="consumersChanged", default=msgspec.Raw(b""))
     states: msgspec.Raw = msgspec.Raw(b"")
     uncommitted: msgspec.Raw = msgspec.Raw(b"")
     incarnation: msgspec.Raw = msgspec.Raw(b"")

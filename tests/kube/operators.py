@@ -3,20 +3,22 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ground.subprocesses import kill
 
+ROTA = ("-m", "rota.cli")
+
 
 @asynccontextmanager
 async def an_operator(
-    kubeconfig: Path, namespace: str, address: str, log: Path, *options: str
+    kubeconfig: Path, namespace: str, address: str, log: Path, *options: str, program: Sequence[str] = ROTA
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run an operator for one namespace; it is killed if it still runs at the end."""
     name = log.stem
-    argv = [sys.executable, "-m", "rota.cli", "operator", "--namespace", namespace, "--own-namespace", namespace]
+    argv = [sys.executable, *program, "operator", "--namespace", namespace, "--own-namespace", namespace]
     with log.open("w") as told:
         process = await asyncio.create_subprocess_exec(
             *argv,

@@ -33,6 +33,14 @@ from rota.model import Queue
 # were done since each queue's last pull, with which its offset would have been committed.
 REPEATED = 32
 
+# A program of the operator that asks brokers who is in a group only if something tells it to.
+WITHOUT_PERIODIC_POLLS = """
+from rota.kube.brokers import route_watcher
+route_watcher.ONLINE_SECONDS = (3600.0, 3600.0)
+from rota.cli import main
+main(prog_name="rota")
+"""
+
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
 
 
@@ -356,6 +364,32 @@ async def test_unmanaged_consumer_with_another_filter_is_a_condition_until_it_le
         java.stop()
     await places.no_problem("SubscriptionMismatch")
     await shop.works(2)
+
+
+class TestWithoutPeriodicPolls:
+    """An operator that does not ask brokers periodically who is in a group, because it is asked to only by members."""
+
+    @pytest.fixture
+    async def operator(
+        self, control_plane: Cluster, namespace: str, address: str, tmp_path: Path
+    ) -> AsyncIterator[None]:
+        log = tmp_path / "operator.log"
+        async with an_operator(
+            control_plane.kubeconfig, namespace, address, log, program=("-c", WITHOUT_PERIODIC_POLLS)
+        ):
+            yield
+
+    async def test_unmanaged_consumer_is_noticed_by_its_brokers_word_when_it_joins_and_leaves(
+        self, shop: TemplateGroup, places: Places, rocketmq: RocketMQ
+    ) -> None:
+        await shop.works(2)
+        java = peers.push_consumer(rocketmq, GROUP, GROUP, instance="java")
+        try:
+            assert "@java" in await places.tell_of_problem("ForeignMembers")
+        finally:
+            java.stop()
+        await places.no_problem("ForeignMembers")
+        await shop.works(2)
 
 
 @pytest.mark.slow("one of two brokers dies and returns under a whole fleet")

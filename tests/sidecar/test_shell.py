@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from builders import a_spec
@@ -18,13 +19,14 @@ from rota.brokers.port import Consumer, Membership, Pulled
 from rota.documents import Share
 from rota.model import RETRY, Queue, Reason
 from rota.queue_offsets import QueueProgress, read_offsets, read_progress
-from rota.reports import read_report
+from rota.reports import Report, read_report
 from rota.sidecar import agent, config_follower, effects
 from rota.sidecar.consume import broker_session
 from rota.sidecar.delivery import push, settlement
 from rota.sidecar.storage.mounted_config import Files, Volume
 from rota.sidecar.storage.offset_files import Offsets
 from rota.sidecar.storage.state_store import Notes
+from rota.spec import Subscription
 from rota.spec.resolved import write_settings
 from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, MemoryMember, a_member, turn
 
@@ -524,6 +526,23 @@ async def test_retry_topic_is_read_from_its_first_offset_whatever_start_from_say
         await member.obeys([FIRST, RETRIES])
         await member.did("1")
         assert [it.attempt for it in member.app.heard] == [1, 2]
+
+
+async def test_report_is_a_new_revision_when_a_broker_says_that_consumers_came_or_went(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.obeys([FIRST])
+        before = await member.report()
+        subscriptions = [Subscription(TOPIC)]
+        java = MemoryConsumer(
+            member.memory, Membership(group=GROUP, client_id="10.0.0.9@java", subscriptions=subscriptions)
+        )
+        await java.join()
+        report: Report = before
+        while report.consumers_changed == before.consumers_changed:
+            answer = await member.ask(f"/v1/report?after={report.revision}&wait=30s")
+            report = msgspec.json.decode(answer[1], type=Report)
+        assert report.revision > before.revision
+        await java.leave()
 
 
 async def test_start_from_applies_to_the_retry_topic_of_another_group(tmp_path: Path) -> None:

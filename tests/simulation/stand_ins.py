@@ -136,9 +136,9 @@ class Members:
             return None
         return Answer(await self._read(name, uid), asked)
 
-    async def next(self, member: Endpoint, after: int) -> Answer:
-        """Hold a poll until there is something new, or for ten seconds."""
-        until = asyncio.get_running_loop().time() + 10.0
+    async def next(self, member: Endpoint, after: int, seconds: int = 10) -> Answer:
+        """Hold a poll until there is something new, or for ten seconds: no member reports notices of brokers."""
+        until = asyncio.get_running_loop().time() + seconds
         report = await self._next(member.address, member.uid, after)
         return Answer(report, min(until, asyncio.get_running_loop().time()))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rota import aio
-from rota.aio import supervise
+from rota.aio import RateLimitedCall, supervise
 
 
 class Task:
@@ -92,3 +92,38 @@ async def test_supervision_ends_with_a_task_that_returns_and_reports_that_it_rec
     await supervise("work", work, lambda _, error: reported.append(error))
     assert [type(error) for error in reported] == [ZeroDivisionError, type(None)]
     assert pauses == [0.5]
+
+
+async def test_unmanaged_consumer_notices_within_an_interval_become_one_call() -> None:
+    calls, called = list[int](), asyncio.Event()
+    requested = 0
+
+    def call() -> None:
+        calls.append(requested)
+        called.set()
+
+    limited = RateLimitedCall(call, 0.05)
+    for _ in range(3):
+        called.clear()
+        for _ in range(4):
+            requested += 1
+            limited.request()
+        await called.wait()
+    assert calls == [4, 8, 12]
+
+
+async def test_unmanaged_consumer_notice_waits_until_the_interval_is_over() -> None:
+    calls, called = list[None](), asyncio.Event()
+
+    def call() -> None:
+        calls.append(None)
+        called.set()
+
+    limited = RateLimitedCall(call, 3600.0)
+    limited.request()
+    await called.wait()
+    limited.request()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(calls) == 1
+    limited.cancel()

@@ -299,6 +299,10 @@ class Sidecar:
         """Return who reads a queue."""
         return self.readings.get(queue)
 
+    def consumers_changed(self) -> None:
+        """Hear from a broker that consumers of the group came or went."""
+        self.status.consumers_changed()
+
     def offer(self, reading: Reading) -> None:
         """Deliver from a queue."""
         self._app.offer(reading)

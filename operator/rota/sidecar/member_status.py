@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from rota.aio import RateLimitedCall
 from rota.deliveries import DeliveriesPage
 from rota.model import Queue
 from rota.reports import FullReport
@@ -17,6 +18,8 @@ from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Health
 from rota.sidecar.status.self_report import QueuesPage, ReleasedQueues, full_report, queues_page
 from rota.sidecar.status.sidecar_metrics import Measures
+
+NOTICE_SECONDS = 1.0  # in which several notices of brokers count as one
 
 
 class MemberStatus:
@@ -40,6 +43,8 @@ class MemberStatus:
         self.released = ReleasedQueues()
         self._settings = ""  # the digest of those in force
         self._settings_changes = 0
+        self._consumers_changed = 0
+        self._notices = RateLimitedCall(self._count_notice, NOTICE_SECONDS)
         self.measures = Measures()
         self.delivery_counts = DeliveryCounts(now())
         self._changed = asyncio.Event()
@@ -50,9 +55,18 @@ class MemberStatus:
             self._settings, self._settings_changes = digest, self._settings_changes + 1
             self.notify()
 
+    def consumers_changed(self) -> None:
+        """Report that consumers of the group came or went; the first notice at once, others once a second."""
+        self._notices.request()
+
+    def _count_notice(self) -> None:
+        self._consumers_changed += 1
+        self.notify()
+
     @property
     def _revision(self) -> int:
-        return self._steps.told.revision + self._health.changes + self._settings_changes
+        changes = self._health.changes + self._settings_changes + self._consumers_changed
+        return self._steps.told.revision + changes
 
     def notify(self) -> None:
         """Wake everybody that waits for a change."""
@@ -67,7 +81,11 @@ class MemberStatus:
         """Return what the member says of itself now."""
         report = full_report(self._steps.told, self._health, self._member, self._readings, self.released)
         return msgspec.structs.replace(
-            report, revision=self._revision, incarnation=self._incarnation, settings=self._settings
+            report,
+            revision=self._revision,
+            incarnation=self._incarnation,
+            settings=self._settings,
+            consumers_changed=self._consumers_changed,
         )
 
     def queues(self, start: int) -> QueuesPage:

@@ -230,6 +230,11 @@ class Places:
         if stay := self._stays.get(key):
             await self._look(key, stay, tell=False)
 
+    async def look_who_is_there(self, key: Key) -> None:
+        """Ask a group's brokers now who is online in it."""
+        if place := self._place(key):
+            await place.views.look_who_is_there(key)
+
     async def _look(self, key: Key, stay: _Stay, *, tell: bool = True) -> None:
         reached: RocketMQ = stay.reached
         problems: tuple[Verdict, ...] = ()

@@ -176,6 +176,12 @@ class Views:
             await asyncio.gather(*(self._ask(topic) for topic in topics_of(interest)))
             await self._ask_online(key, interest)
 
+    async def look_who_is_there(self, key: Key) -> None:
+        """Ask now who is online in one group."""
+        interest = self._interests.get(key)
+        if interest and await self._ask_online(key, interest):
+            self._news(key)
+
     async def _look_at_routes(self) -> None:
         """Ask for every topic; for retries, one topic a group, only now and then: they come once, and stay."""
         self._looks += 1

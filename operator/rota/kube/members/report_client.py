@@ -28,6 +28,7 @@ QUEUES_IN_A_PAGE = 500
 PAGES_SECONDS = 5.0  # in which all pages must come
 READ_SECONDS = 2.0  # response timeout
 WAIT_SECONDS = 10  # that a long poll is held for
+STANDING_WAIT_SECONDS = 30  # that a long poll is held for while nothing is awaited; members hold none longer
 LARGEST = 5 * 2**20  # bytes of a report
 LARGEST_OF_EARLIER_VERSIONS = 16 * 2**20  # bytes; their reports have the measurements of all queues
 LARGEST_PAGE = 2**18  # bytes of a page about queues or deliveries
@@ -221,11 +222,11 @@ class Reports:
             body = await self._get(member, {"from": str(start)}, READ_SECONDS, DELIVERIES_PATH)
         return read_deliveries(body.text) if body.text is not None else None
 
-    async def next(self, member: Endpoint, after: int) -> Answer:
-        """Return its report once that has another revision, or after a while as it is."""
-        query = {"after": str(after), "wait": f"{WAIT_SECONDS}s"}
-        until = self._now + WAIT_SECONDS
-        body = await self._get(member, query, WAIT_SECONDS + READ_SECONDS)
+    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> Answer:
+        """Return its report once that has another revision, or after these seconds as it is."""
+        query = {"after": str(after), "wait": f"{seconds}s"}
+        until = self._now + seconds
+        body = await self._get(member, query, seconds + READ_SECONDS)
         return body.as_answer(member, min(until, self._now), self._budget)
 
     async def last_words(self, member: Endpoint) -> Answer | None:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from time import time
 from typing import Any
 
+from rota.aio import RateLimitedCall
+from rota.http_server import AdmissionLimit
 from rota.kube.brokers.registry import Places
 from rota.kube.client.api import Api
 from rota.kube.client.objects import Key
 from rota.kube.members.report_client import Reports
-from rota.kube.members.report_watchers import Listeners
+from rota.kube.members.report_watchers import MAX_STANDING_POLLS, Listeners, WatcherEvents
 from rota.kube.reconcile.assignment_writer import Writing
 from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.reconcile.reconciler import Done, Reconciler
@@ -19,6 +21,8 @@ from rota.kube.reconcile.work_queue import SETTLE_SECONDS, QueuedGroup, WorkQueu
 from rota.kube.state.group import Group
 from rota.kube.workload.deployments import Fleets
 from rota.planner import Snapshot
+
+CONSUMERS_SECONDS = 1.0  # between two questions who is online in a group, however many members were notified
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +39,7 @@ class Brain:
             asyncio.Semaphore(AT_ONCE),
             asyncio.Semaphore(AT_ONCE),
         )  # of Events and statuses, and of Deployments
+        self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
         self._looking = False  # until every group was observed once
         self._reconciler = Reconciler(api, reports, places, fleets, self)
         self._queue = WorkQueue(self._reconciler.reconcile)
@@ -67,10 +72,16 @@ class Brain:
     def adopt(self, group: Group) -> None:
         """Add a group to the queue."""
         key = (group.namespace, group.name)
-        listeners = Listeners(group, self._reports, lambda: self.wake(key))
+        asking = RateLimitedCall(lambda: self.start(self._look_who_is_there(key)), CONSUMERS_SECONDS)
+        events = WatcherEvents(lambda: self.wake(key), asking.request)
+        listeners = Listeners(group, self._reports, events, self._standing_polls)
         deciding = Deciding(self.start, self.events.wants, lambda seconds: self.wake(key, seconds), *self._limits)
         telling, writing = Telling(self._api, self._fleets, group, deciding), Writing(self._api, group)
         self._queue.tasks[key] = QueuedGroup(group, listeners, telling, writing)
+
+    async def _look_who_is_there(self, key: Key) -> None:
+        if self.leads:
+            await self._places.look_who_is_there(key)
 
     def lead(self, *, leads: bool) -> None:
         """Begin or end to write; who begins looks at everything first."""

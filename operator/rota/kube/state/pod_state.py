@@ -31,6 +31,7 @@ class Known:
     heard: Heard | None = None
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: it was not heard
     unheard_since: float | None = None
+    notices: int | None = None  # of its brokers, that consumers came or went, as far as they were acted upon
     doubt: Reason | None = None  # why its last response was ignored; the report before it is kept
     unproved_since: float | None = None  # of a pod deleted by force: since when no authenticated response came
     cut_off_since: dict[str, float] = field(default_factory=dict)
@@ -69,6 +70,8 @@ class Known:
         before = self.heard.report if self.heard else None
         news = self.unheard_since is not None or was_doubted is not None or not _decides_the_same(before, report)
         self.unheard_since = None
+        if self.notices is None:
+            self.notices = report.consumers_changed
         if before != report:
             self.heard = Heard(report)
             if before is not None:
@@ -77,6 +80,12 @@ class Known:
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return news
+
+    def take_notice(self) -> bool:
+        """Whether its brokers have notified it, since this was last asked, that consumers came or went."""
+        before, now = self.notices, self.heard.report.consumers_changed if self.heard else None
+        self.notices = now
+        return before is not None and now is not None and before != now
 
     def linger(self, report: Report | None, now: float, asked: float, doubt: Reason | None = None) -> None:
         """Take what it said though there is no such pod any more: it goes, as one does that is told to."""
@@ -87,6 +96,13 @@ class Known:
     def counts(self) -> bool:
         """Whether it is one of those of whom some may be ended when the fleet shrinks."""
         return not (self.strayed or self.lingers or self.pod.terminating or self.pod.ended)
+
+    @property
+    def can_report_notices(self) -> bool:
+        """Whether the member is Ready, responds, and reports its brokers' notices: that consumers came or went."""
+        if self.heard is None or self.unheard_since is not None or self.doubt is not None:
+            return False
+        return self.counts and self.pod.ready and self.heard.report.consumers_changed is not None
 
     @property
     def reaches(self) -> frozenset[str]:
@@ -140,7 +156,7 @@ class GroupPods(dict[str, Known]):
         """Forget reports and timers: this operator has become the leader."""
         for known in chain(self.values(), self.replaced.values()):
             known.heard, known.offsets, known.unheard_since, known.cut_off_since = None, None, None, {}
-            known.doubt = None
+            known.doubt = known.notices = None
         self.given.clear()
 
     def see(self, pod: Pod, now: float) -> None:
@@ -297,7 +313,11 @@ def name_of(pod: str, uid: str) -> str:
 
 
 def _decides_the_same(before: Report | None, report: Report) -> bool:
-    """Whether a report differs at most in what plans do not ask for: states of queues, and what is not committed."""
+    """Whether a report differs at most in what no plan depends on: states of queues, what is not committed, notices."""
     if before is None:
         return False
-    return msgspec.structs.replace(report, states=before.states, uncommitted=before.uncommitted) == before
+    report = msgspec.structs.replace(report, states=before.states, uncommitted=before.uncommitted)
+    if before.consumers_changed != report.consumers_changed:  # which is a revision of its own
+        unchanged = before.consumers_changed
+        report = msgspec.structs.replace(report, consumers_changed=unchanged, revision=before.revision)
+    return report == before

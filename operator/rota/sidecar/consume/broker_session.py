@@ -44,6 +44,9 @@ class Shell(Protocol):
     def now(self) -> float:
         """Return the time on a clock that never stops and never jumps."""
 
+    def consumers_changed(self) -> None:
+        """Hear from a broker that consumers of the group came or went."""
+
 
 class Sources:
     """One source at a time; what has no underscore is there to be read."""
@@ -83,6 +86,7 @@ class Sources:
             pushed=settings.delivery.mode == "Push",
             start_from=self._start_from,
             queues=self._working,
+            on_members=self._shell.consumers_changed,
             on_reset=self._reset,
         )
         consumer = self._connect(settings, membership)

@@ -1,12 +1,17 @@
 """Long polls of reports: who is watched, and that a failed watch goes on."""
 
 import asyncio
+from dataclasses import replace
 
+import msgspec
 import pytest
 
+from builders import a_document
 from rota import aio
-from rota.kube.members.report_client import Answer, Endpoint, Reports
-from rota.kube.members.report_watchers import Listeners
+from rota.http_server import AdmissionLimit
+from rota.kube.client.objects import Pod
+from rota.kube.members.report_client import STANDING_WAIT_SECONDS, WAIT_SECONDS, Answer, Endpoint, Reports
+from rota.kube.members.report_watchers import Listeners, WatcherEvents
 from rota.kube.state.group import Group
 from rota.reports import Report
 from unit.kube.members.test_report_poller import a_group, a_report
@@ -24,9 +29,9 @@ class Failing(Reports):
             raise ZeroDivisionError
         return Answer(a_report(member.uid.removeprefix("uid-")), 1.0)
 
-    async def next(self, member: Endpoint, after: int) -> Answer:
+    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> Answer:
         await asyncio.Event().wait()
-        raise AssertionError(member, after)
+        raise AssertionError(member, after, seconds)
 
 
 def reports_of(group: Group) -> dict[str, Report | None]:
@@ -39,8 +44,151 @@ async def test_report_of_an_awaited_member_is_read_again_after_an_unexpected_err
     monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
     group, heard = a_group("m1"), asyncio.Event()
     group.awaited = frozenset({"m1"})
-    listeners = Listeners(group, Failing(), heard.set)
+    listeners = Listeners(group, Failing(), WatcherEvents(heard.set, heard.set), AdmissionLimit(0))
     listeners.listen()
     await heard.wait()
     assert reports_of(group) == {"m1": a_report("m1")}
     listeners.rest()
+
+
+class Polled(Reports):
+    """Members whose reports are told by the test; it sees which are polled, and for how long."""
+
+    def __init__(self, *names: str) -> None:
+        self.notices: dict[str, int | None] = dict.fromkeys(names, 0)
+        self.polls: list[tuple[str, int]] = []  # those that are held: of whom, and for how many seconds
+        self.changed = asyncio.Condition()
+
+    def report(self, uid: str) -> Report:
+        notices = self.notices[uid.removeprefix("uid-")]
+        report = a_report(uid.removeprefix("uid-"))
+        return msgspec.structs.replace(report, revision=notices or 0, consumers_changed=notices)
+
+    async def read(self, member: Endpoint) -> Answer:
+        return Answer(self.report(member.uid), 1.0)
+
+    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> Answer:
+        async with self.changed:
+            self.polls.append((member.uid, seconds))
+            self.changed.notify_all()
+            try:
+                await self.changed.wait_for(lambda: self.report(member.uid).revision != after)
+            finally:
+                self.polls.remove((member.uid, seconds))
+                self.changed.notify_all()
+        return Answer(self.report(member.uid), 1.0)
+
+    async def notify(self, name: str) -> None:
+        async with self.changed:
+            self.notices[name] = (self.notices[name] or 0) + 1
+            self.changed.notify_all()
+
+    async def polled(self, **polls: int) -> None:
+        """Wait until just these members are polled, for so many seconds each."""
+        wanted = [(f"uid-{name}", seconds) for name, seconds in polls.items()]
+        async with self.changed:
+            await self.changed.wait_for(lambda: sorted(self.polls) == wanted)
+
+
+def with_readiness(pod: Pod, ready: str) -> Pod:
+    status = msgspec.to_builtins(pod.status) | {"conditions": [{"type": "Ready", "status": ready}]}
+    return msgspec.structs.replace(pod, status=msgspec.convert(status, type(pod.status)))
+
+
+class Watch:
+    """The watchers of a group of Ready members that were read once."""
+
+    def __init__(self, reports: Polled, limit: AdmissionLimit | None = None) -> None:
+        self.group = a_group(*reports.notices)
+        self.asked = asyncio.Event()
+        for name, known in self.group.pods.items():
+            known.see(with_readiness(known.pod, "True"), 1.0)
+            known.hear(reports.report(f"uid-{name}"), 1.0, 1.0)
+        events = WatcherEvents(lambda: None, self.asked.set)
+        self.listeners = Listeners(self.group, reports, events, limit or AdmissionLimit(10))
+
+    async def rest(self) -> None:
+        self.listeners.rest()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_unmanaged_consumer_notice_is_carried_by_one_standing_poll_of_a_group_at_rest() -> None:
+    reports = Polled("m1", "m2")
+    watch = Watch(reports)
+    watch.listeners.listen()
+    await reports.polled(m1=STANDING_WAIT_SECONDS)
+    watch.listeners.listen()
+    assert not watch.asked.is_set()
+    await reports.notify("m1")
+    await watch.asked.wait()
+    await reports.polled(m1=STANDING_WAIT_SECONDS)
+    await watch.rest()
+
+
+async def test_unmanaged_consumer_notice_is_carried_by_awaited_members_while_there_are_some() -> None:
+    reports = Polled("m1", "m2")
+    watch = Watch(reports)
+    watch.listeners.listen()
+    await reports.polled(m1=STANDING_WAIT_SECONDS)
+    watch.group.awaited = frozenset({"m1", "m2"})
+    watch.listeners.listen()
+    await reports.polled(m1=WAIT_SECONDS, m2=WAIT_SECONDS)
+    await reports.notify("m2")
+    await watch.asked.wait()
+    await watch.rest()
+
+
+async def test_unmanaged_consumer_notice_that_another_reader_saw_first_is_not_lost() -> None:
+    reports = Polled("m1")
+    watch = Watch(reports)
+    reports.notices["m1"] = 1
+    watch.group.pods["m1"].hear(reports.report("uid-m1"), 2.0, 2.0)  # as the periodic poll does
+    watch.listeners.listen()
+    await watch.asked.wait()
+    await watch.rest()
+
+
+async def test_unmanaged_consumer_standing_poll_moves_on_when_its_member_is_not_ready() -> None:
+    reports = Polled("m1", "m2")
+    watch = Watch(reports)
+    watch.listeners.listen()
+    await reports.polled(m1=STANDING_WAIT_SECONDS)
+    watch.listeners.interrupt("m1")
+    known = watch.group.pods["m1"]
+    known.see(with_readiness(known.pod, "False"), 2.0)
+    watch.listeners.listen()
+    await reports.polled(m2=STANDING_WAIT_SECONDS)
+    await watch.rest()
+
+
+async def test_unmanaged_consumer_standing_polls_of_all_groups_are_limited() -> None:
+    limit = AdmissionLimit(1)
+    first, second = Polled("m1"), Polled("m1")
+    watches = [Watch(first, limit), Watch(second, limit)]
+    watches[0].listeners.listen()
+    await first.polled(m1=STANDING_WAIT_SECONDS)
+    watches[1].listeners.listen()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert second.polls == []
+    await watches[0].rest()
+    watches[1].listeners.listen()
+    await second.polled(m1=STANDING_WAIT_SECONDS)
+    await watches[1].rest()
+
+
+async def test_unmanaged_consumer_standing_poll_is_not_held_at_earlier_sidecars_or_in_broadcasting_groups() -> None:
+    earlier = Polled("m1")
+    earlier.notices["m1"] = None  # sidecars of earlier versions do not report notices
+    broadcasting = Polled("m1")
+    watches = [Watch(earlier), Watch(broadcasting)]
+    group = watches[1].group
+    group.record = replace(group.record, document=a_document(everyone=()))
+    for watch in watches:
+        watch.listeners.listen()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert earlier.polls == broadcasting.polls == []
+    for watch in watches:
+        await watch.rest()

@@ -12,7 +12,7 @@ from rota.kube.state import pod_state
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
 from rota.model import Holder, Queue, Reason, Verdict
-from rota.reports import Report
+from rota.reports import Report, read_report
 
 BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")
@@ -165,6 +165,30 @@ def test_report_in_which_only_states_of_queues_differ_is_kept_and_leads_to_no_re
     assert pod.heard
     assert pod.heard.report.states == {"full": 2}
     assert pod.hear(msgspec.structs.replace(full, revision=1), 3.0, 3.0)
+
+
+def test_report_in_which_only_notices_of_brokers_differ_leads_to_no_reconcile() -> None:
+    group = Group("shop", "orders")
+    group.pods.see(a_pod(), now=0.0)
+    pod, report = group.pods["orders-a"], Report(member="orders-a", uid="a", generation=7, consumers_changed=2)
+    assert pod.hear(report, 1.0, 1.0)
+    assert not pod.take_notice(), "what was noticed before it was first read is known from the brokers themselves"
+    notified = msgspec.structs.replace(report, revision=1, consumers_changed=3)
+    assert not pod.hear(notified, 2.0, 2.0)
+    assert pod.take_notice()
+    assert not pod.take_notice()
+    assert pod.hear(msgspec.structs.replace(notified, revision=2, generation=8, consumers_changed=4), 3.0, 3.0)
+
+
+def test_report_of_an_earlier_sidecar_has_no_notices_of_brokers() -> None:
+    group = Group("shop", "orders")
+    group.pods.see(a_pod(), now=0.0)
+    pod, report = group.pods["orders-a"], read_report(b'{"member":"orders-a","uid":"a","generation":7}')
+    assert report.consumers_changed is None
+    for _ in range(2):
+        pod.hear(report, 1.0, 1.0)
+        assert not pod.take_notice()
+    assert not pod.can_report_notices
 
 
 def test_spec_is_parsed_again_only_when_it_or_its_policy_changes() -> None:

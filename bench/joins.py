@@ -1,0 +1,172 @@
+"""A Java consumer that joins and leaves beside a Rota fleet, and what it costs to hear of it at once.
+
+Ours: the operator is told by a member's standing long poll. Peer: the same operator without standing polls, which asks
+the broker who is in the group every 5 s.
+"""
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from bench.compare import QUEUES
+from bench.fleets import LocalGround, Rota, standing
+from bench.measure import Row, Sample
+from bench.reckoning import shared_of, united
+from ground import peers
+from ground.deliveries import Came, by_queue
+from ground.poll import eventually
+from kube.members import a_pod, running_status
+from rota.http_server import AdmissionLimit, Limits, listen
+from rota.kube.client.objects import REPORT_PORT, Pod
+from rota.kube.members.report_client import Reports
+from rota.kube.members.report_watchers import Listeners, WatcherEvents
+from rota.kube.state.group import Group
+from rota.reports import FullReport
+
+MEMBERS, VISITS, RATE = 2, int(os.environ.get("VISITS", "8")), 500
+STAY_SECONDS = 12.0  # of a visit, and between two
+PATIENCE = 120.0
+GROUPS, MEASURED_SECONDS = int(os.environ.get("GROUPS", "1000")), 60.0
+ADDRESS = "127.0.0.9"
+
+WITHOUT_STANDING_POLLS = """
+from rota.kube.reconcile import controller
+controller.MAX_STANDING_POLLS = 0
+from rota.cli import main
+main(prog_name="rota")
+"""
+
+
+class Polling(LocalGround):
+    """The same ground with an operator that holds no standing polls."""
+
+    program = ("-c", WITHOUT_STANDING_POLLS)
+
+
+@dataclass(frozen=True)
+class Visits:
+    """What several visits of a Java consumer cost."""
+
+    twice: int
+    overlaps: list[float]  # seconds for which two members consumed one queue, by visit
+
+
+def rows() -> Iterator[Row]:
+    """Let Java consumers come and go; then hold the standing polls of a thousand groups."""
+    ours, theirs = (_visits(kind) for kind in (LocalGround, Polling))
+    what = f"a Java consumer joins and leaves {VISITS} times beside {MEMBERS} members, {RATE} messages a second"
+    twice = f"{ours.twice:,} twice (without standing polls: {theirs.twice:,})"
+    yield Row(f"{what}: {twice}; both consume a queue", Sample(ours.overlaps), Sample(theirs.overlaps))
+    seconds, mebibytes = asyncio.run(_cost())
+    told = f"{GROUPS:,} standing polls: CPU of the operator a minute; {mebibytes:.0f} MiB"
+    yield Row(told, Sample([seconds * 60.0 / MEASURED_SECONDS]), target="≤ 3 s")
+
+
+def _visits(kind: type[LocalGround]) -> Visits:
+    with standing("bench-joins", kind) as ground:
+        fleet = Rota(ground, "joins", QUEUES)
+        fleet.make(MEMBERS)
+        seconds = (2 * VISITS + 2) * (STAY_SECONDS + 5.0)
+        producer = peers.producer(ground.rocketmq, fleet.topic, int(RATE * seconds), rate=RATE, poll=1000)
+        eventually(lambda: producer.lines("sent"), PATIENCE)
+        begins, visitors = list[float](), list[peers.Peer]()
+        for number in range(VISITS):
+            time.sleep(STAY_SECONDS)
+            begins.append(time.time())
+            visitor = peers.push_consumer(ground.rocketmq, fleet.topic, fleet.topic, instance=f"java-{number}")
+            visitors.append(visitor)
+            eventually(partial(visitor.lines, "message"), PATIENCE)
+            time.sleep(STAY_SECONDS)
+            visitor.stop()
+        time.sleep(STAY_SECONDS)
+        came = [*fleet.came(), *(it for visitor in visitors for it in _came(visitor))]
+        fleet.end()
+    times = Counter(it.number for it in came)
+    return Visits(sum(many - 1 for many in times.values()), [*_overlaps(came, begins)])
+
+
+def _came(peer: peers.Peer) -> Iterator[Came]:
+    for line in peer.lines("message"):
+        if not line["reconsumeTimes"]:
+            yield Came(line["at"] / 1e6, line["number"], line["queue"], peer.program, line["born"] / 1e3)
+
+
+def _overlaps(came: list[Came], begins: list[float]) -> Iterator[float]:
+    for begin, end in zip(begins, [*begins[1:], time.time()], strict=True):
+        queues = by_queue(it for it in came if begin <= it.at < end)
+        yield sum(span.seconds for span in united(span for its in queues.values() for span in shared_of(its)))
+
+
+# What standing polls cost.
+
+
+async def _cost() -> tuple[float, float]:
+    """Return the CPU seconds and the memory of standing polls at members in a process of their own."""
+    members = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.joins", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert members.stdout  # noqa: S101 - it was asked for
+    await members.stdout.readline()
+    reports, limit, before = Reports(), AdmissionLimit(GROUPS), _mebibytes()
+    listeners = []
+    for number in range(GROUPS):
+        group = _group(f"orders-{number}")
+        listeners.append(Listeners(group, reports, WatcherEvents(lambda: None, lambda: None), limit))
+        listeners[-1].listen()
+    await asyncio.sleep(10.0)  # until all of them are held
+    began = time.process_time()
+    await asyncio.sleep(MEASURED_SECONDS)
+    seconds = time.process_time() - began
+    memory = _mebibytes() - before
+    for watching in listeners:
+        watching.rest()
+    await reports.close()
+    members.kill()
+    await members.wait()
+    return seconds, memory
+
+
+def _group(name: str) -> Group:
+    """Return a group of one Ready member."""
+    body = a_pod("m", name, signs=False)
+    body["metadata"] |= {"uid": "uid-m", "namespace": "shop", "resourceVersion": "1"}
+    group = Group("shop", name)
+    group.pods.see(msgspec.convert({**body, "status": running_status(ADDRESS, ready=True)}, Pod), 0.0)
+    group.pods["m"].hear(_report(), 1.0, 1.0)
+    return group
+
+
+def _report() -> FullReport:
+    return FullReport(member="m", uid="uid-m", generation=1, consumers_changed=0)
+
+
+def _mebibytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+async def _members() -> None:
+    """Answer for all members, as they do: a report at once, and then when the poll is over."""
+
+    async def report(request: web.Request) -> web.Response:
+        if "after" in request.query:
+            await asyncio.sleep(float(request.query["wait"].removesuffix("s")))
+        return web.Response(body=msgspec.json.encode(_report()), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/v1/report", report)
+    await listen(app, ADDRESS, REPORT_PORT, limits=Limits(4 * GROUPS))
+    print("listening", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_members())
