@@ -24,6 +24,7 @@ from bench.reckoning import shared_of, united
 from ground import peers
 from ground.deliveries import Came, by_queue
 from ground.poll import eventually
+from ground.report import say
 from kube.members import a_pod, running_status
 from rota.http_server import AdmissionLimit, Limits, listen
 from rota.kube.client.objects import REPORT_PORT, Pod
@@ -33,8 +34,9 @@ from rota.kube.state.group import Group
 from rota.reports import FullReport
 
 MEMBERS, VISITS, RATE = 2, int(os.environ.get("VISITS", "8")), 500
-STAY_SECONDS = 12.0  # of a visit, and between two
+STAY_SECONDS = 8.0  # of a visit, and between two
 PATIENCE = 120.0
+SLOW_START_SECONDS = 60.0  # of a JVM on a busy machine
 GROUPS, MEASURED_SECONDS = int(os.environ.get("GROUPS", "1000")), 60.0
 ADDRESS = "127.0.0.9"
 
@@ -75,7 +77,7 @@ def _visits(kind: type[LocalGround]) -> Visits:
     with standing("bench-joins", kind) as ground:
         fleet = Rota(ground, "joins", QUEUES)
         fleet.make(MEMBERS)
-        seconds = (2 * VISITS + 2) * (STAY_SECONDS + 5.0)
+        seconds = VISITS * (2 * STAY_SECONDS + SLOW_START_SECONDS) + SLOW_START_SECONDS  # it must not end before
         producer = peers.producer(ground.rocketmq, fleet.topic, int(RATE * seconds), rate=RATE, poll=1000)
         eventually(lambda: producer.lines("sent"), PATIENCE)
         begins, visitors = list[float](), list[peers.Peer]()
@@ -91,7 +93,9 @@ def _visits(kind: type[LocalGround]) -> Visits:
         came = [*fleet.came(), *(it for visitor in visitors for it in _came(visitor))]
         fleet.end()
     times = Counter(it.number for it in came)
-    return Visits(sum(many - 1 for many in times.values()), [*_overlaps(came, begins)])
+    found = Visits(sum(many - 1 for many in times.values()), [*_overlaps(came, begins)])
+    say(f"{kind.__name__}: {found}")
+    return found
 
 
 def _came(peer: peers.Peer) -> Iterator[Came]:
