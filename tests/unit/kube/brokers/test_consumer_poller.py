@@ -99,7 +99,7 @@ async def test_unmanaged_consumer_that_does_not_answer_is_asked_again_with_the_n
     assert poll.filters == {JAVA: "*"}
 
 
-async def test_unmanaged_consumers_beyond_the_limit_are_not_asked() -> None:
+async def test_membership_of_unmanaged_consumers_beyond_the_limit_is_not_asked_for() -> None:
     cluster = await a_cluster()
     poll = Poll(cluster)
     for number in range(MAX_CONSUMERS + 5):
