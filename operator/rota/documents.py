@@ -17,7 +17,7 @@ from rota.ranges import MOST_IDS, Ranged, from_ranges, to_ranges, unnested
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2  # the highest that is read; written where shares name incarnations, else schema 1 is
 PLAIN, PACKED = "assignment.json", "assignment.json.gz"
 PLAIN_BYTES = 256 * 1024
 MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
@@ -31,10 +31,11 @@ DEEPEST = 50  # fields of later versions nest no deeper, so that what was read c
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a document gives one member: whose pod it is, and its queues."""
+    """What a document gives one member: whose pod it is, which process of it, and its queues."""
 
     uid: str
     queues: tuple[Queue, ...] = ()
+    incarnation: int = 0  # of the sidecar that may consume them; 0: whichever runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Release:
     to: str | None
     since: int
     at: str
+    incarnation: int = 0  # of the holder; 0: whichever runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,13 @@ class Assignment:
     spent: tuple[tuple[str, int], ...] = ()
     barrier: int = 0
     begun: Mapping[str, str] = field(default_factory=dict)  # by topic: when somebody was first given a queue of it
+    incarnations_since: int = 0  # the generation from which on each share with queues names an incarnation; 0: none
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of later versions, kept as they came
+
+    @property
+    def schema(self) -> int:
+        """The schema that it is written in: only schema 2 has incarnations."""
+        return 2 if self.incarnations_since else 1
 
     @property
     def begun_at(self) -> dict[str, float]:
@@ -108,13 +116,13 @@ def read_assignment(text: str | bytes) -> Assignment:
         raise ValueError("The assignment is torn: it is no JSON object") from None
     if not matches:
         raise ValueError("The assignment was changed or torn: its sum does not match")
-    if (schema := msgspec.json.decode(fields.get("schema", b"null"))) != SCHEMA or isinstance(schema, bool):
-        raise TooNew(f"The assignment has schema {schema!r}; this version reads schema {SCHEMA}")
+    if type(schema := msgspec.json.decode(fields.get("schema", b"null"))) is not int or not 1 <= schema <= SCHEMA:
+        raise TooNew(f"The assignment has schema {schema!r}; this version reads schemas 1 and {SCHEMA}")
     extra = {name: value for name, value in fields.items() if name not in _KNOWN}
     if (size := sum(len(bytes(value)) for value in extra.values())) > MOST_EXTRA:
         raise TooNew(f"The assignment has {size} bytes of fields that this version does not know")
     try:
-        return _assignment(msgspec.json.decode(plain, type=_Document), extra)
+        return _assignment(msgspec.json.decode(plain, type=_Document), extra, schema)
     except (ValueError, RecursionError) as error:  # msgspec's errors are the former, too
         raise ValueError(f"The assignment cannot be read: {error}") from None
 
@@ -148,14 +156,16 @@ def _matches(plain: bytes, fields: Mapping[str, msgspec.Raw]) -> bool:
 
 
 def _body(it: Assignment) -> dict[str, Any]:
-    shares = {name: {"uid": share.uid, "queues": to_ranges(share.queues)} for name, share in it.members.items()}
+    shares = {name: _share_body(share) for name, share in it.members.items()}
     everyone = {} if it.everyone is None else {"everyone": to_ranges(it.everyone)}
     begun = {"begun": dict(it.begun)} if it.begun else {}
+    since = {"incarnationsSince": it.incarnations_since} if it.incarnations_since else {}
     return {
         **it.extra,
         **everyone,
         **begun,
-        "schema": SCHEMA,
+        **since,
+        "schema": it.schema,
         "group": it.group,
         "generation": it.generation,
         "issuedAt": it.issued_at,
@@ -168,9 +178,18 @@ def _body(it: Assignment) -> dict[str, Any]:
     }
 
 
+def _share_body(it: Share) -> dict[str, Any]:
+    return {"uid": it.uid, "queues": to_ranges(it.queues), **_incarnation_body(it)}
+
+
 def _release_body(it: Release) -> dict[str, Any]:
     to = {} if it.to is None else {"to": it.to}
-    return {"from": it.holder.name, "uid": it.holder.uid, **to, "since": it.since, "at": it.at}
+    holder = {"from": it.holder.name, "uid": it.holder.uid, **_incarnation_body(it)}
+    return {**holder, **to, "since": it.since, "at": it.at}
+
+
+def _incarnation_body(it: Share | Release) -> dict[str, int]:
+    return {"incarnation": it.incarnation} if it.incarnation else {}
 
 
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -181,6 +200,7 @@ Nested = dict[str, dict[str, dict[str, T]]]
 class _Share(Struct):
     uid: str
     queues: Ranged
+    incarnation: Whole = 0
 
 
 class _Release(Struct, rename={"holder": "from"}):
@@ -189,6 +209,7 @@ class _Release(Struct, rename={"holder": "from"}):
     since: Whole
     at: str
     to: str | None = None
+    incarnation: Whole = 0
 
 
 class _Document(Struct, rename="camel"):
@@ -205,11 +226,15 @@ class _Document(Struct, rename="camel"):
     barrier: Whole
     begun: dict[str, str] = {}
     everyone: Ranged | None = None
+    incarnations_since: Generation = 0
 
 
-def _assignment(shape: _Document, extra: Mapping[str, msgspec.Raw]) -> Assignment:
+def _assignment(shape: _Document, extra: Mapping[str, msgspec.Raw], schema: int) -> Assignment:
+    if (schema == 1) != (shape.incarnations_since == 0):
+        raise ValueError(f"its schema is {schema}, but incarnationsSince is {shape.incarnations_since}")
     releasing = {
-        queue: Release(Holder(it.holder, it.uid), it.to, it.since, it.at) for queue, it in unnested(shape.releasing)
+        queue: Release(Holder(it.holder, it.uid), it.to, it.since, it.at, it.incarnation)
+        for queue, it in unnested(shape.releasing)
     }
     for at in {shape.issued_at, *(it.at for it in releasing.values()), *(at for at, _ in shape.spent)}:
         msgspec.convert(at, datetime)  # times stay as they were written
@@ -227,6 +252,7 @@ def _assignment(shape: _Document, extra: Mapping[str, msgspec.Raw]) -> Assignmen
         spent=tuple(shape.spent),
         barrier=shape.barrier,
         begun=shape.begun,
+        incarnations_since=shape.incarnations_since,
         extra={name: _shallow(msgspec.json.decode(value), DEEPEST) for name, value in extra.items()},
     )
 
@@ -242,7 +268,7 @@ def _shares(members: Mapping[str, _Share], taken: set[Queue]) -> dict[str, Share
         taken.update(queues)
         if len(taken) > MOST_IDS:
             raise ValueError(f"it names more than {MOST_IDS} queues")
-        shares[name] = Share(share.uid, tuple(sorted(queues)))
+        shares[name] = Share(share.uid, tuple(sorted(queues)), share.incarnation)
     return shares
 
 
@@ -256,7 +282,7 @@ def _shallow(value: Any, deepest: int) -> Any:
 
 
 _KNOWN = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
-_KNOWN |= {"everyone", "releasing", "forced", "spent", "barrier", "begun", "sum"}
+_KNOWN |= {"everyone", "releasing", "forced", "spent", "barrier", "begun", "incarnationsSince", "sum"}
 
 
 def _by_queue(entries: Mapping[Queue, T], body: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:

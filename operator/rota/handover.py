@@ -17,9 +17,26 @@ nobody yet.
   Where a pod was deleted by force, only its API object is gone. As long as its sidecar answers it counts as one that
   leaves, and is asked to drain. If it is silent, who deleted it has said that its process is no more, and is believed;
   so it is by an operator that began only after that, and does not know where it could be heard.
+  A single process of a pod has ended, too, once its container is seen terminated, or a later process of the same pod
+  reports: see *Restarts*.
 - *Lost*: nobody has heard it for so long that waiting costs more than the risk: it is not Ready and silent, or it had
   two minutes (more if it may drain for longer) to see that the queue was taken from it. Only this proof can be wrong,
   so such a grant is marked forced, and the time both may have worked the queue is counted.
+
+**Restarts.** A sidecar's process has an *incarnation*: a counter on the pod's emptyDir, on the disk before the process
+does anything else. Where all members can read that (schema 2 of the document), each share names the incarnation that
+may consume it, and a process consumes only shares of its own. So once a process has ended, its queues go to other
+members at once, although the pod's volume may still show a document that gives them to the pod: the next process finds
+another incarnation there, and consumes nothing until a document names its own. Three rules keep this safe:
+
+- Documents of schema 1 name no incarnation, and a process that reads one late consumes what it gives. So the end of a
+  process proves something only if the pod has obeyed a document since the one with which incarnations began; what was
+  obeyed is on its disk.
+- A process that nobody has asked for a report for 120 s goes on with its predecessor's share: there may be no operator.
+  That is longer than the slowest kubelet (90 s), so by then a document written meanwhile is there. And the operator
+  grants queues of an ended process only on news of the last 20 s.
+- Whether the process that ended is the one last heard is told by times of one clock, the node's: its container
+  finished after that process had started.
 
 Each proof stays true until the document changes: once released, ended or given up, the holder never comes to own the
 queue again without a new document. So a decision that was right when it was made is right when it is written, by
@@ -88,7 +105,8 @@ class Act(StrEnum):
 
 
 # A missing row cannot come about: a free queue that nobody shall own is no question, and nobody stays the owner of a
-# queue that is proved to be no longer his, unless it was released and comes back to him. A free queue is "Released"
+# queue that is proved to be no longer his, unless it was released and comes back to him, or his process has ended and
+# its successor takes it up. A free queue is "Released"
 # once nobody can be working it; until then, after the record was lost, it is as unproved, or lost, as the pods that
 # may. A holder that is only lost is never forgotten: who grants the queue again must know whom it may still be with.
 # And where nobody is there to take a queue over, nothing is wanted of it: it stays with its holder, seen or not.
@@ -101,6 +119,7 @@ TABLE: dict[tuple[State, Proof, Want], Act] = {
     (State.OWNED, Proof.NONE, Want.LEAVE): Act.REVOKE,
     (State.OWNED, Proof.RELEASED, Want.MOVE): Act.GRANT,
     (State.OWNED, Proof.RELEASED, Want.LEAVE): Act.DROP,
+    (State.OWNED, Proof.ENDED, Want.STAY): Act.GRANT,
     (State.OWNED, Proof.ENDED, Want.MOVE): Act.GRANT,
     (State.OWNED, Proof.ENDED, Want.LEAVE): Act.DROP,
     (State.OWNED, Proof.LOST, Want.MOVE): Act.FORCE,
@@ -111,6 +130,7 @@ TABLE: dict[tuple[State, Proof, Want], Act] = {
     (State.RELEASING, Proof.RELEASED, Want.STAY): Act.RETURN,
     (State.RELEASING, Proof.RELEASED, Want.MOVE): Act.GRANT,
     (State.RELEASING, Proof.RELEASED, Want.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.ENDED, Want.STAY): Act.GRANT,
     (State.RELEASING, Proof.ENDED, Want.MOVE): Act.GRANT,
     (State.RELEASING, Proof.ENDED, Want.LEAVE): Act.DROP,
     (State.RELEASING, Proof.LOST, Want.STAY): Act.RETURN,

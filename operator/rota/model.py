@@ -80,6 +80,7 @@ class Reason(StrEnum):
     MEMBER_JOINED = "MemberJoined", Use.CAUSE
     MEMBER_LEFT = "MemberLeft", Use.CAUSE
     MEMBER_ENDED = "MemberEnded", Use.CAUSE
+    MEMBER_RESTARTED = "MemberRestarted", Use.CAUSE
     MEMBER_LOST = "MemberLost", Use.CAUSE
     MEMBER_UNREADY = "MemberUnready", Use.CAUSE
     BROKER_UNREACHABLE = "BrokerUnreachable", Use.CAUSE

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from rota.documents import Generation, Whole
+from rota.documents import SCHEMA, Generation, Whole
 from rota.model import Queue
 from rota.ranges import MOST_PLACES, check, from_ranges, places_in
 
@@ -17,6 +17,7 @@ MOST_PART_BYTES = {
     "troubles": 2**18,
     "uncommitted": 2**18,
 }
+LONGEST_NUMBER = 12  # digits of a process's number
 MOST_FIELD_BYTES = 4096  # of each other field of a report
 MOST_UNCOMMITTED = 400  # entries in a report: less than their limit, however long the names of topics and brokers are
 
@@ -76,17 +77,24 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     releasing: dict[str, dict[str, str]] = {}
     brokers: dict[str, bool] = {}  # which it can reach
     troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
+    started: float = 0.0  # when its process started, in seconds since 1970 by its node's clock; 0: it does not say
     settings: str = ""  # `settings_digest` of the group.json in force; members of earlier versions may not say
     # How often brokers said that consumers of the group came or went; None: members of earlier versions do not say.
     consumers_changed: int | None = msgspec.field(name="consumersChanged", default=None)
     states: dict[str, int] = {}  # how many of its queues it is not reading now, by state; `revision` ignores them
     uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
-    incarnation: str = ""  # of the sidecar's process: another one after a restart
+    incarnation: str = ""  # of the sidecar's process: another one after a restart, and a number; see `process`
 
     @property
     def working(self) -> frozenset[Queue]:
         """Every queue that it may still deliver from or commit for; costs a walk over all of them, so ask once."""
         return frozenset([*from_ranges(self.held), *from_ranges(self.releasing)])
+
+    @property
+    def process(self) -> int:
+        """The number of its process, 1 for its pod's first; 0: it has none. Earlier versions report a random text."""
+        is_number = self.reads >= SCHEMA and self.incarnation.isdecimal() and len(self.incarnation) <= LONGEST_NUMBER
+        return int(self.incarnation) if is_number else 0
 
     @property
     def drained(self) -> bool:
@@ -115,6 +123,7 @@ class _ReportParts(Struct, omit_defaults=True):
     releasing: msgspec.Raw = msgspec.Raw(b"")
     brokers: msgspec.Raw = msgspec.Raw(b"")
     troubles: msgspec.Raw = msgspec.Raw(b"")
+    started: msgspec.Raw = msgspec.Raw(b"")
     settings: msgspec.Raw = msgspec.Raw(b"")
     consumers_changed: msgspec.Raw = msgspec.field(name="consumersChanged", default=msgspec.Raw(b""))
     states: msgspec.Raw = msgspec.Raw(b"")

@@ -17,7 +17,7 @@ from e2e.release import Installed
 from ground.instance import temporary
 from ground.node import RealNode, prepare
 from ground.report import Missing, plainly
-from rota.kube.client.objects import SIDECAR
+from rota.kube.client.pod_status import SIDECAR
 from soaking import soak
 
 MOST = 10  # members; a handover that something happens in the middle of is one to a further member

@@ -7,7 +7,7 @@ from chart.charts import CHART
 from e2e.consumers import IN_FLIGHT, NAME, PATIENCE, Consumers
 from e2e.release import SECONDS, WAIT
 from ground.poll import eventually
-from rota.kube.client.objects import SIDECAR
+from rota.kube.client.pod_status import SIDECAR
 
 RECORD = f"configmap/{NAME}-rota"
 CUT_OFF = 10.0  # seconds

@@ -12,7 +12,7 @@ import yaml
 from e2e.consumers import NAME, Consumers
 from e2e.release import HOME, SECONDS, SHOP, Installed
 from ground.poll import eventually
-from rota.kube.client.objects import SIDECAR
+from rota.kube.client.pod_status import SIDECAR
 
 pytestmark = pytest.mark.node
 

@@ -115,10 +115,15 @@ class TemplateGroup:
 
         await self.soon(settled)
 
+    async def document(self) -> Object:
+        """Return the assignment as it is stored."""
+        found = await self.api.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{GROUP}-rota")
+        document: Object = json.loads(found["data"]["assignment.json"])
+        return document
+
     async def shares(self) -> list[list[Queue]]:
         """Return what the document gives to each member of ours, retries aside."""
-        found = await self.api.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{GROUP}-rota")
-        shares = json.loads(found["data"]["assignment.json"])["members"].values()
+        shares = (await self.document())["members"].values()
         return [[it for it in from_ranges(share.get("queues", {})) if it.topic == self._topic] for share in shares]
 
     async def owns(self, many: int) -> bool:

@@ -28,6 +28,7 @@ from kube.scraped import series
 from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop, a_template
 from rota.kube.http.schema import Detail
 from rota.model import Queue
+from rota.ranges import from_ranges
 
 # What a member that is lost leaves to be repeated, at most: 16 messages at its app by default, and about as many that
 # were done since each queue's last pull, with which its offset would have been committed.
@@ -304,6 +305,32 @@ async def test_status_event_metric_and_journal_name_the_cause_of_a_rebalance(
         await shop.moved_for("MemberJoined")
         await shop.works(2)
     assert sum(times > 1 for times in shop.deliveries().values()) <= REPEATED
+
+
+async def test_restart_of_a_killed_member_gives_its_queues_to_others_and_back(
+    shop: TemplateGroup, places: Places, local_node: LocalNode
+) -> None:
+    await shop.works(2)
+    victim, other = sorted(await named(shop))
+
+    async def owns(name: str, incarnation: int, least: int = 1) -> bool:
+        """Whether the assignment gives so many queues to this process of the pod."""
+        share = (await shop.document())["members"][name]
+        own = [queue for queue in from_ranges(share["queues"]) if queue.topic == GROUP]
+        return share.get("incarnation") == incarnation and len(own) >= least
+
+    await shop.soon(partial(owns, victim, 1))
+    async with shop.sending():
+        local_node.signal(shop.namespace, victim, signal.SIGKILL)
+        await shop.soon(partial(owns, victim, 2))
+        await shop.works(2)
+        # The second time the kubelet waits before it starts the container again.
+        local_node.signal(shop.namespace, victim, signal.SIGKILL)
+        await shop.soon(partial(owns, other, 1, QUEUES))
+        await places.tell_of_cause("MemberRestarted")
+        await shop.soon(partial(owns, victim, 3))
+        await shop.works(2)
+    assert sum(times > 1 for times in shop.deliveries().values()) <= 2 * REPEATED
 
 
 @pytest.mark.slow("a broker that switches a whole fleet off, and then rejects its filter")

@@ -381,6 +381,9 @@ class LargeMember:
         held = {name: {BROKER: "0-7"} for name in names}
         self.large = FullReport(member="a", uid=UID, generation=1, revision=1, held=held)
 
+    def report_asked(self) -> None:
+        pass
+
     def report(self) -> FullReport:
         if self.changes:
             self.large = msgspec.structs.replace(self.large, revision=self.large.revision + 1)

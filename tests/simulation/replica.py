@@ -9,17 +9,8 @@ import msgspec
 
 from rota.kube.brokers.registry import Places
 from rota.kube.client.api import Api
-from rota.kube.client.objects import (
-    DOCUMENTS,
-    GROUP_LABEL,
-    POKE,
-    SIDECAR,
-    Custom,
-    Key,
-    Metadata,
-    Pod,
-    record_of,
-)
+from rota.kube.client.objects import DOCUMENTS, GROUP_LABEL, POKE, Custom, Key, Metadata, Pod, record_of
+from rota.kube.client.pod_status import SIDECAR
 from rota.kube.members.report_client import Reports
 from rota.kube.reconcile.controller import Brain
 from rota.kube.reconcile.reconciler import Done

@@ -19,7 +19,7 @@ EXPLORED = CONFIGURATIONS | (DEEP if DEEPLY else {})
 UNFAIR = {
     *("restart", "restart amid a write", "failover", "failover amid a write", "blind"),
     *("crash", "die", "phase", "make old", "hang", "lose", "terminate", "app", "fail", "late", "stale"),
-    *("route", "pause", "delete", "reader"),
+    *("route", "pause", "delete", "reader", "schema", "absence"),
 }
 
 LARGE = 10_000  # states, of which the exploration of one configuration takes up to a minute and a half
@@ -47,6 +47,10 @@ FINDERS: dict[Plant, str] = {
     small_bugs.conflicts_ignored: "dying",
     small_bugs.failed_reader_counts_as_released: "reader",
     small_bugs.member_forgets: "three",
+    small_bugs.start_not_counted: "crash",
+    small_bugs.incarnation_not_compared: "crash",
+    small_bugs.share_without_incarnation: "crash",
+    small_bugs.incarnations_proved_by_any_generation: "schemas",
 }
 
 

@@ -503,3 +503,33 @@ def test_report_keeps_only_states_of_queues_that_there_are() -> None:
     states = {f"state-{number}": number for number in range(2000)} | {"full": 2, "stuck": 1}
     text = msgspec.json.encode({"member": "m1", "uid": "u", "generation": 1, "states": states})
     assert read_report(text).states == {"full": 2, "stuck": 1}
+
+
+def test_restart_document_names_incarnations_in_schema_2_only() -> None:
+    holder = Holder("m1", "u1")
+    many = Assignment(
+        group="g",
+        generation=7,
+        issued_at=NOW,
+        members={"m1": Share("u1", (Queue("t", "b", 1),), 3), "m2": Share("u2")},
+        releasing={Queue("t", "b", 0): Release(holder, "m2", 6, NOW, 3)},
+        incarnations_since=5,
+    )
+    body = json.loads(plain(many))
+    assert (body["schema"], body["incarnationsSince"]) == (2, 5)
+    assert (body["members"]["m1"]["incarnation"], "incarnation" in body["members"]["m2"]) == (3, False)
+    assert body["releasing"]["t"]["b"]["0"]["incarnation"] == 3
+    assert read_assignment(plain(many)) == many
+    assert "incarnation" not in plain(EXAMPLE)
+    cases: list[dict[str, object]] = [{"schema": 2}, {"schema": 1, "incarnationsSince": 5}]
+    for wrong in cases:
+        with pytest.raises(
+            ValueError, match=r"^The assignment cannot be read: its schema is \d, but incarnationsSince"
+        ):
+            read_assignment(signed(wrong))
+
+
+def test_report_of_an_earlier_version_has_a_random_text_as_its_incarnation() -> None:
+    text = '{"member":"m1","uid":"u","generation":1,"incarnation":"%s","reads":%d}'
+    reports = [read_report(text % it) for it in (("104423", 1), ("d1f0aa", 2), ("", 2), ("1" * 13, 2), ("12", 2))]
+    assert [report.process for report in reports] == [0, 0, 0, 0, 12]

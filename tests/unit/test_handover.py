@@ -146,12 +146,11 @@ def test_handover_never_forgets_a_holder_that_is_only_lost() -> None:
 
 
 def test_handover_table_has_no_row_for_impossible_cases() -> None:
-    gone = (Proof.RELEASED, Proof.ENDED, Proof.LOST)
+    gone = (Proof.RELEASED, Proof.LOST)  # an ended process has a successor in its pod
     assert set(product(State, Proof, Want)) - set(TABLE) == {
         *product([State.FREE], Proof, [Want.STAY, Want.LEAVE]),  # nobody holds it, nothing is wanted of it
         *product([State.FREE], [Proof.ENDED], Want),
-        *product([State.OWNED], gone, [Want.STAY]),  # he gave it up, or is gone
-        *product([State.RELEASING], [Proof.ENDED], [Want.STAY]),
+        *product([State.OWNED], gone, [Want.STAY]),  # it gave the queue up, or is lost
     }
 
 

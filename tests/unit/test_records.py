@@ -16,7 +16,7 @@ from rota.handover import Proof, State
 from rota.lag import Judgement
 from rota.model import Queue
 from rota.planner import plan
-from rota.planner.members import Standing
+from rota.planner.members.standings import Standing
 from rota.planner.status import MOVING
 from rota.records import KINDS, Record, journal_record, read
 

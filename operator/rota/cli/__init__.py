@@ -275,6 +275,14 @@ def inject(**given: Any) -> None:
     help="Maximum number of queues of all groups together (default: 300000).",
 )
 @click.option(
+    "--document-schema",
+    envvar="ROTA_DOCUMENT_SCHEMA",
+    type=click.IntRange(1, 2),
+    default=2,
+    show_default=True,
+    help="Highest schema of assignments that it writes; 1 before a downgrade to a version that reads no other.",
+)
+@click.option(
     "--fleets/--no-fleets",
     envvar="ROTA_FLEETS",
     default=True,

@@ -132,7 +132,7 @@ def _brain(
     open_.push_async_callback(reports.close)
     fleets = Fleets(api, options.image, enabled=options.fleets, keys=keys)
     brain = Brain(api, reports, places, fleets)
-    brain.events.record_limits = RecordLimits(options.max_queues)
+    brain.events.record_limits = RecordLimits(options.max_queues, options.document_schema)
     open_.push_async_callback(brain.close)
     return brain, reports
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from rota.brokers.rocketmq.transport.address_policy import read_networks
+from rota.documents import SCHEMA
 from rota.kube.http.operator_probes import PORT, PROBE_PORT
 from rota.kube.state.queue_quota import MAX_QUEUES
 from rota.kube.telemetry.journal.journal_writer import LIMIT
@@ -32,6 +33,7 @@ class Options:
     queue_metrics: bool = True  # whether each queue has series of its own
     broker_networks: Sequence[str] = ()  # that name servers and brokers are in; none: they are not checked
     max_queues: int = MAX_QUEUES  # of all groups together
+    document_schema: int = SCHEMA  # the highest in which assignments are written
     fleets: bool = True  # whether it manages the Deployments of groups with a template
     image: str = ""  # of sidecars
 

@@ -13,7 +13,8 @@ from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import journal_records, pokes, record, status
 from rota.planner.explain import Why, whys
 from rota.planner.journal_records import beginning
-from rota.planner.members import Standing, standings, works
+from rota.planner.members import incarnations
+from rota.planner.members.standings import Standing, standings, works
 from rota.planner.moves import Draft, decide, document_of, foreign_queues
 from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
 from rota.planner.snapshot import Event, Heard, Plan, Pod, Poke, Snapshot, View
@@ -74,7 +75,9 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
 def _situation(snapshot: Snapshot, now: float) -> Situation:
     document = snapshot.document or Assignment(group=snapshot.group, generation=0, issued_at="")
     policy = snapshot.policy or WITHOUT_POLICY
-    return Situation(snapshot, standings(snapshot.pods, snapshot.gone, policy, document), document, now)
+    is_orderly = snapshot.spec is not None and snapshot.spec.orderly
+    found = standings(snapshot.pods, snapshot.gone, policy, document, is_orderly=is_orderly)
+    return Situation(snapshot, found, document, now)
 
 
 def _left_alone(it: Situation) -> Plan:
@@ -91,7 +94,7 @@ def _recovery(snapshot: Snapshot, damaged: str, now: float) -> Plan:
         known = {queue for share in document.members.values() for queue in share.queues}
         members = {name: Share(share.uid) for name, share in document.members.items()}
         everyone = tuple(sorted(known.union(it.queues)))
-        document = replace(document, strategy="", members=members, everyone=everyone, barrier=0)
+        document = replace(document, strategy="", members=members, everyone=everyone, barrier=0, incarnations_since=0)
     found = _told(it, Draft(), document)
     why = Verdict(Reason.RECORD_LOST, f"{damaged}; written anew from what the members report")
     lines = [
@@ -121,7 +124,18 @@ def _stale(it: Situation, strategy: str) -> bool:
     settings = it.snapshot.settings != it.snapshot.wanted_settings
     ahead = any(record.ago(at, it.now) < 0 for at, _ in it.document.spent)
     overcome = any(it.overcome(queue, since) for queue, since in it.document.forced.items())
-    return settings or ahead or overcome or known != {**entries, **owning} or it.document.strategy != strategy
+    others = known != {**entries, **owning} or it.document.strategy != strategy
+    return settings or ahead or overcome or others or _names_other_incarnations(it)
+
+
+def _names_other_incarnations(it: Situation) -> bool:
+    """Whether the record names no incarnations though it could, some that it must not, or others than those at work."""
+    if it.document.everyone is not None:
+        return False
+    if bool(it.incarnations_since) != bool(it.document.incarnations_since):
+        return True
+    restarted = [pod for pod in it.snapshot.pods if incarnations.has_restarted(it.document, pod)]
+    return any(incarnations.inherits(it.document, pod) for pod in restarted)
 
 
 def _quiet_for(it: Situation) -> float:
@@ -150,6 +164,7 @@ def _to_everyone(it: Situation) -> Plan:
         releasing={},
         forced={},
         barrier=0,
+        incarnations_since=0,
     )
     return _told(it, Draft(), document)
 
@@ -233,6 +248,7 @@ def _awaited(it: Situation, standing: Assignment, behind: Sequence[Pod]) -> froz
         pod
         for pod in it.snapshot.pods
         if pod.holder in holders
+        or incarnations.has_restarted(standing, pod)
         or pod.unheard  # asked again until it answers: a silence that nobody ends would count as one for ever
         or it.standings[pod.name] is not Standing.READY
         or (contested and pod.report and not contested.isdisjoint(pod.report.brokers))
@@ -264,6 +280,7 @@ def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[fl
         if not pod.ended and not pod.ready:
             limits += [triggers.unready_grace - pod.steady, handover.lost_after - pod.unheard]
         limits += [triggers.unready_grace - seconds for seconds in pod.cut_off.values()]
+        limits.append(incarnations.seconds_left(pod, standing))
     limits += [SHRINK_PATIENCE - view.steady for view in it.snapshot.views.values() if view]
     limits += [given_up(handover) - record.ago(release.at, it.now) for release in standing.releasing.values()]
     yield from (seconds for seconds in limits if seconds > 0)

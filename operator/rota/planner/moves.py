@@ -12,6 +12,7 @@ from rota.documents import Assignment, Release, Share
 from rota.handover import Act, Proof, State, Taken, Want, act, proof
 from rota.model import NOBODY, Holder, Queue, Reason, Roster, Verdict
 from rota.planner import record
+from rota.planner.members import incarnations
 from rota.planner.situation import Situation
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.strategies import STRATEGIES
@@ -94,7 +95,7 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
         wish = to.name if to else None
         if chosen is Act.REVOKE and holder:
             del owned[queue]
-            releasing[queue] = Release(holder, wish, generation, at)
+            releasing[queue] = Release(holder, wish, generation, at, it.incarnation(*holder))
         elif chosen is Act.WAIT and queue in releasing:
             releasing[queue] = replace(releasing[queue], to=wish)
         elif chosen in {Act.RETURN, Act.GRANT, Act.FORCE} and to:
@@ -110,13 +111,14 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
         generation=generation,
         issued_at=at,
         strategy=draft.strategy,
-        members=_shares(record.entries(before, it.snapshot, it.counted), owned),
-        releasing=releasing,
+        members=_shares(it, record.entries(before, it.snapshot, it.counted), owned),
+        releasing=releasing if it.incarnations_since else _without_incarnations(releasing),
         forced=forced,
         spent=_spent(it, draft),
         # Also while nobody shall own it, a queue that is still drained is only remembered by the barrier.
         barrier=before.barrier if it.strays or it.free_proof is not Proof.RELEASED else 0,
         begun=_begun(it, draft, at),
+        incarnations_since=it.incarnations_since,
     )
 
 
@@ -210,11 +212,18 @@ def _open(it: Situation, aim: Aim) -> dict[Queue, Holder | None]:
     members.append(None)  # an owner of -1 finds the last one
     differing = np.flatnonzero((aim.owners != mine) | (mine == NOBODY)).tolist()
     found = {queues[index]: members[aim.owners[index]] for index in differing}
-    if it.document.releasing:
+    if pending := [*it.document.releasing, *_of_restarted(it)]:
         places = {queue: index for index, queue in enumerate(queues)}
-        under_way = [queue for queue in it.document.releasing if queue in places]
-        found |= {queue: members[aim.owners[places[queue]]] for queue in under_way}
+        found |= {queue: members[aim.owners[places[queue]]] for queue in pending if queue in places}
     return {queue: to for queue, to in found.items() if to or any(queue in some for some in known)} | _outside(it, mine)
+
+
+def _of_restarted(it: Situation) -> list[Queue]:
+    """Return the queues of members whose next process may take them up."""
+    document = it.document
+    names = [name for name in it.counted if incarnations.has_restarted(document, it.pods[name])]
+    lost = [name for name in names if not incarnations.inherits(document, it.pods[name])]
+    return [queue for name in lost for queue in document.members[name].queues]
 
 
 def _outside(it: Situation, mine: Owners) -> dict[Queue, None]:
@@ -234,10 +243,11 @@ def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
         if it.snapshot.foreigners is None and release.to is None:
             to = None  # it may be on its way to a foreigner, who takes it up once we are out of sight of it
         taken = Taken(release.since, record.ago(release.at, it.now))
-        known = proof(queue, release.holder, taken, it.seen(release.holder), it.policy.handover)
+        seen = it.seen(release.holder, release.incarnation)
+        known = proof(queue, release.holder, taken, seen, it.policy.handover)
         return Decision(queue, State.RELEASING, known, _want(release.holder, to), release.holder, to)
     if owner:
-        known = proof(queue, owner, None, it.seen(owner), it.policy.handover)
+        known = proof(queue, owner, None, it.seen_of_owner(owner), it.policy.handover)
         want = _want(owner, to)
         voluntary = known is Proof.NONE and (want is Want.MOVE or (want is Want.LEAVE and queue in it.freely_left))
         return Decision(queue, State.OWNED, known, want, owner, to, voluntary)
@@ -307,11 +317,18 @@ def _emptiest_takers_first(it: Situation, voluntary: Sequence[Decision]) -> list
     return sorted(voluntary, key=lambda one: (owns[one.to.name] if one.to else 0, one.queue))
 
 
-def _shares(entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
+def _without_incarnations(releasing: Mapping[Queue, Release]) -> dict[Queue, Release]:
+    return {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
+
+
+def _shares(it: Situation, entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
     """Give everybody his entry; who has ended keeps his only while nobody is there to take his queues over."""
     queues: dict[str, list[Queue]] = {name: [] for name in entries}
     uids = dict(entries)
     for queue, holder in owned.items():
         queues.setdefault(holder.name, []).append(queue)
         uids[holder.name] = holder.uid
-    return {name: Share(uids[name], tuple(sorted(share))) for name, share in queues.items()}
+    return {
+        name: Share(uids[name], tuple(sorted(share)), it.incarnation(name, uids[name]))
+        for name, share in queues.items()
+    }

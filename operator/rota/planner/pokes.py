@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from rota.documents import Assignment
 from rota.model import Holder, Queue
+from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod, Poke
 
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
@@ -24,7 +25,7 @@ def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], sett
         and pod.generation < document.generation
         and (pod.started or pod.ready)
         and (
-            pod.generation < max(owed.get(pod.holder, 0), document.barrier)
+            pod.generation < max(owed.get(pod.holder, 0), document.barrier, _owed_after_restart(pod, document))
             or _shows(pod) != _given(pod, document)
             or has_other_settings(pod, settings)
         )
@@ -70,7 +71,9 @@ def _shows(pod: Pod) -> AbstractSet[Queue]:
 
 
 def _given(pod: Pod, document: Assignment) -> frozenset[Queue]:
-    share = document.members.get(pod.name)
-    if share is None or share.uid != pod.uid:
-        return frozenset()
-    return frozenset(share.queues if document.everyone is None else document.everyone)
+    return frozenset(incarnations.shown_queues(document, pod))
+
+
+def _owed_after_restart(pod: Pod, document: Assignment) -> int:
+    """Return the generation without which the end of the process before proves nothing."""
+    return document.incarnations_since if incarnations.has_restarted(document, pod) else 0

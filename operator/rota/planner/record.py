@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from rota.documents import Assignment, Share
 from rota.handover import Proof
 from rota.model import Holder, Queue
+from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover
 from rota.timestamps import format_time, parse_time
@@ -57,6 +58,8 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
     all_of_it = policy.budget.max_moves if policy and policy.budget else 0 if policy else EVERYTHING
     known = snapshot.document.generation if snapshot.document else 0
     generation = max(newest(snapshot) + 1, known + 1, int(now))
+    before = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")
+    since = incarnations.since(snapshot, before)
     shares: dict[str, Share] = {}
     claimed: set[Queue] = set()
     # Where two hold one queue already, the one that obeys the later generation keeps it.
@@ -64,7 +67,7 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
         if not pod.ended and pod.uid not in snapshot.gone:
             held = (pod.heard.held if pod.heard else frozenset()) - claimed
             claimed |= held
-            shares[pod.name] = Share(pod.uid, tuple(sorted(held)))
+            shares[pod.name] = Share(pod.uid, tuple(sorted(held)), pod.incarnation if since else 0)
     return Assignment(
         group=snapshot.group,
         generation=generation,
@@ -74,6 +77,7 @@ def recovered(snapshot: Snapshot, now: float) -> Assignment:
         spent=((format_time(now), all_of_it),) if all_of_it else (),
         barrier=generation,
         begun=_begun_anew(snapshot, now),
+        incarnations_since=since,
     )
 
 

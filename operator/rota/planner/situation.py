@@ -8,7 +8,8 @@ from rota.documents import Assignment, Share
 from rota.handover import Proof, Seen
 from rota.model import RETRY, Holder, Queue
 from rota.planner import record
-from rota.planner.members import Standing, in_motion
+from rota.planner.members import incarnations
+from rota.planner.members.standings import Standing, in_motion
 from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover, PolicySpec, Seconds
 
@@ -105,23 +106,43 @@ class Situation:
         release = self.document.releasing.get(queue)
         return release is not None and release.to is None
 
-    def seen(self, holder: Holder) -> Seen:
-        """Say what is known of a holder; one who is not among the pods is not ended by that."""
-        found = self._seen.get(holder)
+    def seen(self, holder: Holder, incarnation: int = 0) -> Seen:
+        """Say what is known of a holder's process; one who is not among the pods is not ended by that."""
+        found = self._seen.get((holder, incarnation))
         if found is None:
-            found = self._seen[holder] = self._look_at(holder)
+            found = self._seen[holder, incarnation] = self._look_at(holder, incarnation)
         return found
 
     @cached_property
-    def _seen(self) -> dict[Holder, Seen]:
+    def _seen(self) -> dict[tuple[Holder, int], Seen]:
         """What is known of holders that were asked about: a holder is, for each of its queues."""
         return {}
 
-    def _look_at(self, holder: Holder) -> Seen:
+    def _look_at(self, holder: Holder, incarnation: int) -> Seen:
         pod = self.pods.get(holder.name)
         if holder.uid in self.snapshot.gone:
             return Seen(ended=True)
-        return pod.seen if pod and pod.uid == holder.uid else Seen()
+        return incarnations.seen(self.document, pod, incarnation) if pod and pod.uid == holder.uid else Seen()
+
+    def seen_of_owner(self, holder: Holder) -> Seen:
+        """Say what is known of the process to which the document gives queues."""
+        return self.seen(holder, self.document.members[holder.name].incarnation)
+
+    @cached_property
+    def incarnations_since(self) -> int:
+        """The generation from which on shares name incarnations, for the next document."""
+        return incarnations.since(self.snapshot, self.document)
+
+    def incarnation(self, name: str, uid: str) -> int:
+        """Return which process of a pod the next document names."""
+        pod, share = self.pods.get(name), self.document.members.get(name)
+        if not self.incarnations_since:
+            return 0
+        if pod and pod.uid == uid and (self.counts(name) or incarnations.inherits(self.document, pod)):
+            return pod.incarnation
+        if share and share.uid == uid and (share.incarnation or not pod):
+            return share.incarnation
+        return pod.incarnation if pod and pod.uid == uid else 0
 
     def counts(self, name: str) -> bool:
         """Whether the member of this name shares the queues."""
@@ -173,8 +194,8 @@ class Situation:
     def _not_worked(self, name: str, share: Share) -> Collection[Queue]:
         """Return what of a share its owner does not work: it has ended, or was told to drain though it stays."""
         holder = Holder(name, share.uid)
-        seen = self.seen(holder)
-        if seen.ended:
+        seen = self.seen(holder, share.incarnation)
+        if seen.ended and not (self.counts(name) and self.pods[name].uid == share.uid):
             return share.queues
         report = seen.report if seen.obeys(holder, 0) else None
         drains = report and report.state != "serving" and not (report.final or seen.terminating)

@@ -1,12 +1,13 @@
 """What the planner is given and what it gives: the world as it was seen, and everything to do about it."""
 
+import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rota.documents import Assignment
+from rota.documents import SCHEMA, Assignment
 from rota.handover import Seen
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.ranges import RangedQueues
@@ -58,6 +59,9 @@ class Pod:
     terminating: bool = False
     leaving: float = 0.0  # seconds since it was first seen terminating
     ended: bool = False  # Succeeded or Failed
+    stopped: float | None = None  # seconds since its sidecar's process, the one last heard, is seen to have ended
+    restarts: int = 0  # of its sidecar within the last ten minutes
+    serving: float = math.inf  # seconds since the present process is both heard and Ready
     obstacle: str = ""  # what keeps its containers from running, in Kubernetes' words
     room: str | None = None
     client_id: str = ""
@@ -77,6 +81,11 @@ class Pod:
     def report(self) -> Report | None:
         """Its last report."""
         return self.heard.report if self.heard else None
+
+    @property
+    def incarnation(self) -> int:
+        """Which process of its sidecar was heard last; 0: none, or one of an earlier version."""
+        return self.heard.report.process if self.heard else 0
 
     @property
     def settings(self) -> str:
@@ -139,6 +148,7 @@ class Snapshot:
     problems: tuple[Verdict, ...] = ()  # found by those who read the world: a missing Secret, an unknown topic
     status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the group
     observed: int = 0  # metadata.generation
+    max_schema: int = SCHEMA  # of documents that are written
 
     @property
     def is_duplicate(self) -> bool:

@@ -7,7 +7,8 @@ from rota.documents import Assignment
 from rota.handover import Act, State
 from rota.model import Holder, Queue, Reason, Use, Verdict
 from rota.planner import record
-from rota.planner.members import Standing
+from rota.planner.members import incarnations
+from rota.planner.members.standings import Standing
 from rota.planner.moves import Draft
 from rota.planner.pokes import has_other_settings
 from rota.planner.situation import Situation
@@ -24,6 +25,7 @@ _REASONS = frozenset(map(str, Reason))  # a later sidecar may have others
 NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
 _LEFT: Mapping[Standing | None, Reason] = {
     Standing.ENDED: Reason.MEMBER_ENDED,
+    Standing.RESTARTING: Reason.MEMBER_RESTARTED,
     Standing.LOST: Reason.MEMBER_LOST,
     Standing.LEAVING: Reason.MEMBER_LEFT,
     Standing.OUT: Reason.MEMBER_UNREADY,
@@ -31,6 +33,7 @@ _LEFT: Mapping[Standing | None, Reason] = {
 }
 _TOLD = {
     Reason.MEMBER_ENDED: "{} ended",
+    Reason.MEMBER_RESTARTED: "the sidecar of {} restarted",
     Reason.MEMBER_LOST: "{} {is} not ready and cannot be heard",
     Reason.MEMBER_LEFT: "{} {is} leaving",
     Reason.MEMBER_UNREADY: "{} {has} not been ready for longer than {its} grace",
@@ -68,7 +71,10 @@ def _standing(it: Situation, holder: Holder) -> Standing | None:
     if it.seen(holder).ended:
         return Standing.ENDED
     pod = it.pods.get(holder.name)
-    return it.standings[pod.name] if pod and pod.uid == holder.uid else None
+    if pod is None or pod.uid != holder.uid:
+        return None
+    has_restarted = it.standings[pod.name].counts and incarnations.has_restarted(it.document, pod)
+    return Standing.RESTARTING if has_restarted else it.standings[pod.name]
 
 
 def _of_foreigners(it: Situation) -> Verdict | None:

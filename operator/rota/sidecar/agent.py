@@ -68,6 +68,7 @@ class Sidecar:
         self._config = ConfigFollower(who, notes, self.health, self._look)
         remembered = notes.load(who.uid)
         self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
+        self._config.count_start(self.member)
         self._sources, self._probes = Sources(who, connect, self), Probes(self)
         self._steps = Steps(notes, self.health, self.member.report, self._obey, self._tell_soon)
         self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings, now=self.now)
@@ -164,6 +165,9 @@ class Sidecar:
         if not self._config.check_disk():
             self.member.read(None, self.now())  # who stood still goes on with what is obeyed
             return
+        self._config.count_start(self.member)
+        if not self.member.incarnation:
+            self._config.retry()
         self.member.orderly = self.settings.orderly
         self._steps.hold()
         step = self.member.read(files.assignment, self.now(), settings.drain_timeout if settings else None)
@@ -249,6 +253,8 @@ class Sidecar:
         self._clock = None if wait is None else asyncio.get_running_loop().call_later(wait, self._tick)
 
     def _tick(self) -> None:
+        if self.member.is_waiting:  # nothing is resumed by an old document
+            self._look()
         self._steps.take(self.member.tick(self.now()))
 
     def _limit(self) -> None:
@@ -289,6 +295,10 @@ class Sidecar:
         """The settings that are in force."""
         assert self._sources.settings  # noqa: S101 - nothing is delivered before
         return self._sources.settings
+
+    def report_asked(self) -> None:
+        """Note that the operator has asked for the report."""
+        self.member.asked(self.now())
 
     @property
     def generation(self) -> int:

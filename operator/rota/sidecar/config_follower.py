@@ -1,11 +1,13 @@
 """The mounted ConfigMap, watched and read; what cannot be read is reported as a problem and retried."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
 from rota.model import Reason
+from rota.sidecar.member.member import Member
 from rota.sidecar.status.problems import Health
 from rota.sidecar.storage.environment import Who
 from rota.sidecar.storage.mounted_config import Files, Volume
@@ -60,6 +62,15 @@ class ConfigFollower:
             return False
         self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
         return True
+
+    def count_start(self, member: Member) -> None:
+        """Give the member the number of its process, once that is on the disk; without one, report it as a problem."""
+        if not member.incarnation:
+            try:
+                member.count(self._notes.start(), time.time())
+            except OSError as error:
+                told = f"The member gets no queues, for the start of its process cannot be noted: {error}"
+                self._health.trouble(Reason.STATE_NOT_WRITTEN, told)
 
     def retry(self, reason: Reason | None = None, message: str = "") -> None:
         """Call back again soon; report the reason as a problem if there is one."""

@@ -39,7 +39,7 @@ class MemberStatus:
         self._now = now
         self._member, self._steps, self._health = member, steps, health
         self._sources, self._readings = sources, readings
-        self._incarnation = secrets.token_hex(8)  # of this process
+        self._random = secrets.token_hex(8)  # of a process that could not note its number
         self.released = ReleasedQueues()
         self._settings = ""  # the digest of those in force
         self._settings_changes = 0
@@ -62,6 +62,10 @@ class MemberStatus:
     def _count_notice(self) -> None:
         self._consumers_changed += 1
         self.notify()
+
+    @property
+    def _incarnation(self) -> str:
+        return str(self._member.incarnation or self._random)
 
     @property
     def _revision(self) -> int:
@@ -95,7 +99,7 @@ class MemberStatus:
 
     def deliveries(self, start: int) -> DeliveriesPage:
         """Return one page of what deliveries came to, from index `start`."""
-        return self.delivery_counts.page(start, str(self._incarnation), self._readings, self._now())
+        return self.delivery_counts.page(start, self._incarnation, self._readings, self._now())
 
     def sample_deliveries(self) -> None:
         """Measure what is at the app, and what waits for it."""

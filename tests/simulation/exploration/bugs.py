@@ -1,8 +1,17 @@
 """Bugs planted on purpose which only an exploration meets, or in what only its world has."""
 
+from dataclasses import replace
+
 import pytest
 
+from rota import planner
+from rota.documents import Assignment
+from rota.handover import Seen
 from rota.model import Queue
+from rota.planner import Pod, moves
+from rota.planner.members import incarnations
+from rota.planner.moves import Draft
+from rota.planner.situation import Situation
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.member import Member, Step
 from rota.sidecar.member.queue_lifecycle import Event, State
@@ -35,7 +44,44 @@ def member_forgets(patch: pytest.MonkeyPatch) -> None:
     """A restarted member begins with any document that its volume shows."""
     right = Processes.start
 
-    def wrong(it: Processes, name: str, uid: str, _disk: tuple[int, bool]) -> Process:
-        return right(it, name, uid, (0, False))
+    def wrong(it: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
+        return right(it, name, uid, (0, False, disk[2]))
 
     patch.setattr(Processes, "start", wrong)
+
+
+def start_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """Each process of a pod has the number of the first one, as where the counter is not on the disk."""
+    right = Processes.start
+
+    def wrong(it: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
+        return right(it, name, uid, (*disk[:2], min(disk[2], 1)))
+
+    patch.setattr(Processes, "start", wrong)
+
+
+def incarnation_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """A process consumes what a document gives to an earlier one of its pod."""
+    patch.setattr(Member, "is_waiting", False)
+
+
+def share_without_incarnation(patch: pytest.MonkeyPatch) -> None:
+    """A document's shares name no incarnation, though it says that they do."""
+    right = moves.document_of
+
+    def wrong(it: Situation, draft: Draft) -> Assignment:
+        document = right(it, draft)
+        members = {name: replace(share, incarnation=0) for name, share in document.members.items()}
+        return replace(document, members=members)
+
+    patch.setattr(planner, "document_of", wrong)
+
+
+def incarnations_proved_by_any_generation(patch: pytest.MonkeyPatch) -> None:
+    """The end of a process proves something though its pod has obeyed no document that names incarnations."""
+    right = incarnations.seen
+
+    def wrong(document: Assignment, pod: Pod, incarnation: int) -> Seen:
+        return right(replace(document, incarnations_since=min(document.incarnations_since, 1)), pod, incarnation)
+
+    patch.setattr(incarnations, "seen", wrong)

@@ -29,20 +29,22 @@ class Document:
         self.holding |= {(queue, release.holder.uid) for queue, release in releasing}
         self.uids = {share.uid for _, share in members} | {release.holder.uid for _, release in releasing}
         self.body = bodies[
-            tuple((name, share.uid, share.queues) for name, share in members),
-            tuple((queue, release.holder, release.to) for queue, release in releasing),
+            tuple((name, share.uid, share.queues, share.incarnation) for name, share in members),
+            tuple((queue, release.holder, release.to, release.incarnation) for queue, release in releasing),
             tuple(queue for queue, _ in forced),
             bool(assignment.barrier),
         ]
         since = [release.since for _, release in releasing]
-        self.numbers = (*since, *(at for _, at in forced), assignment.barrier)
+        self.numbers = (*since, *(at for _, at in forced), assignment.barrier, assignment.incarnations_since)
         issued = [assignment.issued_at] if assignment.barrier else []  # else nobody asks how old it is
         self.times = tuple(_seconds(at) for at in [*issued, *(release.at for _, release in releasing)])
         self._parts = {name: self._part(share, bodies) for name, share in members}
 
     def _part(self, share: Share, bodies: Numbering) -> tuple[int, tuple[int, ...]]:
         forced = tuple(queue for queue in share.queues if queue in self.assignment.forced)
-        return bodies[share.uid, share.queues, forced], tuple(self.assignment.forced[queue] for queue in forced)
+        return bodies[share.uid, share.queues, share.incarnation, forced], tuple(
+            self.assignment.forced[queue] for queue in forced
+        )
 
     def part(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Return all that a member of this name can make of it: a body, and the generations of what was forced."""
@@ -51,7 +53,10 @@ class Document:
     def __str__(self) -> str:
         """Tell it in a trace."""
         it = self.assignment
-        shares = ", ".join(f"{share.uid}: {[queue.id for queue in share.queues]}" for share in it.members.values())
+        shares = ", ".join(
+            f"{share.uid}{f' process {share.incarnation}' * bool(share.incarnation)}: {[it.id for it in share.queues]}"
+            for share in it.members.values()
+        )
         releasing = it.releasing.items()
         taken = ", ".join(f"{queue.id} from {release.holder.uid} to {release.to}" for queue, release in releasing)
         forced = [queue.id for queue, since in it.forced.items() if since == it.generation]

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from rota.sidecar.member.member import RESUME_SECONDS
 from rota.sidecar.member.queue_lifecycle import State
 from simulation.exploration import pods
 from simulation.exploration.documents import Document
 from simulation.exploration.setting import Setting
-from simulation.exploration.world import ExploredState, Facts, Place, Turn, put
+from simulation.exploration.world import ExploredState, Facts, Place, Turn, named, put
 
 RECOVERY_APART = 9.0  # seconds between two recoveries: one written within a second of another is not our matter
 
@@ -26,6 +27,11 @@ def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
         what = "leaves the route" if route == shorter else "is back in the route"
         text = f"queue {setting.queues[-1].id} {what}"
         yield Turn("route", text, spent._replace(route=route))
+    for spent in setting.spend(world, "schema"):
+        text = f"an operator begins that writes documents of schema {3 - world.schema}"
+        yield Turn("schema", text, _anew(spent)._replace(write=None, schema=3 - world.schema))
+    for spent in setting.spend(world, "absence"):
+        yield Turn("absence", "no operator is there for two minutes", _resumed(setting, spent))
     for spent in setting.spend(world, "pause"):
         text = f"the group is {'resumed' if world.paused else 'paused'}"
         yield Turn("pause", text, spent._replace(paused=not world.paused))
@@ -91,6 +97,21 @@ def _of_the_operator(setting: Setting, world: ExploredState) -> Iterator[Turn]:
             if place.seen:
                 text = f"another operator leads, whose cache does not know {place.name} yet"
                 yield Turn("blind", text, put(spent, place._replace(seen=None)))
+
+
+def _resumed(setting: Setting, world: ExploredState) -> ExploredState:
+    """Let members that wait for an operator go on by themselves; what was written before that is shown to them."""
+    world = _anew(world)._replace(write=None, former=None, now=world.now + RESUME_SECONDS)
+    for place in world.places:
+        if place.process and place.answers and not (place.facts and place.facts.terminating):
+            if world.record and place.process.document is not world.record:
+                place = place._replace(shown=world.record)  # noqa: PLW2901 - the place as it is after that
+                world = pods.stepped(setting, world, place, "read", world.record)
+                place = named(world, place.name)  # noqa: PLW2901
+            due = place.process.member._resumes_at() if place.process else None
+            if due is not None:
+                world = pods.stepped(setting, world, place, "tick", due)
+    return _anew(world)
 
 
 def _anew(world: ExploredState) -> ExploredState:

@@ -50,6 +50,7 @@ class Keys:
             world.gone & world.record.uids if world.record else None,
             world.asking,
             world.paused,
+            world.schema,
             frozenset([(queue, uid, *order.below((since,))) for queue, uid, since in world.overruled]),
         )
 
@@ -99,7 +100,7 @@ def _of_place(it: Place, order: Order, now: float) -> tuple[Any, ...]:
         it.made,
         it.facts,
         it.process and it.process.body,
-        (it.over, it.hung, it.lost, it.disk[1]),
+        (it.over, it.hung, it.lost, it.disk[1:]),
         (rank[it.disk[0]], rank[it.highest]),
         it.shown and (rank[it.shown.number], part[0], order.below(part[1])),
         it.seen,

@@ -108,7 +108,7 @@ def _plan(setting: Setting, world: ExploredState) -> Plan:
     """Return what the planner says to what the operator knows; it is asked once."""
     gone = world.gone & world.record.uids if world.record else frozenset()
     sights = tuple((it.seen, it.heard, age(it.silent, world.now)) for it in world.places)
-    key = (world.record, world.now, sights, gone, world.route, world.paused, world.asking == frozenset())
+    key = (world.record, world.now, sights, gone, world.route, world.paused, world.asking == frozenset(), world.schema)
     found = setting.plans.get(key)
     if found is None:
         found = setting.plans[key] = plan(_snapshot(setting, world, gone), NOW + world.now)
@@ -125,6 +125,7 @@ def _snapshot(setting: Setting, world: ExploredState, gone: frozenset[str]) -> S
         pods=tuple(_pod(place, place.seen, world.now) for place in world.places if place.seen),
         gone=gone,
         views={"orders": View(world.route, LONG)},
+        max_schema=world.schema,
     )
 
 
@@ -139,6 +140,7 @@ def _pod(place: Place, seen: Facts, now: float) -> Pod:
         terminating=seen.terminating,
         leaving=LONG,
         ended=seen.ended,
+        stopped=0.0 if place.heard and 0 < place.heard.incarnation <= seen.finished else None,
         heard=place.heard.heard if place.heard else None,
         unheard=0.0 if place.silent is None else now - place.silent,
         poked=LONG,

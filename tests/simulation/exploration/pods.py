@@ -34,11 +34,12 @@ def stepped(setting: Setting, world: ExploredState, place: Place, *action: Any) 
     """Let a process take a step, and put on its disk what it wants to remember."""
     assert place.process
     process, step = setting.processes.after(place.process, *action)
-    generation, final = place.disk
+    generation, final, started = place.disk
     if step.remember is not None:
         generation = step.remember
     highest = max(place.highest, process.member.obeyed)
-    place = place._replace(process=process, disk=(generation, final or step.remember_final), highest=highest)
+    disk = generation, final or step.remember_final, started
+    place = place._replace(process=process, disk=disk, highest=highest)
     return put(world, place)
 
 
@@ -58,7 +59,7 @@ def _made(world: ExploredState, place: Place) -> Iterator[Turn]:
 
 
 def _ended(world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
-    removed = place._replace(facts=None, over=False, disk=(0, False), highest=0)
+    removed = place._replace(facts=None, over=False, disk=(0, False, 0), highest=0)
     yield Turn("end", f"pod {facts.uid} is removed", put(world, removed))
     if not facts.ended and not facts.terminating:
         ended = place._replace(facts=facts._replace(ended=True, ready=False))
@@ -86,10 +87,14 @@ def _kept(setting: Setting, world: ExploredState, place: Place, facts: Facts) ->
     if record and shows(world, place, facts):
         text = f"{name}'s volume shows generation {record.number}"
         yield Turn("show", text, put(world, place._replace(shown=record)))
+    if place.finished > facts.finished:
+        text = f"the kubelet says that process {place.finished} of {name} has ended"
+        yield Turn("finished", text, put(world, place._replace(facts=facts._replace(finished=place.finished))))
     if place.process is None:
-        process = setting.processes.start(name, facts.uid, place.disk)
-        started = place._replace(process=process, facts=facts._replace(started=True))
-        yield Turn("start", f"{name}'s container starts, remembering {place.disk}", put(world, started))
+        disk = setting.begun(place.disk)
+        process = setting.processes.start(name, facts.uid, disk)
+        started = place._replace(process=process, disk=disk, facts=facts._replace(started=True))
+        yield Turn("start", f"{name}'s container starts, remembering {disk}", put(world, started))
     if facts.terminating:
         over = place._replace(process=None, over=True, hung=False)
         yield Turn("exit", f"{name}'s processes end", put(world, over))

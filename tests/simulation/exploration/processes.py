@@ -23,12 +23,15 @@ class Told:
     def __init__(self, report: Report, bodies: Numbering) -> None:
         self.heard, self.number = Heard(report), report.generation
         draining = self.heard.working - self.heard.held
-        self.body = bodies[report.uid, self.heard.held, draining, report.state, report.final]
+        self.incarnation = report.process
+        said = (report.uid, self.heard.held, draining, report.state, report.final, self.incarnation)
+        self.body = bodies[said]
 
     def __str__(self) -> str:
         """Tell it in a trace."""
         it = self.heard.report
         drains = " draining for good," if it.final else ""
+        drains = f" process {self.incarnation}," * bool(self.incarnation) + drains
         return f"generation {it.generation},{drains} held {it.held}, releasing {it.releasing}"
 
 
@@ -77,7 +80,9 @@ class Process:
         """Say what it works without leave, or does not tell of."""
         member, document = self.member, self.document
         share = document.assignment.members.get(member.name) if document else None
-        given = set(share.queues) if share and share.uid == member.uid and not member._drains else set()
+        is_given = share is not None and share.uid == member.uid and not member._drains
+        is_its_own = share is not None and (share.incarnation in {0, member.incarnation} or member._resumed)
+        given = set(share.queues) if share and is_given and is_its_own else set()
         for queue, life in member.lives.items():
             if life.state is not State.DRAINING and queue not in given:
                 return f"{member.name} works {queue}, which the document that it obeys does not give it"
@@ -98,6 +103,8 @@ class Process:
             member._drains,
             member.final,
             member._looked,
+            member.incarnation,
+            member._resumed,
             self.document.part(member.name)[0] if self.document else None,
             tuple((queue, rank[life.number], *_shown(life, now)) for queue, life in lives),
             tuple(
@@ -128,13 +135,15 @@ class Processes:
         self._reports: dict[Any, Told] = {}
         self._bodies = Numbering()
 
-    def start(self, name: str, uid: str, disk: tuple[int, bool]) -> Process:
+    def start(self, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
         """Start a process on a disk."""
-        obeyed, final = disk
+        obeyed, final, incarnation = disk
         timeout = self.drain_timeout
         member = Member(
             name, uid, group=self.group, orderly=self.orderly, drain_timeout=timeout, obeyed=obeyed, final=final
         )
+        if incarnation:
+            member.count(incarnation, 0.0)
         return self._one(Process(member))
 
     def after(self, process: Process, *action: Any) -> tuple[Process, Step]:
@@ -163,7 +172,8 @@ class Processes:
         return found
 
     def _report(self, report: Report) -> Told:
-        said = (report.uid, report.generation, str(report.held), str(report.releasing), report.state, report.final)
+        queues = str(report.held), str(report.releasing)
+        said = (report.uid, report.incarnation, report.generation, *queues, report.state, report.final)
         found = self._reports.get(said)
         if found is None:
             found = self._reports[said] = Told(report, self._bodies)

@@ -25,7 +25,7 @@ from simulation.judge import Broken
 # a fault, or need not happen. Who hangs or is cut off comes back first, or stays so: both ways are followed.
 HEALING = ("wake", "find")
 FAIR = (
-    *("back", "start", "answer", "ready", "end", "make", "show", "read", "see", "hear", "deaf", "confirm"),
+    *("back", "start", "answer", "ready", "end", "finished", "make", "show", "read", "see", "hear", "deaf", "confirm"),
     *("drain", "write", "conflict", "plan", "reread", "tick", "exit", "wait"),
 )
 RANK = {kind: rank for rank, kind in enumerate(HEALING + FAIR)}

@@ -29,6 +29,8 @@ class Configuration:
     hit: tuple[str, ...] = NAMES  # whom faults hit
     slow: tuple[str, ...] = ()  # what of SWIFT takes time
     orderly: bool = False
+    numbered: bool = False  # processes have incarnations
+    schema: int = 2  # of documents at most, at first
     late: bool = False  # drains are cut, and locks grow old
     floor: int = 1  # fewer states than these mean that something is not explored any more
 
@@ -58,14 +60,19 @@ class Setting:
         it = self.configuration
         places = [self._place(name, there=number < it.members - it.later) for number, name in enumerate(NAMES)]
         left = (*(it.faults[kind] for kind in self.faults), it.most)
-        return ExploredState(tuple(places[: it.members]), self.queues, left)
+        return ExploredState(tuple(places[: it.members]), self.queues, left, schema=it.schema)
 
     def _place(self, name: str, *, there: bool) -> Place:
         if not there:
             return Place(name)
         facts = Facts(f"{name}.1", ready=True, started=True)
-        process = self.processes.start(name, facts.uid, (0, False))
-        return Place(name, 1, facts, process, seen=facts, heard=process.told)
+        disk = self.begun((0, False, 0))
+        process = self.processes.start(name, facts.uid, disk)
+        return Place(name, 1, facts, process, disk=disk, seen=facts, heard=process.told)
+
+    def begun(self, disk: tuple[int, bool, int]) -> tuple[int, bool, int]:
+        """Return what the disk remembers once a process has started on it."""
+        return (*disk[:2], disk[2] + self.configuration.numbered)
 
     def spend(self, world: ExploredState, kind: str) -> Iterator[ExploredState]:
         """Return the world with one such fault less left, if there is one."""

@@ -24,6 +24,7 @@ class Facts(NamedTuple):
     started: bool = False
     terminating: bool = False
     ended: bool = False
+    finished: int = 0  # the last process of its sidecar that is said to have ended
 
 
 class Place(NamedTuple):
@@ -36,7 +37,7 @@ class Place(NamedTuple):
     over: bool = False  # no process of this pod comes back; the API server may not know it yet
     hung: bool = False
     lost: bool = False  # its node is cut off: it is not heard and shown nothing
-    disk: tuple[int, bool] = (0, False)  # the generation and the final drain that it remembers
+    disk: tuple[int, bool, int] = (0, False, 0)  # the generation, the final drain and the starts that it remembers
     highest: int = 0  # the generation that it should remember
     shown: Document | None = None
     seen: Facts | None = None
@@ -47,6 +48,11 @@ class Place(NamedTuple):
     def answers(self) -> bool:
         """Whether its report can be read."""
         return self.process is not None and not self.hung and not self.lost
+
+    @property
+    def finished(self) -> int:
+        """The last process that has ended, of those that are numbered."""
+        return max(self.disk[2] - (self.process is not None), 0)
 
 
 class Write(NamedTuple):
@@ -69,6 +75,7 @@ class ExploredState(NamedTuple):
     gone: frozenset[str] = frozenset()  # uids that the operator knows to have ended
     asking: frozenset[str] | None = None  # whose report is not read anew yet, after the record was found missing
     paused: bool = False
+    schema: int = 2  # of documents that the operator writes at most
     overruled: frozenset[tuple[Queue, str, int]] = frozenset()  # who lost a queue by force, in which generation
     now: float = 0.0
 

@@ -12,7 +12,7 @@ from rota.documents import Assignment, Release, Share, read_assignment, write_as
 from rota.handover import Proof
 from rota.model import Holder, Queue, Reason, Roster, Verdict
 from rota.planner import Event, Measured, Plan, Pod, Poke, Snapshot, beside_foreigners, plan, pokes, record, target
-from rota.planner.members import Standing, in_motion, standings
+from rota.planner.members.standings import Standing, in_motion, standings
 from rota.planner.target import options
 from rota.spec import Handover, PolicySpec
 from rota.timestamps import format_time

@@ -5,11 +5,11 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from rota.documents import PACKED, PLAIN
-from rota.model import plain
+from rota.kube.client.pod_status import SIDECAR, PodStatus, status_of_sidecar
 from rota.planner import Poke
 
 GROUP_LABEL = "rota.dev/group"
@@ -17,7 +17,6 @@ POKE = "rota.dev/generation"
 KEY_MARK = "rota.dev/key"  # which key a pod should have: a change of it lets the kubelet look at what is mounted
 WISH = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-SIDECAR = "rota-sidecar"  # its container's name
 DOCUMENTS = "/etc/rota"  # where it has the group's record
 KEY = "/etc/rota-key"  # where it has the group's key
 REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, if it has no control port
@@ -26,12 +25,10 @@ CONTROL = "rota-control"  # the name of the control port in a pod's spec
 SETTINGS = "group.json"  # the key of the group's settings in its ConfigMap
 MAX_SPEC_BYTES = 128 * 1024  # of a group or policy; as Python objects it can take 20 times as much
 MAX_DEPLOYMENT_BYTES = 2 * MAX_SPEC_BYTES  # of a Deployment's spec: a group's template, the sidecar and defaults
-MAX_OBSTACLE = 200  # characters of what keeps a pod from running
 MAX_LABELS = 100  # of an object that are kept
 Key = tuple[str, str]  # of an object: its namespace and name
 
 _RECORD = "-rota"  # ends the record's name
-_NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # what each container waits for when it starts
 
 
 def record_of(group: str) -> str:
@@ -109,61 +106,6 @@ class Object(Struct, frozen=True):
     metadata: Metadata
 
 
-class _Waiting(Struct, frozen=True):
-    reason: str = ""
-
-
-class _ContainerState(Struct, frozen=True):
-    waiting: _Waiting | None = None
-    running: Mapping[str, Any] | None = None
-    terminated: Mapping[str, Any] | None = None
-
-    @property
-    def has_run(self) -> bool:
-        return self.running is not None or self.terminated is not None
-
-
-class _ContainerStatus(Struct, frozen=True, rename="camel"):
-    name: str
-    started: bool | None = None
-    ready: bool = False
-    restart_count: int = 0
-    state: _ContainerState = _ContainerState()
-    last_state: _ContainerState = _ContainerState()
-
-    @property
-    def obstacle(self) -> str:
-        """Why the container is waiting; empty for the normal reasons of a start."""
-        reason = self.state.waiting.reason if self.state.waiting else ""
-        return "" if reason in _NORMAL_WAITING_REASONS else plain(f"{reason} of container {self.name}", MAX_OBSTACLE)
-
-    @property
-    def has_run(self) -> bool:
-        return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
-
-
-class _Condition(Struct, frozen=True):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-    @property
-    def obstacle(self) -> str:
-        """Why no node was found for the pod."""
-        is_unschedulable = self.type == "PodScheduled" and self.status == "False" and self.reason == "Unschedulable"
-        return plain(f"Unschedulable, {self.message}", MAX_OBSTACLE) if is_unschedulable else ""
-
-
-class _PodStatus(Struct, frozen=True, rename="camel"):
-    phase: str = ""
-    pod_ip: str = field(default="", name="podIP")
-    conditions: list[_Condition] = []
-    init_container_statuses: list[_ContainerStatus] = []
-    container_statuses: list[_ContainerStatus] = []
-    obstacle: str = ""  # not a field of Kubernetes: computed before conditions and containers are dropped
-
-
 class _Mount(Struct, frozen=True, rename="camel"):
     name: str
     mount_path: str
@@ -214,34 +156,18 @@ def _used_of(sidecar: _Container) -> _Container:
     return replace(sidecar, volume_mounts=mounts, ports=[it for it in sidecar.ports if it.name == CONTROL])
 
 
-def _status_of_sidecar(status: _PodStatus) -> _PodStatus:
-    return replace(
-        status,
-        conditions=[replace(it, message="") for it in status.conditions if it.type == "Ready"],
-        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR],
-        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR],
-        obstacle=_obstacle(status),
-    )
-
-
-def _obstacle(status: _PodStatus) -> str:
-    containers = [*status.init_container_statuses, *status.container_statuses]
-    obstacles = [*(it.obstacle for it in status.conditions), *(it.obstacle for it in containers)]
-    return status.obstacle or next(filter(None, obstacles), "")
-
-
 class Pod(Struct, frozen=True):
     """A pod of a group."""
 
     metadata: Metadata
     spec: _PodSpec = _PodSpec()
-    status: _PodStatus = _PodStatus()
+    status: PodStatus = PodStatus()
 
     def __post_init__(self) -> None:
         """Drop what is not used."""
         force_setattr(self, "metadata", _without_unused(self.metadata, _ANNOTATIONS_OF_PODS))
         force_setattr(self, "spec", _sidecar_only(self.spec))
-        force_setattr(self, "status", _status_of_sidecar(self.status))
+        force_setattr(self, "status", status_of_sidecar(self.status))
 
     @property
     def _sidecars(self) -> list[_Container]:
@@ -279,8 +205,7 @@ class Pod(Struct, frozen=True):
     @property
     def started(self) -> bool:
         """Whether its sidecar has ever run; what happens to it later does not take that back."""
-        every = [*self.status.init_container_statuses, *self.status.container_statuses]
-        return any(it.name == SIDECAR and it.has_run for it in every)
+        return any(it.has_run for it in self.status.of_sidecar)
 
     @property
     def ready(self) -> bool:
@@ -305,8 +230,7 @@ class Pod(Struct, frozen=True):
     @property
     def stopped(self) -> bool:
         """Whether its sidecar has, and is not started again."""
-        every = [*self.status.init_container_statuses, *self.status.container_statuses]
-        terminated = any(it.name == SIDECAR and it.state.terminated is not None for it in every)
+        terminated = any(it.state.terminated is not None for it in self.status.of_sidecar)
         return self.ended or (self.terminating and terminated)
 
     @property
@@ -318,7 +242,15 @@ class Pod(Struct, frozen=True):
     def telling(self) -> tuple[object, ...]:
         """The fields that can change a plan, such as readiness: a pod that differs in others needs no reconcile."""
         state = self.started, self.ready, self.terminating, self.ended, self.obstacle
-        return self.metadata.uid, *state, self.poke, self.cost, self.status.pod_ip, self.labelled
+        return (
+            self.metadata.uid,
+            *state,
+            self.status.process_ended,
+            self.poke,
+            self.cost,
+            self.status.pod_ip,
+            self.labelled,
+        )
 
     @property
     def poke(self) -> Poke:

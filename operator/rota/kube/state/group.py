@@ -229,6 +229,7 @@ class Group:
             problems=(*wish.problems, *record.problems, *self.fleet, *broker.problems, *of_members, *of_consumers),
             status=self.status,
             observed=self.body.metadata.generation if self.body else 0,
+            max_schema=self._record_limits.max_schema,
         )
 
     def _settings_age(self, now: float) -> float:

@@ -17,6 +17,44 @@ from rota.redelivery import GivenOffsets, Reader, Redelivered, Rules
 from rota.reports import Report
 
 MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
+FORGIVEN_SECONDS = 600.0  # after which a restart does not count any more
+
+
+@dataclass(slots=True)
+class Restarts:
+    """What is known of the processes of one pod's sidecar; times are the loop's, but for those of the node."""
+
+    heard_since: float = 0.0  # since when the present process is heard
+    stopped_since: float | None = None  # since when that process is seen to have ended
+    _times: list[float] = field(default_factory=list)
+
+    def hear(self, before: Report | None, report: Report, now: float) -> None:
+        """Take a report, and the one before it."""
+        if is_later_process(before, report):
+            self._times.append(now)
+            self.heard_since, self.stopped_since = now, None
+
+    def see(self, report: Report | None, process_ended: float, now: float) -> None:
+        """Take when a process of the sidecar ended last, by the node's clock, as is the start in the report."""
+        if not (report and 0 < report.started < process_ended):
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = now
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the process that was heard last is seen to have ended."""
+        return self.stopped_since is not None
+
+    def count(self, now: float) -> int:
+        """Return how many restarts there were within the last ten minutes."""
+        self._times = [at for at in self._times if now - at < FORGIVEN_SECONDS]
+        return len(self._times)
+
+
+def is_later_process(before: Report | None, report: Report) -> bool:
+    """Whether a report is of a later process than the one before; of earlier versions that is not known."""
+    return before is not None and 0 < before.process < report.process
 
 
 @dataclass(slots=True)
@@ -36,6 +74,7 @@ class Known:
     unproved_since: float | None = None  # of a pod deleted by force: since when no authenticated response came
     cut_off_since: dict[str, float] = field(default_factory=dict)
     strayed: bool = False  # it has lost our label: it works on until it is told otherwise, but it counts no more
+    restarts: Restarts = field(default_factory=Restarts)
     lingers: bool = False  # the API server knows it no more, for it was deleted by force, and its sidecar answers
     next_page: int = 0  # of its queues, whose progress is read next
     on_report: Callable[[Report, Report, float], None] = lambda *_: None  # after each change: the one before, this, now
@@ -54,6 +93,10 @@ class Known:
         if pod.terminating and self.leaving_since is None:
             self.leaving_since = now
         self.pod, self.strayed = pod, pod.labelled != pod.works_for
+        self._note_end(now)
+
+    def _note_end(self, now: float) -> None:
+        self.restarts.see(self.heard.report if self.heard else None, self.pod.status.process_ended, now)
 
     def hear(self, report: Report | None, now: float, asked: float, doubt: Reason | None = None) -> bool:
         """Take what it said, or that it said nothing since it was asked; return whether that is news.
@@ -68,6 +111,9 @@ class Known:
             news, self.unheard_since = self.unheard_since is None, self.unheard_since or asked
             return news
         before = self.heard.report if self.heard else None
+        if before and is_later_process(report, before):
+            return False  # an answer that came late: that process has ended
+        self.restarts.hear(before, report, now)
         news = self.unheard_since is not None or was_doubted is not None or not _decides_the_same(before, report)
         self.unheard_since = None
         if self.notices is None:
@@ -76,6 +122,7 @@ class Known:
             self.heard = Heard(report)
             if before is not None:
                 self.on_report(before, report, now)
+            self._note_end(now)
         if news:
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
@@ -124,6 +171,9 @@ class Known:
             terminating=pod.terminating or self.lingers,
             leaving=0.0 if self.leaving_since is None else now - self.leaving_since,
             ended=pod.ended,
+            stopped=None if self.restarts.stopped_since is None else now - self.restarts.stopped_since,
+            restarts=self.restarts.count(now),
+            serving=now - max(self.ready_changed, self.restarts.heard_since) if pod.ready else 0.0,
             obstacle=pod.obstacle,
             room=room,
             client_id=client_id(pod),
@@ -209,7 +259,7 @@ class GroupPods(dict[str, Known]):
     def may_read(self, reader: Reader) -> bool:
         """Whether a process may still run: its pod exists, and reports no other process."""
         known = self.replaced.get(reader.holder) or self.get(reader.member)
-        if known is None or known.pod.metadata.uid != reader.uid or known.pod.ended:
+        if known is None or known.pod.metadata.uid != reader.uid or known.pod.ended or known.restarts.has_stopped:
             return False
         return known.heard is None or known.heard.report.incarnation == reader.incarnation
 

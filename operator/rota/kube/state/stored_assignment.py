@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
-from rota.documents import PACKED, PLAIN, Assignment, TooNew, read_assignment
+from rota.documents import PACKED, PLAIN, SCHEMA, Assignment, TooNew, read_assignment
 from rota.kube.client.objects import GROUP_LABEL, SETTINGS, ConfigMap
 from rota.kube.state.queue_quota import MAX_QUEUES, QueueQuota
 from rota.kube.state.retention_budget import RetentionBudget
@@ -83,10 +83,11 @@ class Record:
 
 
 class RecordLimits:
-    """Limits the memory of assignments: who may edit a ConfigMap can write one that names 131,072 queues."""
+    """Limits of assignments: who may edit a ConfigMap can write one that names 131,072 queues."""
 
-    def __init__(self, max_queues: int = MAX_QUEUES) -> None:
-        """`max_queues`: that the assignments of all groups may name together."""
+    def __init__(self, max_queues: int = MAX_QUEUES, max_schema: int = SCHEMA) -> None:
+        """`max_queues`: that the assignments of all groups may name together; `max_schema`: that is written."""
+        self.max_schema = max_schema
         self._quota = QueueQuota(total=max_queues, what="The assignment names")
         self._early = RetentionBudget(MAX_EARLY_BYTES)
 

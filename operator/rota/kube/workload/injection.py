@@ -8,11 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rota.kube.client.objects import (
-    GROUP_LABEL,
-    REPORT_PORT,
-    SIDECAR,
-)
+from rota.kube.client.objects import GROUP_LABEL, REPORT_PORT
+from rota.kube.client.pod_status import SIDECAR
 from rota.kube.workload.reverse_patch import noted, undone
 from rota.kube.workload.sidecar_container import VOLUME_NAMES, Object, SidecarPart, SidecarSpec, new_part
 from rota.kube.workload.template_check import check_template

@@ -5,16 +5,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple, Self
 
-from rota.kube.client.objects import (
-    CONTROL,
-    CONTROL_PORT,
-    DOCUMENTS,
-    KEY,
-    REPORT_PORT,
-    SIDECAR,
-    key_secret_of,
-    record_of,
-)
+from rota.kube.client.objects import CONTROL, CONTROL_PORT, DOCUMENTS, KEY, REPORT_PORT, key_secret_of, record_of
+from rota.kube.client.pod_status import SIDECAR
 from rota.spec import GroupSpec
 
 Object = dict[str, Any]  # of JSON

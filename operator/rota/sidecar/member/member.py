@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from rota.documents import Assignment, read_assignment
+from rota.documents import SCHEMA, Assignment, read_assignment
 from rota.model import Queue
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.sidecar.member.queue_lifecycle import Command, Event, Life, State
+
+# Seconds without a request for the report, after which a restarted process goes on with its predecessor's share. The
+# operator grants queues of an ended process on news of at most 20 s, and the slowest kubelet shows that after 90 s.
+RESUME_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class Step:
 
 class Member:
     """One pod's sidecar as a value that changes; `obeyed` and `final` are what lay on the emptyDir at its start.
+
+    `incarnation` is 0 until the shell has put this process's on the emptyDir.
 
     `group` (namespace/name) is the first obeyed document's where it is not given; `orderly` means that queues are
     worked under the broker's lock, never so in Broadcasting. `lives` is there to be read.
@@ -49,6 +55,9 @@ class Member:
         final: bool = False,
     ) -> None:
         self.name, self.uid = name, uid
+        self.incarnation, self.started = 0, 0.0  # see `count`
+        self._asked: float | None = None  # when its report was last asked for, or its first document was read
+        self._resumed = False  # it goes on with its predecessor's share
         self.group, self.orderly, self.drain_timeout = group, orderly, drain_timeout
         self.obeyed, self.final = obeyed, final
         self.revision = 0
@@ -78,6 +87,8 @@ class Member:
     def read(self, text: str | bytes | None, now: float, drain_timeout: float | None = None) -> Step:
         """Obey the document, and what the settings beside it say, if it is to be obeyed; without one go on."""
         self._looked = True
+        if self._asked is None:
+            self._asked = now
         if text is None:
             return Step(why=f"There is no assignment; generation {self.obeyed} stays in force")
         try:
@@ -119,9 +130,39 @@ class Member:
         """Return what it shall work: what the obeyed document gives its pod, unless it drains."""
         document = self._document
         share = document.members.get(self.name) if document else None
-        if self._drains or document is None or share is None or share.uid != self.uid:
+        if self._drains or self.is_waiting or document is None or share is None or share.uid != self.uid:
             return {}
         return dict.fromkeys(share.queues if document.everyone is None else document.everyone)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the document gives queues to another process of this pod: they may be granted to other members."""
+        named = self._named_incarnation
+        return named not in {0, self.incarnation} and not (self._resumed and named < self.incarnation)
+
+    @property
+    def _named_incarnation(self) -> int:
+        """Which process of this pod the document names; 0: none."""
+        share = self._document.members.get(self.name) if self._document else None
+        return share.incarnation if share and share.uid == self.uid else 0
+
+    def count(self, incarnation: int, started: float) -> None:
+        """Take the number of this process, which is on the emptyDir, and its start."""
+        self.incarnation, self.started, self._moved = incarnation, started, True
+        self._step([])
+
+    def asked(self, now: float) -> None:
+        """Note that the operator has asked for the report."""
+        self._asked = now
+
+    def _resumes_at(self) -> float | None:
+        is_successor = self.is_waiting and self._named_incarnation < self.incarnation
+        return self._asked + RESUME_SECONDS if self._asked is not None and is_successor else None
+
+    def _resume(self, now: float) -> list[Command]:
+        """Go on with the predecessor's share: no operator is there that could grant it to others."""
+        self._resumed = True
+        return self._give(self._given(), now)
 
     def _give(self, given: Iterable[Queue], now: float) -> list[Command]:
         forced = self._document.forced if self._document else {}
@@ -147,6 +188,10 @@ class Member:
 
     def next_look(self) -> float | None:
         """Return when `tick` is due next."""
+        due = [at for at in (self._next_of_lives(), self._resumes_at()) if at is not None]
+        return min(due, default=None)
+
+    def _next_of_lives(self) -> float | None:
         while self._looks:
             at, queue = self._looks[0]
             life = self.lives.get(queue)
@@ -157,9 +202,11 @@ class Member:
         return None
 
     def tick(self, now: float) -> Step:
-        """Let happen what is due by now."""
+        """Let happen what is due by now; the caller has read the document before."""
         commands: list[Command] = []
-        while (at := self.next_look()) is not None and at <= now:
+        if (resumes := self._resumes_at()) is not None and resumes <= now and self._looked:
+            commands += self._resume(now)
+        while (at := self._next_of_lives()) is not None and at <= now:
             life = self.lives[heapq.heappop(self._looks)[1]]
             due = life.due()
             if due is not None:
@@ -214,6 +261,9 @@ class Member:
             self._report = Report(
                 member=self.name,
                 uid=self.uid,
+                incarnation=str(self.incarnation or ""),
+                started=self.started,
+                reads=SCHEMA,
                 generation=self.obeyed,
                 revision=self.revision,
                 state=self.state,

@@ -61,6 +61,9 @@ class Shell(Protocol):
     def status(self) -> Reports:
         """What it says of itself."""
 
+    def report_asked(self) -> None:
+        """Note that the operator has asked for the report."""
+
     async def drain(self, *, final: bool = False) -> None:
         """Give everything up, and return when that is done."""
 
@@ -115,6 +118,7 @@ class Control:
 
     async def _report(self, request: web.Request) -> web.Response:
         keys = self._authenticate(request)
+        self._shell.report_asked()
         after, wait = request.query.get("after", ""), duration(request.query.get("wait", "10s"))
         if wait is None or not _NUMBER.fullmatch(after):
             return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")

@@ -1,10 +1,11 @@
-"""What a member must not forget when its container restarts: which generation it obeyed, and whether it drained.
+"""What a member must not forget when its container restarts: what it obeyed, and how often it was started.
 
 Every file is written whole beside its place, brought to the disk and renamed: at any time, after any end, it is the
 one before or the new one. Writing is synchronous and raises OSError; then the one before is still in its place.
 """
 
 import logging
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +24,14 @@ class Remembered(NamedTuple):
 
     obeyed: int = 0
     final: bool = False
+    incarnation: int = 0  # of the process that wrote it; 0: none yet, or one of an earlier version
 
 
 class _Note(msgspec.Struct):
     uid: str
     obeyed: Whole
     final: bool
+    incarnation: Whole = 0
 
 
 class Notes:
@@ -44,6 +47,18 @@ class Notes:
         """Return what this pod's member kept; what cannot be read, or is another pod's, is as nothing, and is told."""
         self._uid, self._kept = uid, self._read(uid)
         return self._kept
+
+    def start(self) -> int:
+        """Put the number of this process on the disk, and return it: each process of a pod has a higher one.
+
+        On an OSError the process has no number, and must not consume: the next one would have the same.
+        """
+        if self._uid is None:
+            raise RuntimeError("Notes are a pod's: load them before a process is counted")
+        started = self._kept._replace(incarnation=self._kept.incarnation + 1)
+        write_file(self._path.parent, self._path, _Note(self._uid, *started))
+        self._kept = started
+        return started.incarnation
 
     def need_room(self) -> None:
         """Raise the OSError that `keep` would most likely raise; so that nothing is decided that cannot be noted."""
@@ -61,7 +76,8 @@ class Notes:
         """
         if self._uid is None:
             raise RuntimeError("Notes are a pod's: load them before they are kept")
-        kept = Remembered(max(self._kept.obeyed, obeyed or 0), self._kept.final or final)
+        before = self._kept
+        kept = Remembered(max(before.obeyed, obeyed or 0), before.final or final, before.incarnation)
         if kept != self._kept:
             write_file(self._path.parent, self._path, _Note(self._uid, *kept))
             self._kept = kept
@@ -73,8 +89,8 @@ class Notes:
             return Remembered()
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             _log.warning("%s cannot be read, so nothing was obeyed yet: %s", self._path, error)
-            return Remembered()
+            return Remembered(incarnation=int(time.time()))  # above whatever was counted
         if note.uid != uid:
             _log.warning("%s is of pod %s, not of %s, so nothing was obeyed yet", self._path, note.uid, uid)
             return Remembered()
-        return Remembered(note.obeyed, note.final)
+        return Remembered(note.obeyed, note.final, note.incarnation)

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.kube.client.objects import MAX_OBSTACLE, Pod
+from rota.kube.client.objects import Pod
+from rota.kube.client.pod_status import MAX_OBSTACLE
 
 
 def a_pod(**status: Any) -> Pod:

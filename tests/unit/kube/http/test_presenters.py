@@ -23,7 +23,7 @@ from rota.kube.telemetry.rebalances import Tally
 from rota.lag import Judgement
 from rota.model import Queue
 from rota.planner import Plan
-from rota.planner.members import Standing
+from rota.planner.members.standings import Standing
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import Subscription as CoreSubscription

@@ -40,6 +40,10 @@ class Member:
     following: int | None = None  # where each page says that the next one begins, if it says the wrong thing
     pages: list[int] = field(default_factory=list)
     incarnation: str = "process"  # empty: another one on each page
+    asked: int = 0  # how often its report was
+
+    def report_asked(self) -> None:
+        self.asked += 1
 
     @property
     def status(self) -> "Member":
@@ -442,3 +446,16 @@ async def test_upgrade_tolerates_members_without_the_page_about_deliveries() -> 
     async with unsigned(lambda: report) as member, asking() as reports:
         assert await reports.read_deliveries(member) is None
         assert (await reports.read(member)).report
+
+
+async def test_restart_of_a_sidecar_is_known_to_an_operator_only_by_signed_requests(folder: Path) -> None:
+    """A restarted process goes on by itself where no operator asks for its report."""
+    member = Member()
+    async with serving(member, folder) as port:
+        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        async with asking(OTHER) as reports:
+            assert (await reports.read(endpoint)).report is None
+        assert member.asked == 0
+        async with asking(KEY) as reports:
+            assert (await reports.read(endpoint)).report
+        assert member.asked == 1

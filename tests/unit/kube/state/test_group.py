@@ -278,3 +278,67 @@ def a_pod(
     runs = {"initContainerStatuses": [{"name": "rota-sidecar", "started": started}]}
     body = {"metadata": {**metadata, "labels": labels}, "spec": {"initContainers": [sidecar], "volumes": volumes}}
     return msgspec.convert({**body, "status": ready | runs}, Pod)
+
+
+STARTED, ENDED_AT = 1764237600.4, "2025-11-27T10:00:07Z"  # seven seconds later
+
+
+def a_restarted_pod() -> Pod:
+    """Return the pod after a process of its sidecar ended."""
+    terminated = {"terminated": {"exitCode": 137, "finishedAt": ENDED_AT}}
+    pod = a_pod()
+    [sidecar] = pod.status.init_container_statuses
+    state = msgspec.convert(terminated, type(sidecar.last_state))
+    found = msgspec.structs.replace(sidecar, last_state=state, restart_count=1)
+    return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, init_container_statuses=[found]))
+
+
+def a_report_of(incarnation: int, started: float = STARTED) -> Report:
+    return Report(member="orders-a", uid="a", generation=7, reads=2, incarnation=str(incarnation), started=started)
+
+
+def heard(group: Group, now: float) -> tuple[float | None, int, float]:
+    """Return what the planner is given about the restarts of the one pod."""
+    (shown,) = group.snapshot(now, AtBroker(), {}).pods
+    return shown.stopped, shown.restarts, shown.serving
+
+
+def test_restart_is_seen_when_the_container_of_the_reporting_process_has_finished() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.pods.see(a_pod(), now=0.0)
+    group.pods["orders-a"].hear(a_report_of(1), 1.0, 1.0)
+    assert heard(group, 5.0)[0] is None
+    group.pods.see(a_restarted_pod(), now=6.0)
+    assert heard(group, 8.0)[0] == 2.0
+    later = a_report_of(2, started=STARTED + 8)
+    assert group.pods["orders-a"].hear(later, 9.0, 9.0)
+    assert heard(group, 10.0) == (None, 1, 1.0)
+    assert not group.pods["orders-a"].hear(a_report_of(1), 11.0, 1.0), "an answer that came late"
+    assert heard(group, 12.0) == (None, 1, 3.0)
+    assert heard(group, 9.0 + 600.0)[1] == 0, "forgiven"
+
+
+def test_restart_before_the_reporting_process_started_is_none_of_it() -> None:
+    """Also where the pod's status is seen late."""
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.pods.see(a_pod(), now=0.0)
+    group.pods["orders-a"].hear(a_report_of(2, started=STARTED + 8), 1.0, 1.0)
+    group.pods.see(a_restarted_pod(), now=2.0)
+    assert heard(group, 3.0)[:2] == (None, 0)
+    group.pods["orders-a"].hear(a_report_of(2, started=0.0), 4.0, 4.0)
+    assert heard(group, 5.0)[0] is None, "a process that does not say when it started"
+
+
+def test_restart_of_a_sidecar_of_an_earlier_version_is_not_counted() -> None:
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.pods.see(a_pod(), now=0.0)
+    for text in ("d1f0", "7712"):
+        report = msgspec.json.decode(
+            b'{"member":"orders-a","uid":"a","generation":7,"incarnation":"%s"}' % text.encode(), type=Report
+        )
+        group.pods["orders-a"].hear(report, 1.0, 1.0)
+    (shown,) = group.snapshot(2.0, AtBroker(), {}).pods
+    assert (shown.incarnation, shown.restarts, shown.stopped) == (0, 0, None)

@@ -11,7 +11,7 @@ from rota.documents import Assignment, Share, write_assignment
 from rota.model import Queue
 from rota.ranges import from_ranges
 from rota.reports import read_report
-from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.member import RESUME_SECONDS, Member, Step
 from rota.sidecar.member.queue_lifecycle import HOLD, Act, Command, Event, State
 
 A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
@@ -599,3 +599,69 @@ def test_member_never_consumes_unassigned_queues_in_random_orders_of_events(seed
         step(walk)
         walk.it_works_what_it_reports_and_delivers_what_it_was_given()
     walk.every_queue_ends_running_or_released_when_answers_keep_coming()
+
+
+# Restarts.
+
+MINE, BEFORE = 2, 1
+
+
+def a_share(incarnation: int, *queues: Queue) -> dict[str, Any]:
+    """Return the fields of a document that gives queues to one process of the pod."""
+    return {"members": {NAME: Share(UID, queues, incarnation)}, "incarnations_since": 3}
+
+
+def a_restarted_member() -> Member:
+    member = Member(NAME, UID, obeyed=5)
+    member.count(MINE, 1763712000.5)
+    return member
+
+
+def test_restart_consumes_only_what_a_document_gives_to_this_process() -> None:
+    member = a_restarted_member()
+    step = member.read(a_document(5, **a_share(BEFORE, A)), 0.0)
+    assert (acts(step), member.lives, step.remember) == ([], {}, 5)
+    report = member.report()
+    assert (report.process, report.started, report.reads, report.held) == (MINE, 1763712000.5, 2, {})
+    step = member.read(a_document(6, **a_share(MINE, A)), 1.0)
+    assert acts(step) == [(Act.PLACE, A)]
+    step = member.read(a_document(7, **a_share(MINE + 1, A)), 2.0)
+    assert acts(step) == [(Act.STOP, A)], "a document for a later process: this one has no business with the queue"
+
+
+def test_restart_consumes_what_a_document_of_schema_1_gives_to_the_pod() -> None:
+    member = a_restarted_member()
+    assert acts(member.read(a_document(5, A), 0.0)) == [(Act.PLACE, A)]
+
+
+def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_report() -> None:
+    member = a_restarted_member()
+    member.read(a_document(5, **a_share(BEFORE, A)), 10.0)
+    assert member.next_look() == 10.0 + RESUME_SECONDS
+    member.asked(100.0)
+    assert member.next_look() == 100.0 + RESUME_SECONDS
+    assert acts(member.tick(100.0 + RESUME_SECONDS - 0.1)) == []
+    member.stood_still()
+    assert acts(member.tick(100.0 + RESUME_SECONDS)) == [], "the document may be an old one"
+    member.read(a_document(5, **a_share(BEFORE, A)), 220.0)
+    assert acts(member.tick(220.0)) == [(Act.PLACE, A)]
+    assert member.next_look() is None
+    assert from_ranges(member.report().held) == [A]
+    step = member.read(a_document(6, **a_share(BEFORE, A, B)), 221.0)
+    assert acts(step) == [(Act.PLACE, B)], "the operator does not know of this process yet"
+    assert acts(member.read(a_document(7, **a_share(MINE, B)), 222.0)) == [(Act.STOP, A)]
+
+
+def test_restart_of_a_drained_member_resumes_nothing() -> None:
+    member = a_restarted_member()
+    member.read(a_document(5, **a_share(BEFORE, A)), 0.0)
+    member.drain(final=True, now=1.0)
+    assert acts(member.tick(1.0 + RESUME_SECONDS)) == []
+
+
+def test_restart_is_counted_in_the_report_once_its_number_is_on_the_disk() -> None:
+    member = Member(NAME, UID)
+    before = member.report()
+    assert before.process == 0
+    member.count(1, 7.0)
+    assert (member.report().process, member.report().revision) == (1, before.revision + 1)

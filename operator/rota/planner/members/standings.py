@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from rota.documents import Assignment
+from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod
 from rota.spec import PolicySpec
 
@@ -17,6 +18,7 @@ class Standing(StrEnum):
     READY = "Ready"  # counts
     UNREADY = "Unready"  # counts, within its grace
     OUT = "Out"  # unready beyond its grace, and heard: it gives its queues up
+    RESTARTING = "Restarting"  # its sidecar's process has ended, or the next one has not served for long enough
     CUT_OFF = "CutOff"  # others reach a broker that it does not
     LOST = "Lost"  # not ready and not heard
     LEAVING = "Leaving"
@@ -29,17 +31,26 @@ class Standing(StrEnum):
 
 
 def standings(
-    pods: Sequence[Pod], gone: frozenset[str], policy: PolicySpec, document: Assignment
+    pods: Sequence[Pod],
+    gone: frozenset[str],
+    policy: PolicySpec,
+    document: Assignment,
+    *,
+    is_orderly: bool = False,
 ) -> dict[str, Standing]:
     """Return each pod's standing, by name."""
     found = {
         pod.name: Standing.JOINING
-        if awaits_namesake(document, pod, gone)
+        if awaits_namesake(document, pod, gone) or incarnations.has_no_number(document, pod)
         else _standing(pod, gone, policy, works(document, pod))
         for pod in pods
     }
     for name in _cut_off(pods, found, policy, document):
         found[name] = Standing.CUT_OFF
+    # In Orderly groups, brokers keep locks for the pod: its next process has its queues sooner than any other member.
+    restarting = () if is_orderly else incarnations.restarting(pods, document)
+    if any(standing.counts for name, standing in found.items() if name not in restarting):
+        found |= {name: Standing.RESTARTING for name in restarting if found[name].counts}
     return found
 
 
@@ -50,9 +61,14 @@ def works(document: Assignment, pod: Pod) -> bool:
 
 
 def awaits_namesake(document: Assignment, pod: Pod, gone: frozenset[str]) -> bool:
-    """Whether an earlier pod of its name is on record, and not known to have ended: a name has one entry."""
+    """Whether an earlier pod of its name, or process of it, is on record and not known to have ended.
+
+    A name has one entry in a document.
+    """
     share = document.members.get(pod.name)
-    return share is not None and share.uid != pod.uid and share.uid not in gone
+    if share is not None and share.uid == pod.uid:
+        return incarnations.is_waited_for(document, pod)
+    return share is not None and share.uid not in gone
 
 
 def in_motion(pods: Sequence[Pod], found: Mapping[str, Standing], policy: PolicySpec) -> dict[str, float]:

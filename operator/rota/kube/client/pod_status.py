@@ -1,0 +1,105 @@
+"""The status of a pod, as far as it concerns the sidecar."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from rota.model import plain
+from rota.timestamps import parse_time
+
+SIDECAR = "rota-sidecar"  # its container's name
+MAX_OBSTACLE = 200  # characters of what keeps a pod from running
+
+_NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # what each container waits for when it starts
+
+
+class _Waiting(Struct, frozen=True):
+    reason: str = ""
+
+
+class _Terminated(Struct, frozen=True, rename="camel"):
+    finished_at: str | None = None
+
+
+class _ContainerState(Struct, frozen=True):
+    waiting: _Waiting | None = None
+    running: Mapping[str, Any] | None = None
+    terminated: _Terminated | None = None
+
+    @property
+    def has_run(self) -> bool:
+        return self.running is not None or self.terminated is not None
+
+
+class _ContainerStatus(Struct, frozen=True, rename="camel"):
+    name: str
+    started: bool | None = None
+    ready: bool = False
+    restart_count: int = 0
+    state: _ContainerState = _ContainerState()
+    last_state: _ContainerState = _ContainerState()
+
+    @property
+    def obstacle(self) -> str:
+        """Why the container is waiting; empty for the normal reasons of a start."""
+        reason = self.state.waiting.reason if self.state.waiting else ""
+        return "" if reason in _NORMAL_WAITING_REASONS else plain(f"{reason} of container {self.name}", MAX_OBSTACLE)
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
+
+
+class _Condition(Struct, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def obstacle(self) -> str:
+        """Why no node was found for the pod."""
+        is_unschedulable = self.type == "PodScheduled" and self.status == "False" and self.reason == "Unschedulable"
+        return plain(f"Unschedulable, {self.message}", MAX_OBSTACLE) if is_unschedulable else ""
+
+
+class PodStatus(Struct, frozen=True, rename="camel"):
+    """What the kubelet says of a pod."""
+
+    phase: str = ""
+    pod_ip: str = field(default="", name="podIP")
+    conditions: list[_Condition] = []
+    init_container_statuses: list[_ContainerStatus] = []
+    container_statuses: list[_ContainerStatus] = []
+    obstacle: str = ""  # not a field of Kubernetes: computed before conditions and containers are dropped
+
+    @property
+    def of_sidecar(self) -> list[_ContainerStatus]:
+        """The status of the sidecar's container, wherever it stands."""
+        return [it for it in (*self.init_container_statuses, *self.container_statuses) if it.name == SIDECAR]
+
+    @property
+    def process_ended(self) -> float:
+        """When a process of the sidecar ended last, in seconds since 1970 by its node's clock; 0: none has."""
+        ends = [state.terminated for it in self.of_sidecar for state in (it.state, it.last_state)]
+        times = [parse_time(end.finished_at) for end in ends if end]
+        return max((at for at in times if at is not None), default=0.0)
+
+
+def status_of_sidecar(status: PodStatus) -> PodStatus:
+    """Return the part of the status that is used."""
+    return replace(
+        status,
+        conditions=[replace(it, message="") for it in status.conditions if it.type == "Ready"],
+        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR],
+        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR],
+        obstacle=_obstacle(status),
+    )
+
+
+def _obstacle(status: PodStatus) -> str:
+    containers = [*status.init_container_statuses, *status.container_statuses]
+    obstacles = [*(it.obstacle for it in status.conditions), *(it.obstacle for it in containers)]
+    return status.obstacle or next(filter(None, obstacles), "")
