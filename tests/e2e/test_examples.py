@@ -127,6 +127,7 @@ def once(printed: Mapping[str, list[str]]) -> Counter[str]:
     return Counter(body for bodies in printed.values() for body in bodies)
 
 
+@pytest.mark.slow("on a node, the example of an Orderly group with pods of the fleet")
 def test_example_orderly_group_with_pods_of_the_fleet_keeps_the_order_of_each_queue(examples: Examples) -> None:
     examples.broker.create_topic("bookings", QUEUES)
     examples.apply(with_pods("orderly.yaml", {}))
@@ -140,6 +141,7 @@ def test_example_orderly_group_with_pods_of_the_fleet_keeps_the_order_of_each_qu
         assert of_queue in [[body for body in bodies if body in of_queue] for bodies in printed.values()]
 
 
+@pytest.mark.slow("on a node, the example of a Broadcasting group with pods of the fleet")
 def test_example_broadcasting_group_with_pods_of_the_fleet_gives_each_message_to_each_pod(examples: Examples) -> None:
     examples.broker.create_topic("prices", QUEUES)
     sent = messages("broadcasting")
@@ -205,6 +207,7 @@ def test_example_secured_group_with_pods_of_the_fleet_consumes_by_credentials_an
     examples.kubectl("delete", "secret", "rmq-ca", "rmq-acl")
 
 
+@pytest.mark.slow("on a node, the fleet of the examples with its HorizontalPodAutoscaler")
 def test_example_fleet_keeps_its_replicas_while_the_autoscaler_of_the_example_has_no_metric(
     installed: Installed, broker: RocketMQ
 ) -> None:

@@ -26,7 +26,9 @@ CONFIGURATIONS = {
     "crash": Configuration(
         queues=1, numbered=True, faults={"crash": 1, "restart": 1}, hit=M1, slow=("see",), floor=8_000
     ),
-    "crash-late": Configuration(queues=1, numbered=True, faults={"crash": 2}, hit=M1, slow=("see", "show"), floor=1),
+    "crash-late": Configuration(
+        queues=1, numbered=True, faults={"crash": 2}, hit=M1, slow=("see", "show"), floor=120_000
+    ),
     "absence": Configuration(queues=1, numbered=True, faults={"crash": 2, "absence": 1}, most=2, hit=M1, floor=15_000),
     "schemas": Configuration(
         queues=1, numbered=True, schema=1, faults={"crash": 1, "schema": 1}, hit=M1, slow=("show",), floor=38_000
