@@ -366,7 +366,7 @@ async def test_condition_event_and_journal_report_each_problem_and_no_queue_move
         Row("UnknownTopic", group(subscriptions=LOST), WRONG, well("UnknownTopic", group(subscriptions=ORDERS))),
         Row("BrokerRefuses", refuses("no right to read"), WRONG, well("BrokerRefuses", refuses(""))),
         Row("InvalidSpec", group(startFrom=SINCE_YEAR_ZERO), WRONG, well("InvalidSpec", group(startFrom=None))),
-        Row("RecordTooNew", schema(2), WRONG, well("RecordTooNew", schema(1))),
+        Row("RecordTooNew", schema(3), WRONG, well("RecordTooNew", schema(1))),
     )
     assert world.fleet.as_value() == before
 

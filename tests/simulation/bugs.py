@@ -9,8 +9,9 @@ import pytest
 
 from rota import handover, planner
 from rota.handover import Act, Proof, Seen, State, Want
-from rota.planner import members, moves, record
+from rota.planner import moves, record
 from rota.planner import situation as situations
+from rota.planner.members import standings
 from rota.planner.snapshot import Heard
 from rota.reports import Report
 from rota.sidecar.member import member, queue_lifecycle
@@ -58,12 +59,12 @@ def absence_is_an_end(patch: pytest.MonkeyPatch) -> None:
     """A pod that is not seen is taken for ended."""
     right = situations.Situation.seen
 
-    def wrong(it: situations.Situation, holder: Any) -> Seen:
+    def wrong(it: situations.Situation, holder: Any, incarnation: int = 0) -> Seen:
         pod = it.pods.get(holder.name)
-        return right(it, holder) if pod and pod.uid == holder.uid else Seen(ended=True)
+        return right(it, holder, incarnation) if pod and pod.uid == holder.uid else Seen(ended=True)
 
     patch.setattr(situations.Situation, "seen", wrong)
-    patch.setattr(members, "awaits_namesake", lambda *_: False)
+    patch.setattr(standings, "awaits_namesake", lambda *_: False)
 
 
 def a_crash_is_an_end(patch: pytest.MonkeyPatch) -> None:
