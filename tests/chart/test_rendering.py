@@ -151,6 +151,7 @@ def test_chart_passes_identity_and_settings_to_the_operator(default: Rendered, h
     assert default.env == {
         "ROTA_BROKER_NETWORKS": "0.0.0.0/0,::/0",
         "ROTA_MAX_QUEUES": "300000",
+        "ROTA_DOCUMENT_SCHEMA": "2",
         "ROTA_SIDECAR_IMAGE": image,
         "ROTA_JOURNAL": "-",
         "ROTA_LEASE": "rota",
