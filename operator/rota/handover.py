@@ -29,12 +29,12 @@ may consume it, and a process consumes only shares of its own. So once a process
 members at once, although the pod's volume may still show a document that gives them to the pod: the next process finds
 another incarnation there, and consumes nothing until a document names its own. Three rules keep this safe:
 
-- Documents of schema 1 name no incarnation, and a process that reads one late consumes what it gives. So the end of a
-  process proves something only if the pod has obeyed a document since the one with which incarnations began; what was
+- Documents of schema 1 name no incarnation, and a process that reads one late consumes what it gives. So a process
+  counts as ended only if its pod has obeyed the generation with which incarnations began, or a later one; what was
   obeyed is on its disk.
-- A process that nobody has asked for a report for 120 s goes on with its predecessor's share: there may be no operator.
-  That is longer than the slowest kubelet (90 s), so by then a document written meanwhile is there. And the operator
-  grants queues of an ended process only on news of the last 20 s.
+- A process that nobody has asked for a report for 180 s goes on with its predecessor's share: there may be no operator.
+  The operator grants queues of an ended process only on a report that was asked for at most 50 s ago (a long poll of
+  30 s that failed, and 20 s), and the slowest kubelet shows what it writes within 90 s: before the 180 s are over.
 - Whether the process that ended is the one last heard is told by times of one clock, the node's: its container
   finished after that process had started.
 

@@ -31,7 +31,7 @@ def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
         text = f"an operator begins that writes documents of schema {3 - world.schema}"
         yield Turn("schema", text, _anew(spent)._replace(write=None, schema=3 - world.schema))
     for spent in setting.spend(world, "absence"):
-        yield Turn("absence", "no operator is there for two minutes", _resumed(setting, spent))
+        yield Turn("absence", "no operator is there for three minutes", _resumed(setting, spent))
     for spent in setting.spend(world, "pause"):
         text = f"the group is {'resumed' if world.paused else 'paused'}"
         yield Turn("pause", text, spent._replace(paused=not world.paused))

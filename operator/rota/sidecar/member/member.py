@@ -19,9 +19,9 @@ from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.sidecar.member.queue_lifecycle import Command, Event, Life, State
 
-# Seconds without a request for the report, after which a restarted process goes on with its predecessor's share. The
-# operator grants queues of an ended process on news of at most 20 s, and the slowest kubelet shows that after 90 s.
-RESUME_SECONDS = 120.0
+# Seconds without a request for the report, after which a restarted process goes on with its predecessor's share: longer
+# than the operator's longest poll, the age of news on which it grants queues of an ended process, and a slow kubelet.
+RESUME_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,12 @@ import pytest
 
 from builders import NOW, a_document, a_pod, a_report, a_snapshot, a_spec
 from rota.documents import Assignment, Release, Share
-from rota.handover import Proof
+from rota.handover import KUBELET, Proof
+from rota.kube.members.report_client import STANDING_WAIT_SECONDS
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan, Pod, Snapshot, plan
 from rota.planner.members.incarnations import FRESH_SECONDS
+from rota.sidecar.member.member import RESUME_SECONDS
 from rota.timestamps import format_time
 
 Q = [Queue("orders", "a", number) for number in range(6)]
@@ -198,3 +200,7 @@ def test_restart_pokes_the_pod_until_its_process_can_prove_the_end_of_the_one_be
     assert "m1" in found.pokes
     done = plan(settled(waiting("m1", generation=SINCE), running("m2"), document=replace(DOCUMENT, generation=9)), NOW)
     assert done.document
+
+
+def test_restart_is_resumed_only_after_every_grant_that_the_operator_may_have_written_is_shown() -> None:
+    assert STANDING_WAIT_SECONDS + FRESH_SECONDS + KUBELET < RESUME_SECONDS

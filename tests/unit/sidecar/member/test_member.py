@@ -640,16 +640,17 @@ def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_
     assert member.next_look() == 10.0 + RESUME_SECONDS
     member.asked(100.0)
     assert member.next_look() == 100.0 + RESUME_SECONDS
-    assert acts(member.tick(100.0 + RESUME_SECONDS - 0.1)) == []
+    due = 100.0 + RESUME_SECONDS
+    assert acts(member.tick(due - 0.1)) == []
     member.stood_still()
-    assert acts(member.tick(100.0 + RESUME_SECONDS)) == [], "the document may be an old one"
-    member.read(a_document(5, **a_share(BEFORE, A)), 220.0)
-    assert acts(member.tick(220.0)) == [(Act.PLACE, A)]
+    assert acts(member.tick(due)) == [], "the document may be an old one"
+    member.read(a_document(5, **a_share(BEFORE, A)), due)
+    assert acts(member.tick(due)) == [(Act.PLACE, A)]
     assert member.next_look() is None
     assert from_ranges(member.report().held) == [A]
-    step = member.read(a_document(6, **a_share(BEFORE, A, B)), 221.0)
+    step = member.read(a_document(6, **a_share(BEFORE, A, B)), due + 1.0)
     assert acts(step) == [(Act.PLACE, B)], "the operator does not know of this process yet"
-    assert acts(member.read(a_document(7, **a_share(MINE, B)), 222.0)) == [(Act.STOP, A)]
+    assert acts(member.read(a_document(7, **a_share(MINE, B)), due + 2.0)) == [(Act.STOP, A)]
 
 
 def test_restart_of_a_drained_member_resumes_nothing() -> None:
