@@ -138,7 +138,8 @@ class Situation:
         pod, share = self.pods.get(name), self.document.members.get(name)
         if not self.incarnations_since:
             return 0
-        if pod and pod.uid == uid and (self.counts(name) or incarnations.inherits(self.document, pod)):
+        is_heard = pod is not None and pod.uid == uid and bool(pod.incarnation)
+        if pod and is_heard and (self.counts(name) or incarnations.inherits(self.document, pod)):
             return pod.incarnation
         if share and share.uid == uid and (share.incarnation or not pod):
             return share.incarnation

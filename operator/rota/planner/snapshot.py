@@ -67,6 +67,7 @@ class Pod:
     client_id: str = ""
     heard: Heard | None = None  # its last report, if it speaks of this very pod
     unheard: float = 0.0  # seconds since that was read, or since one was first asked for
+    doubted: float = 0.0  # seconds since its responses are ignored, for they are unsigned or too large
     # Brokers that it cannot reach, and for how many seconds: since it, or another one that can, said so last.
     cut_off: Mapping[str, float] = field(default_factory=dict)
     poke: Poke = NEVER

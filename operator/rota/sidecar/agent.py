@@ -137,6 +137,7 @@ class Sidecar:
             _log.warning("The sidecar stood still for %.1f s; it reads its document again", self._alive - before)
             self._awoke = self._alive
             self.member.stood_still()
+            self.member.asked(self.now())  # the kubelet may have stood still, too: its volume is an old one
             try:
                 self._look()
             except Exception:

@@ -70,6 +70,7 @@ class Known:
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: it was not heard
     unheard_since: float | None = None
     notices: int | None = None  # of its brokers, that consumers came or went, as far as they were acted upon
+    doubted_since: float | None = None  # since when its responses are ignored
     doubt: Reason | None = None  # why its last response was ignored; the report before it is kept
     unproved_since: float | None = None  # of a pod deleted by force: since when no authenticated response came
     cut_off_since: dict[str, float] = field(default_factory=dict)
@@ -105,6 +106,7 @@ class Known:
         """
         was_doubted, self.doubt = self.doubt, doubt
         if doubt:
+            self.doubted_since = self.doubted_since or asked
             news, self.unheard_since = doubt is not was_doubted or self.unheard_since is not None, None
             return news
         if report is None:
@@ -114,6 +116,7 @@ class Known:
         if before and is_later_process(report, before):
             return False  # an answer that came late: that process has ended
         self.restarts.hear(before, report, now)
+        self.doubted_since = None
         news = self.unheard_since is not None or was_doubted is not None or not _decides_the_same(before, report)
         self.unheard_since = None
         if self.notices is None:
@@ -179,6 +182,7 @@ class Known:
             client_id=client_id(pod),
             heard=self.heard,
             unheard=0.0 if self.unheard_since is None else now - self.unheard_since,
+            doubted=0.0 if self.doubted_since is None else now - self.doubted_since,
             cut_off={it: now - max(since, reached.get(it, now)) for it, since in self.cut_off_since.items()},
             poke=pod.poke,
             poked=now - self.poke_changed,

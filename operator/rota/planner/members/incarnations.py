@@ -24,7 +24,7 @@ def since(snapshot: Snapshot, document: Assignment) -> int:
     """
     pods = [pod for pod in snapshot.pods if pod.started and not pod.ended and pod.uid not in snapshot.gone]
     readers = [pod for pod in pods if pod.report and pod.report.reads >= READS]
-    if snapshot.max_schema < READS or any(pod.report for pod in pods if pod not in readers):
+    if snapshot.max_schema < READS or any(pod.report and pod.report.reads < READS for pod in pods):
         return 0
     if document.incarnations_since:
         return document.incarnations_since
@@ -58,12 +58,13 @@ def seen(document: Assignment, pod: Pod, incarnation: int) -> Seen:
     if not (incarnation and pod.incarnation):
         return pod.seen
     has_obeyed = pod.generation >= document.incarnations_since > 0
+    is_fresh = max(pod.unheard, pod.doubted) < FRESH_SECONDS
     if pod.incarnation == incarnation:
-        is_over = has_obeyed and pod.stopped is not None and pod.stopped < FRESH_SECONDS
+        is_over = has_obeyed and is_fresh and pod.stopped is not None and pod.stopped < FRESH_SECONDS
         return replace(pod.seen, ended=pod.ended or is_over)
     if pod.incarnation > incarnation and inherits(document, pod):
         return pod.seen
-    if pod.incarnation > incarnation and has_obeyed and pod.unheard < FRESH_SECONDS:
+    if pod.incarnation > incarnation and has_obeyed and is_fresh:
         return replace(pod.seen, ended=True)
     return replace(pod.seen, report=None, working=frozenset())
 
@@ -102,7 +103,8 @@ def shown_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
 def restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
     """Return who shall have no queues, as long as somebody else can: its process has ended, or just restarted.
 
-    A member that is back for the first time before its queues went to others keeps them.
+    A member that is back for the first time before its queues went to others keeps them, and so does one whose present
+    process was given queues.
     """
     if not document.incarnations_since:
         return ()
@@ -111,7 +113,9 @@ def restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
 
 def _pause(pod: Pod, document: Assignment) -> float:
     share = document.members.get(pod.name)
-    if not pod.restarts or (pod.restarts == 1 and share is not None and share.uid == pod.uid and share.queues):
+    queues = share.queues if share is not None and share.uid == pod.uid else ()
+    has_taken_up = share is not None and share.incarnation == pod.incarnation
+    if not pod.restarts or (queues and (pod.restarts == 1 or has_taken_up)):
         return 0.0
     return PAUSES[min(pod.restarts, len(PAUSES)) - 1]
 

@@ -124,13 +124,33 @@ def test_restart_proved_by_a_later_process_gives_its_queues_back_to_the_pod() ->
     assert restarted_reason(found) is Reason.MEMBER_RESTARTED
 
 
-@pytest.mark.parametrize("changed", [{"generation": SINCE - 1}, {"unheard": FRESH_SECONDS}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{"generation": SINCE - 1}, {"unheard": FRESH_SECONDS}, {"doubted": FRESH_SECONDS}], ids=str
+)
 def test_restart_of_a_process_that_may_obey_an_earlier_document_is_waited_for(changed: dict[str, Any]) -> None:
     pod = waiting("m1", **changed)
     found = plan(settled(pod, running("m2")), NOW)
     assert found.standings["m1"] == "Joining"
     assert not found.document or not found.document.members["m2"].queues[3:]
     assert "m1" in found.awaited
+
+
+def test_restart_incarnation_stays_in_the_document_while_a_new_leader_has_not_heard_the_member() -> None:
+    """A document that named none could be consumed by the next process, too."""
+    unheard = a_pod("m1")
+    joiner = a_pod("m3", report("m3"))
+    found = plan(settled(unheard, running("m2"), joiner), NOW)
+    assert found.document
+    assert found.document.schema == 2
+    assert all(it.incarnation for it in found.document.members.values() if it.queues)
+    assert found.document.members["m1"].queues
+
+
+def test_restart_of_members_that_took_up_queues_again_moves_none_of_them() -> None:
+    """Otherwise the first of a fleet that is past its pause would get all queues of the others."""
+    pods = [running(name, restarts=2, serving=serving) for name, serving in (("m1", 10.0), ("m2", 9.0))]
+    found = plan(settled(*pods), NOW)
+    assert (found.document, set(found.standings.values())) == (None, {"Ready"})
 
 
 def test_restart_process_that_resumed_by_itself_keeps_its_queues() -> None:
