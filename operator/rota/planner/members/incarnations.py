@@ -6,7 +6,7 @@ See *Restarts* in `rota.handover`.
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from rota.documents import Assignment
+from rota.documents import Assignment, Share
 from rota.handover import Seen
 from rota.model import Holder, Queue
 from rota.planner.snapshot import Pod, Snapshot
@@ -41,16 +41,22 @@ def inherits(document: Assignment, pod: Pod) -> bool:
     return pod.heard is not None and any(queue in pod.heard.working for queue in _of_earlier_ones(document, pod))
 
 
-def _of_earlier_ones(document: Assignment, pod: Pod) -> Collection[Queue]:
+def _share_of(document: Assignment, pod: Pod) -> Share:
+    """Return what the document gives this very pod; an empty share if it gives it nothing."""
     share = document.members.get(pod.name)
-    is_earlier = share is not None and share.uid == pod.uid and 0 < share.incarnation < pod.incarnation
+    return share if share is not None and share.uid == pod.uid else Share(pod.uid)
+
+
+def _of_earlier_ones(document: Assignment, pod: Pod) -> Collection[Queue]:
+    share = _share_of(document, pod)
+    is_earlier = 0 < share.incarnation < pod.incarnation
     releases = document.releasing.items() if pod.incarnation > 1 else ()
     taken = [
         queue
         for queue, release in releases
         if release.holder == pod.holder and 0 < release.incarnation < pod.incarnation
     ]
-    return [*share.queues, *taken] if share and is_earlier else taken
+    return [*share.queues, *taken] if is_earlier else taken
 
 
 def seen(document: Assignment, pod: Pod, incarnation: int) -> Seen:
@@ -84,9 +90,8 @@ def is_waited_for(document: Assignment, pod: Pod) -> bool:
 
 def has_restarted(document: Assignment, pod: Pod) -> bool:
     """Whether the document gives queues to an earlier process than the one that was heard."""
-    share = document.members.get(pod.name)
-    has_queues = share is not None and share.uid == pod.uid and bool(share.queues)
-    return has_queues and share is not None and 0 < share.incarnation < pod.incarnation
+    share = _share_of(document, pod)
+    return bool(share.queues) and 0 < share.incarnation < pod.incarnation
 
 
 def shown_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
@@ -112,10 +117,9 @@ def restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
 
 
 def _pause(pod: Pod, document: Assignment) -> float:
-    share = document.members.get(pod.name)
-    queues = share.queues if share is not None and share.uid == pod.uid else ()
-    has_taken_up = share is not None and share.incarnation == pod.incarnation
-    if not pod.restarts or (queues and (pod.restarts == 1 or has_taken_up)):
+    share = _share_of(document, pod)
+    has_taken_up = share.incarnation == pod.incarnation
+    if not pod.restarts or (share.queues and (pod.restarts == 1 or has_taken_up)):
         return 0.0
     return PAUSES[min(pod.restarts, len(PAUSES)) - 1]
 
