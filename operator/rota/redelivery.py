@@ -21,6 +21,8 @@ from rota.ranges import RangedQueues
 from rota.reports import MOST_UNCOMMITTED, Report
 
 KEPT_SECONDS = 3600.0  # a queue that nobody has taken over for so long is forgotten
+URGENT_SECONDS = 60.0  # for which the next reader of a queue is read more often
+MAX_QUEUES_OF_GROUP = 10_000  # that are kept
 
 
 class Cause(StrEnum):
@@ -108,9 +110,10 @@ class GivenOffsets:
     ) -> list[Redelivered]:
         """Take what a reader says of queues that it owns; return what came again with those it has taken over.
 
-        `most`: how many queues may be kept.
+        `most`: how many queues may be kept, if that is less than the limit.
         """
         redelivered: list[Redelivered] = []
+        most = min(most, MAX_QUEUES_OF_GROUP)
         for queue, progress in page.items():
             given = self.by_queue.get(queue)
             if given is not None and (given.cause or given.reader != reader):
@@ -146,19 +149,22 @@ class GivenOffsets:
         for queue in (known | (owned & last.keys() & had)) - RangedQueues(report.held):
             if queue not in owned and assignment is not None and queue in assignment.forced:
                 self.by_queue[queue] = self.by_queue[queue]._replace(cause=Cause.FORCED)
-            elif entry := last.get(queue):
+            elif (entry := last.get(queue)) and (queue in known or len(self.by_queue) < MAX_QUEUES_OF_GROUP):
                 cause = None if queue in releasing else Cause.HANDOVER
                 self.by_queue[queue] = Given(reader, entry.start, entry.given, None, now, is_last=True, cause=cause)
-            else:
+            elif queue in known:
                 self.by_queue.pop(queue)  # everything is committed
 
     def to_be_taken_over(self, has_ended: Callable[[Reader], bool], now: float) -> set[Queue]:
-        """Return the queues whose next reader has not said where it began; those too old are forgotten."""
+        """Return the queues whose reader ended lately, and whose next one has not said where it began.
+
+        Queues that nobody has taken over for long are forgotten.
+        """
         ended = {reader for reader in {it.reader for it in self.by_queue.values()} if has_ended(reader)}
         waiting = {queue: it for queue, it in self.by_queue.items() if it.cause or it.reader in ended}
         for queue in [queue for queue, given in waiting.items() if now - given.at > KEPT_SECONDS]:
             del self.by_queue[queue], waiting[queue]
-        return set(waiting)
+        return {queue for queue, given in waiting.items() if now - given.at <= URGENT_SECONDS}
 
     def clear(self) -> None:
         """Forget everything: this operator begins to lead, or the group is another one."""

@@ -10,7 +10,7 @@ from kube.world import OperatedNamespace, a_group, billing, two_members
 from rota.brokers.memory import BROKER, Memory
 from rota.kube.brokers.lag import lag_poller
 from rota.kube.http.schema import Detail
-from rota.kube.members import report_poller
+from rota.kube.members import report_poller, rounds
 from rota.model import Queue
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("crds", "node")
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than usual."""
     monkeypatch.setattr(lag_poller, "LAG_SECONDS", 0.1)
-    monkeypatch.setattr(report_poller, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.1)
 
 
 def shown(world: OperatedNamespace) -> Detail:
@@ -66,7 +66,7 @@ async def test_broadcasting_lag_is_that_of_the_slowest_member(world: OperatedNam
     quick, slow = world.fleet.members.values()
     quick.offsets, slow.offsets = dict.fromkeys(queues, 0) | {queues[0]: 9}, dict.fromkeys(queues, 0) | {queues[0]: 2}
     brain = world.operator.brain
-    hears = asyncio.create_task(report_poller.hear_all(lambda: brain.groups, world.operator.reports, brain.wake))
+    hears = asyncio.create_task(report_poller.poll_reports(lambda: brain.groups, world.operator.reports, brain.wake))
 
     async def told(*lag: float) -> bool:
         return await scraped(world, "rota_group_lag", topic="orders") == [*lag]
@@ -152,7 +152,7 @@ async def test_condition_reports_a_problem_of_a_member_between_rebalances(world:
     await two_members(world)
     await world.soon(world.at_rest)
     brain = world.operator.brain
-    hears = asyncio.create_task(report_poller.hear_all(lambda: brain.groups, world.operator.reports, brain.wake))
+    hears = asyncio.create_task(report_poller.poll_reports(lambda: brain.groups, world.operator.reports, brain.wake))
     said = "The app answers 404 to POST /; correct spec.delivery.push.path"
     world.fleet.members["orders-a"].troubles = {"AppPathNotFound": said}
     assert (await world.condition("AppPathNotFound"))["message"] == f"orders-a: {said}"

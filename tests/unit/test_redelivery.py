@@ -6,10 +6,21 @@ from typing import Any
 import pytest
 
 from builders import a_document
+from rota import redelivery
 from rota.model import Queue
 from rota.queue_offsets import QueueProgress
 from rota.ranges import to_ranges
-from rota.redelivery import KEPT_SECONDS, Cause, Given, GivenOffsets, Reader, Redelivered, Rules, overlap
+from rota.redelivery import (
+    KEPT_SECONDS,
+    URGENT_SECONDS,
+    Cause,
+    Given,
+    GivenOffsets,
+    Reader,
+    Redelivered,
+    Rules,
+    overlap,
+)
 from rota.reports import Report, Uncommitted
 
 Q, R = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
@@ -191,11 +202,24 @@ def test_offset_of_no_more_queues_than_allowed_is_kept() -> None:
     assert given.by_queue[Q].offset == 11
 
 
+def test_offset_of_no_more_queues_than_the_groups_limit_is_kept_from_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redelivery, "MAX_QUEUES_OF_GROUP", 1)
+    given = GivenOffsets()
+    read(given, OLD, 0, 9, 5, queue=R)
+    given.take_report(a_report([Q, R]), a_report([R], uncommitted=[not_committed(12)]), TO_BE_TAKEN, 1.0)
+    assert [*given.by_queue] == [R]
+    given.clear()
+    given.take_report(a_report([Q, R]), a_report([R], uncommitted=[not_committed(12)]), TO_BE_TAKEN, 1.0)
+    assert [*given.by_queue] == [Q]
+
+
 def test_offset_of_a_queue_that_nobody_takes_over_is_forgotten() -> None:
     given = GivenOffsets()
     read(given, OLD, 0, 9, 5)
     assert given.to_be_taken_over(running, KEPT_SECONDS + 1) == set()
-    assert given.to_be_taken_over(ended, KEPT_SECONDS) == {Q}
+    assert given.to_be_taken_over(ended, URGENT_SECONDS) == {Q}
+    assert given.to_be_taken_over(ended, KEPT_SECONDS) == set(), "its next reader is not read more often than others"
+    assert [*given.by_queue] == [Q]
     assert given.to_be_taken_over(ended, KEPT_SECONDS + 1) == set()
     assert given.by_queue == {}
 

@@ -26,7 +26,7 @@ from rota.kube.informers import NESTED_TOO_DEEPLY, followers, our_kinds, run_kop
 from rota.kube.members.delivery_poller import poll_deliveries
 from rota.kube.members.progress_poller import ProgressPoller
 from rota.kube.members.report_client import Reports
-from rota.kube.members.report_poller import hear_all
+from rota.kube.members.report_poller import poll_reports
 from rota.kube.observers import Outlets
 from rota.kube.options import VERSION, Options, check
 from rota.kube.reconcile.controller import Brain
@@ -96,7 +96,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
                 *(tasks.create_task(watch_own_kinds(*it, here), name="look after") for it in kinds),
                 tasks.create_task(places.run(), name="secrets"),
                 tasks.create_task(traces.run(), name="traces"),
-                tasks.create_task(hear_all(_led(brain), reports, brain.wake), name="hear all"),
+                tasks.create_task(poll_reports(_led(brain), reports, brain.wake), name="report poller"),
                 tasks.create_task(_poll_progress(brain, reports, outlets), name="progress poller"),
                 tasks.create_task(_poll_deliveries(brain, reports), name="delivery poller"),
             ]

@@ -16,6 +16,7 @@ from rota.spec.consumer_settings import ConsumerSettings
 
 REFRESH_SECONDS = 60.0
 MAX_CONSUMERS = 20  # of a group; others are not asked
+MAX_BROKERS = 2  # that are asked about one consumer: it is connected to all of them
 CONCURRENT_REQUESTS = 16  # to one cluster; a consumer that does not answer keeps one for 10 s
 
 _log = logging.getLogger(__name__)
@@ -29,12 +30,13 @@ class ConsumerPoller:
         brokers: Brokers,
         views: Views,
         unmanaged: Callable[[Key], Collection[str]],
-        news: Callable[[Key], None],
+        on_change: Callable[[Key], None],
     ) -> None:
-        """`unmanaged` returns the client ids in a group that are not its members'; `news` is called after a change."""
+        """`unmanaged` returns the ids of consumers that are not members; `on_change` is called after a change."""
         self._brokers, self._views = brokers, views
-        self._unmanaged, self._news = unmanaged, news
+        self._unmanaged, self._on_change = unmanaged, on_change
         self._settings: dict[Key, dict[str, ConsumerSettings | None]] = {}  # None: the consumer gave no answer
+        self._pending: dict[Key, dict[str, None]] = {}  # client ids that are asked next, of groups that are being asked
         self._requests = asyncio.Semaphore(CONCURRENT_REQUESTS)
 
     def of(self, key: Key) -> Mapping[str, ConsumerSettings]:
@@ -49,35 +51,66 @@ class ConsumerPoller:
         }
 
     async def run(self) -> None:
-        """Ask all unmanaged consumers periodically: a consumer may change its subscriptions while it runs."""
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            interests = self._views.interests
-            self._settings = {key: known for key, known in self._settings.items() if key in interests}
-            async with asyncio.TaskGroup() as tasks:
+        """Ask all unmanaged consumers periodically: a consumer may change its subscriptions while it runs.
+
+        A group whose consumers have not all been asked by the next round does not delay the others.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(REFRESH_SECONDS)
+                interests = self._views.interests
+                self._settings = {key: known for key, known in self._settings.items() if key in interests}
                 async for key in gently([*interests]):
                     tasks.create_task(self.ask(key, again=True))
 
     async def ask(self, key: Key, *, again: bool = False) -> None:
-        """Ask a group's unmanaged consumers that were not asked yet; with `again`, all of them."""
-        before = self._settings.get(key, {})
+        """Ask a group's unmanaged consumers that were not asked yet; with `again`, all of them.
+
+        They are asked one after another, so a group whose consumers do not answer delays no other group. If this group
+        is being asked already, those consumers are added to the ones that are asked next.
+        """
         unmanaged = sorted(self._unmanaged(key))[:MAX_CONSUMERS]
-        if not (before or unmanaged):
-            return
-        settings: dict[str, ConsumerSettings | None] = {}
-        for client_id in unmanaged:  # one after another: a group whose consumers do not answer delays no other group
-            known = client_id in before and not again
-            settings[client_id] = before[client_id] if known else await self._ask_consumer(key, client_id)
-        self._settings[key] = settings
-        if settings != before:
-            self._news(key)
+        self._forget_consumers(key, unmanaged)
+        known = self._settings.get(key, {})
+        to_ask = {client_id: None for client_id in unmanaged if again or client_id not in known}
+        if key in self._pending:
+            self._pending[key] |= to_ask
+        elif to_ask:
+            self._pending[key] = to_ask
+            try:
+                await self._ask_pending(key)
+            finally:
+                del self._pending[key]
+
+    def _forget_consumers(self, key: Key, unmanaged: Collection[str]) -> None:
+        """Forget the settings of consumers that are not in the group any more."""
+        known = self._settings.get(key, {})
+        left = [client_id for client_id in known if client_id not in unmanaged]
+        for client_id in left:
+            del known[client_id]
+        if left:
+            self._on_change(key)
+
+    async def _ask_pending(self, key: Key) -> None:
+        pending = self._pending[key]
+        while pending:
+            client_id = next(iter(pending))
+            settings = await self._ask_consumer(key, client_id)
+            pending.pop(client_id)
+            if client_id not in self._unmanaged(key):
+                continue
+            known = self._settings.setdefault(key, {})
+            is_news = settings != known.get(client_id)
+            known[client_id] = settings
+            if is_news:
+                self._on_change(key)
 
     async def _ask_consumer(self, key: Key, client_id: str) -> ConsumerSettings | None:
         """Return a consumer's settings from the first broker through which it answers."""
         interest = self._views.interests.get(key)
         if interest is None:
             return None
-        for broker in sorted(self._views.where(interest)):
+        for broker in sorted(self._views.where(interest))[:MAX_BROKERS]:
             try:
                 async with self._requests:
                     return await self._brokers.consumer_settings(interest.group, client_id, broker)

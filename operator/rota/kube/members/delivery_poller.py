@@ -1,58 +1,49 @@
-"""Polls what every member's deliveries came to, periodically and slowly: it decides nothing about queues."""
+"""Reads what every member's deliveries came to, by turns and slowly: it decides nothing about queues."""
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from rota.kube.client.objects import Key, Pod
 from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.rounds import Groups, Rounds, Turn, count_pods, read_by_turns, running_members
 from rota.kube.state.group import Group
 
-STEP_SECONDS = 1.0
-MEMBERS_PER_STEP = 50  # of all groups
-SHORTEST_ROUND_STEPS = 15
+ROUNDS = Rounds(members_per_step=50, shortest=15)
 REVISION_LABELS = ("pod-template-hash", "controller-revision-hash")  # of Deployments, and of StatefulSets
 
 
-async def poll_deliveries(
-    groups: Callable[[], Mapping[Key, Group]], reports: Reports, on_change: Callable[[Key], None]
-) -> None:
+async def poll_deliveries(groups: Groups, reports: Reports, on_change: Callable[[Key], None]) -> None:
     """Read the deliveries of all members for ever; `on_change` is called for a group whose problem changed."""
-    loop = asyncio.get_running_loop()
-    step = 0
-    while True:
-        await asyncio.sleep(STEP_SECONDS)
-        step += 1
-        current = groups()
-        steps = round_steps(sum(len(group.pods) for group in current.values()))
-        due = [
-            (group, known.pod)
-            for group in current.values()
-            for known in group.pods.values()
-            if hash(known.pod.metadata.uid) % steps == step % steps and known.pod.started and not known.pod.ended
-        ]
-        await asyncio.gather(*(_read(group, pod, reports) for group, pod in due))
+
+    def due(step: int) -> Iterable[Turn]:
+        current, now = groups(), asyncio.get_running_loop().time()
+        members = count_pods(current)
         for key, group in current.items():
-            if step % steps == 0:
-                running = {known.pod.metadata.uid for known in group.pods.values() if not known.pod.ended}
-                group.deliveries.forget(running, group.topics)
-            if group.deliveries.judge(loop.time()):
+            if step % ROUNDS.steps(members) == 0:
+                _forget_ended(group)
+            if group.deliveries.judge(now):
                 on_change(key)
+        return ROUNDS.due(running_members(current), members, step)
+
+    await read_by_turns(due, partial(_read, reports))
 
 
-def round_steps(members: int) -> int:
-    """Return in how many steps so many members are read once."""
-    return max(SHORTEST_ROUND_STEPS, math.ceil(members / MEMBERS_PER_STEP))
+def _forget_ended(group: Group) -> None:
+    running = {known.pod.metadata.uid for known in group.pods.values() if not known.pod.ended}
+    group.deliveries.forget(running, group.topics)
 
 
-async def _read(group: Group, pod: Pod, reports: Reports) -> None:
-    uid, group_deliveries = pod.metadata.uid, group.deliveries
-    deliveries = await reports.read_deliveries(Endpoint.of(pod, group.uid))
-    known = group.pods.get(pod.metadata.name)
-    is_current = known is not None and known.pod.metadata.uid == uid and group.deliveries is group_deliveries
+async def _read(reports: Reports, turn: Turn) -> None:
+    group, group_deliveries = turn.group, turn.group.deliveries
+    known = group.pods.get(turn.name)
+    if known is None or known.pod.metadata.uid != turn.uid:
+        return
+    deliveries = await reports.read_deliveries(Endpoint.of(known.pod, group.uid))
+    is_current = group.pods.get(turn.name) is known and group.deliveries is group_deliveries
     if deliveries and is_current:
         now = asyncio.get_running_loop().time()
-        group_deliveries.take(uid, _revision_of(pod), deliveries, group.topics, now)
+        group_deliveries.take(turn.uid, _revision_of(known.pod), deliveries, group.topics, now)
 
 
 def _revision_of(pod: Pod) -> str:

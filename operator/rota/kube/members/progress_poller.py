@@ -1,77 +1,80 @@
 """Reads how far members are with their queues: what crashes would repeat, and where new readers of queues began.
 
-A small fleet is read every five seconds, a large one a few members a second; members that have just taken over queues
-are read at once.
+A small fleet is read every five seconds, a large one some members a second. Members that have just taken over queues
+have turns of their own, for a minute.
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rota.kube.client.objects import Key
 from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.rounds import Groups, Rounds, Turn, count_pods, read_by_turns, running_members
 from rota.kube.state.group import Group
 from rota.redelivery import Redelivered
 
-STEP_SECONDS = 1.0  # in each of which some members are read
-MEMBERS_IN_A_STEP = 10
-SHORTEST_ROUND = 5  # steps
+ROUNDS = Rounds(members_per_step=10, shortest=5)
+URGENT_ROUNDS = Rounds(members_per_step=10, shortest=1)  # of members that have just taken over queues
 PAGES_AT_ONCE = 8  # of one member; the next ones come with its next turn
 MAX_QUEUES = 50_000  # that are kept of all groups; each takes about 400 bytes
-MAX_QUEUES_OF_GROUP = 10_000
 
-Groups = Callable[[], Mapping[Key, Group]]
-News = Callable[[Key, list[Redelivered]], None]
+OnRedelivered = Callable[[Key, list[Redelivered]], None]
 
 
 class ProgressPoller:
-    """Reads the progress of all members that own queues, some at a time."""
+    """Reads the progress of all members that own queues, by turns."""
 
-    def __init__(self, groups: Groups, reports: Reports, news: News) -> None:
-        """`news` is called with what came again because of a new reader."""
-        self._groups, self._reports, self._news = groups, reports, news
+    def __init__(self, groups: Groups, reports: Reports, on_redelivered: OnRedelivered) -> None:
+        """`on_redelivered` is called with what came again because of a new reader."""
+        self._groups, self._reports, self._on_redelivered = groups, reports, on_redelivered
+        self._clustering: Mapping[Key, Group] = {}
 
     async def run(self) -> None:
         """Read for ever."""
-        step = 0
-        while True:
-            await asyncio.sleep(STEP_SECONDS)
-            step += 1
-            groups = {key: group for key, group in self._groups().items() if not group.record.broadcasting}
-            steps = max(SHORTEST_ROUND, math.ceil(sum(len(it.pods) for it in groups.values()) / MEMBERS_IN_A_STEP))
-            kept = sum(len(it.pods.given.by_queue) for it in groups.values())
-            due = [(key, group, name) for key, group in groups.items() for name in _due(group, step, steps)]
-            await asyncio.gather(*(self._read(*it, MAX_QUEUES - kept) for it in due))
+        await read_by_turns(self._due, self._read)
 
-    async def _read(self, key: Key, group: Group, name: str, room: int) -> None:
-        known = group.pods.get(name)
-        if known is None:
+    def _due(self, step: int) -> Iterable[Turn]:
+        """Return the members whose turn it is, and of those that have just taken over queues some more."""
+        groups = self._clustering = dict[Key, Group]()
+        for key, group in self._groups().items():
+            if group.record.broadcasting:
+                group.pods.given.clear()  # every member reads every queue: none takes a queue over
+            else:
+                groups[key] = group
+        members = [turn for turn in running_members(groups) if turn.group.pods[turn.name].heard]
+        urgent = list(_taking_over(groups, members))
+        return [*ROUNDS.due(members, count_pods(groups), step), *URGENT_ROUNDS.due(urgent, len(urgent), step)]
+
+    async def _read(self, turn: Turn) -> None:
+        pods = turn.group.pods
+        known = pods.get(turn.name)
+        if known is None or known.pod.metadata.uid != turn.uid:
             return
-        uid, member = known.pod.metadata.uid, Endpoint.of(known.pod, group.uid)
+        member = Endpoint.of(known.pod, turn.group.uid)
         start, known.next_page = known.next_page, 0
         for _ in range(PAGES_AT_ONCE):
             page = await self._reports.read_progress(member, start)
-            still = group.pods.get(name)
-            if page is None or still is None or still.pod.metadata.uid != uid:
+            if page is None or pods.get(turn.name) is not known:
                 return
-            most = min(len(group.pods.given.by_queue) + room, MAX_QUEUES_OF_GROUP)
-            redelivered = group.pods.take_page(name, page, _now(), most=most)
+            redelivered = pods.take_page(turn.name, page, _now(), most=len(pods.given.by_queue) + self._room)
             if redelivered:
-                self._news(key, redelivered)
+                self._on_redelivered(turn.key, redelivered)
             if page.next is None or page.next <= start:
                 return
             start = page.next
         known.next_page = start
 
+    @property
+    def _room(self) -> int:
+        """How many more queues may be kept of all groups."""
+        return MAX_QUEUES - sum(len(group.pods.given.by_queue) for group in self._clustering.values())
 
-def _due(group: Group, step: int, steps: int) -> Iterator[str]:
-    """Yield the members whose turn it is, and those that have just taken over queues."""
-    taking_over = group.pods.taking_over(_now())
-    for name, known in group.pods.items():
-        has_turn = hash(known.pod.metadata.uid) % steps == step % steps
-        is_urgent = name in taking_over and known.unheard_since is None
-        if known.pod.started and not known.pod.ended and known.heard and (has_turn or is_urgent):
-            yield name
+
+def _taking_over(groups: Mapping[Key, Group], members: Iterable[Turn]) -> Iterator[Turn]:
+    names = {key: group.pods.taking_over(_now()) for key, group in groups.items()}
+    for turn in members:
+        if turn.name in names[turn.key] and turn.group.pods[turn.name].unheard_since is None:
+            yield turn
 
 
 def _now() -> float:

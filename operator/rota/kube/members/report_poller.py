@@ -1,61 +1,50 @@
-"""Hearing everybody in turn: of a member that nothing is awaited of, only this tells that something is wrong.
+"""Reads every member's report by turns: of a member of which nothing is awaited, only this shows that it is silent.
 
-A small fleet is heard every five seconds: that a member is silent is known, then, when its node is given up, and
-`lostAfter` has run by that time. A large one is heard once a minute, for each report is a connection.
+The members of a small fleet are read every five seconds, so a member's silence is known, and `lostAfter` has run, by
+the time its node is given up. Those of a large one are read once a minute, for each read opens a connection.
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from rota.kube.client.objects import Key
 from rota.kube.members.report_client import Endpoint, Reports
-from rota.kube.state.group import Group
+from rota.kube.members.rounds import Groups, Rounds, Turn, count_pods, read_by_turns, running_members
 from rota.model import Queue
 
-STEP_SECONDS = 1.0  # in each of which some are asked
-AT_A_STEP = 10  # about so many, as long as a round is neither too short nor too long
-SHORTEST, LONGEST = 5, 60  # rounds, in steps
+ROUNDS = Rounds(members_per_step=10, shortest=5, longest=60)
 
 
-async def hear_all(groups: Callable[[], Mapping[Key, Group]], reports: Reports, news: Callable[[Key], None]) -> None:
-    """Read the reports of all members for ever, some at a time; `news` is told of groups where one says otherwise."""
-    step = 0
-    while True:
-        await asyncio.sleep(STEP_SECONDS)
-        step += 1
-        there = groups()
-        steps = a_round(sum(len(group.pods) for group in there.values()))
-        asked = [
-            (key, group, name)
-            for key, group in there.items()
-            for name, known in group.pods.items()
-            if hash(known.pod.metadata.uid) % steps == step % steps
-            and known.pod.started
-            and not known.pod.ended
-            and (name not in group.awaited or group.record.broadcasting)
+async def poll_reports(groups: Groups, reports: Reports, on_change: Callable[[Key], None]) -> None:
+    """Read the reports of all members for ever; `on_change` is called for a group of which one has changed."""
+
+    def due(step: int) -> Iterable[Turn]:
+        current = groups()
+        return [
+            turn for turn in ROUNDS.due(running_members(current), count_pods(current), step) if not _is_awaited(turn)
         ]
-        await asyncio.gather(*(_hear(key, group, name, reports, news) for key, group, name in asked))
+
+    await read_by_turns(due, partial(_read, reports, on_change))
 
 
-def a_round(members: int) -> int:
-    """Return in how many steps so many members are asked once."""
-    return min(max(SHORTEST, math.ceil(members / AT_A_STEP)), LONGEST)
+def _is_awaited(turn: Turn) -> bool:
+    """Whether a long poll reads the member's report; in a Broadcasting group its offsets are read all the same."""
+    return turn.name in turn.group.awaited and not turn.group.record.broadcasting
 
 
-async def _hear(key: Key, group: Group, name: str, reports: Reports, news: Callable[[Key], None]) -> None:
-    known = group.pods.get(name)
-    if known is None:
+async def _read(reports: Reports, on_change: Callable[[Key], None], turn: Turn) -> None:
+    known = turn.group.pods.get(turn.name)
+    if known is None or known.pod.metadata.uid != turn.uid:
         return
-    uid, member = known.pod.metadata.uid, Endpoint.of(known.pod, group.uid)
+    member = Endpoint.of(known.pod, turn.group.uid)
     offsets: Mapping[Queue, int | None] | None = None
-    if group.record.broadcasting:
+    if turn.group.record.broadcasting:
         answer, offsets = await reports.read_with_offsets(member)
     else:
         answer = await reports.read(member)
-    still = group.pods.get(name)
-    if still is None or still.pod.metadata.uid != uid:
+    if turn.group.pods.get(turn.name) is not known:
         return
-    still.offsets = offsets
-    if still.hear(answer.report, asyncio.get_running_loop().time(), answer.asked, answer.doubt):
-        news(key)
+    known.offsets = offsets
+    if known.hear(answer.report, asyncio.get_running_loop().time(), answer.asked, answer.doubt):
+        on_change(turn.key)

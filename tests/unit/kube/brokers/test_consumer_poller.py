@@ -1,14 +1,20 @@
 """Which unmanaged consumers are asked for their settings, and when."""
 
+import asyncio
+
+import pytest
+
+from ground.poll import soon
 from rota.brokers.errors import Refused
 from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.brokers.port import Membership
+from rota.kube.brokers import consumer_poller
 from rota.kube.brokers.consumer_poller import MAX_CONSUMERS, ConsumerPoller
 from rota.kube.brokers.route_watcher import Interest, Views
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 
-KEY = ("shop", "orders")
+KEY, OTHER = ("shop", "orders"), ("shop", "bills")
 JAVA = "10.0.0.9@java"
 
 
@@ -19,12 +25,21 @@ class Cluster(Memory):
         super().__init__()
         self.asked: list[str] = []
         self.silent: set[str] = set()
+        self.withheld: dict[str, asyncio.Event] = {}  # consumers that answer only then
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         self.asked.append(client_id)
         if client_id in self.silent:
             raise Refused("It does not answer")
+        if client_id in self.withheld:
+            await self.withheld[client_id].wait()
         return await super().consumer_settings(group, client_id, broker)
+
+    async def until_asked(self, client_id: str, times: int = 1) -> None:
+        async def is_asked() -> bool:
+            return self.asked.count(client_id) >= times
+
+        await soon(is_asked)
 
     async def join(self, client_id: str, expression: str = "*") -> MemoryConsumer:
         subscriptions = [Subscription("orders", expression)]
@@ -106,3 +121,43 @@ async def test_membership_of_unmanaged_consumers_beyond_the_limit_is_not_asked_f
         await cluster.join(f"10.0.0.9@{number}")
     await poll.ask()
     assert len(cluster.asked) == len(poll.filters) == MAX_CONSUMERS
+
+
+async def test_unmanaged_consumer_that_is_silent_delays_no_other_group_and_is_asked_once_at_a_time() -> None:
+    cluster = await a_cluster()
+    poll = Poll(cluster)
+    await cluster.join(JAVA)
+    await cluster.join("10.0.0.9@php", "paid")
+    answer = asyncio.Event()
+    cluster.withheld = {JAVA: answer}
+    await poll.views.look(KEY)
+    first = asyncio.create_task(poll.poller.ask(KEY))
+    await cluster.until_asked(JAVA)
+    await poll.poller.ask(KEY, again=True)
+    await poll.poller.ask(KEY, again=True)
+    assert cluster.asked == [JAVA], "calls that come meanwhile return, and ask nothing twice"
+    answer.set()
+    await first
+    assert cluster.asked == [JAVA, "10.0.0.9@php"]
+    assert poll.filters == {JAVA: "*", "10.0.0.9@php": "paid"}
+    assert poll.news == [KEY, KEY], "each answer counts as soon as it has come"
+
+
+async def test_unmanaged_consumer_of_a_second_group_is_asked_in_the_next_round_while_the_first_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consumer_poller, "REFRESH_SECONDS", 0.0)
+    cluster = await a_cluster()
+    poll = Poll(cluster)
+    await cluster.join(JAVA)
+    cluster.withheld = {JAVA: asyncio.Event()}
+    poll.views.want(OTHER, Interest("bills", ("orders",), broadcasting=False))
+    subscriptions = [Subscription("orders", "paid")]
+    php = MemoryConsumer(cluster, Membership(group="bills", client_id="10.0.0.9@php", subscriptions=subscriptions))
+    await php.join()
+    await poll.views.look(KEY)
+    await poll.views.look(OTHER)
+    polling = asyncio.create_task(poll.poller.run())
+    await cluster.until_asked("10.0.0.9@php", times=3)
+    assert cluster.asked.count(JAVA) == 1
+    polling.cancel()

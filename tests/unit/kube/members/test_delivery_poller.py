@@ -10,8 +10,8 @@ import pytest
 from rota.deliveries import DeliveriesPage, LastFailure, QueueCounts
 from rota.delivery_totals import GroupDeliveries, MemberDeliveries
 from rota.kube.client.objects import Custom, Metadata, Pod
-from rota.kube.members import delivery_poller
-from rota.kube.members.delivery_poller import poll_deliveries, round_steps
+from rota.kube.members import rounds
+from rota.kube.members.delivery_poller import ROUNDS, poll_deliveries
 from rota.kube.members.report_client import Endpoint, Reports
 from rota.kube.state.group import Group
 from rota.model import Queue, Reason
@@ -65,41 +65,41 @@ def failing(failed: int = 100, incarnation: str = "one", queue: Queue = Q) -> De
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(delivery_poller, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
     return Members()
 
 
-async def poll(members: Members, group: Group, rounds: int = 1) -> list[tuple[str, str]]:
+async def poll(members: Members, group: Group, number: int = 1) -> list[tuple[str, str]]:
     """Poll for some rounds; return which groups' problems changed."""
     steps, changed = 0, list[tuple[str, str]]()
 
     def current() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
         steps += 1
-        if steps > rounds * round_steps(len(group.pods)):
+        if steps > number * ROUNDS.steps(len(group.pods)):
             raise OverError
         return {KEY: group}
 
-    with pytest.raises(OverError):
+    with pytest.RaisesGroup(OverError):
         await poll_deliveries(current, members, changed.append)
     return changed
 
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 15), (3, 15), (750, 15), (3000, 60), (10_000, 200)])
 def test_delivery_poll_reads_at_most_fifty_members_a_second(members: int, seconds: int) -> None:
-    assert round_steps(members) * delivery_poller.STEP_SECONDS == seconds
+    assert ROUNDS.steps(members) * rounds.STEP_SECONDS == seconds
 
 
 async def test_delivery_poll_reads_each_running_member_once_a_round(members: Members) -> None:
     group = a_group(a_pod("m1"), a_pod("m2"), a_pod("m3", started=False), a_pod("m4", phase="Failed"))
-    await poll(members, group, rounds=2)
+    await poll(members, group, number=2)
     assert members.asked == {"uid-m1": 2, "uid-m2": 2}
 
 
 async def test_condition_of_failing_deliveries_wakes_its_group_once(members: Members) -> None:
     group = a_group(a_pod("m1"))
     members.pages["uid-m1"] = failing()
-    assert await poll(members, group, rounds=3) == [KEY]
+    assert await poll(members, group, number=3) == [KEY]
     assert group.deliveries.problem
     assert group.deliveries.problem.reason is Reason.DELIVERIES_FAILING
 
@@ -136,7 +136,7 @@ async def test_delivery_totals_of_a_pod_that_ended_are_forgotten(
         group.pods.clear()
     else:
         group.pods.see(a_pod("m1", phase="Failed"), now=1.0)
-    await poll(members, group, rounds=2)
+    await poll(members, group, number=2)
     assert (group.deliveries.totals, group.deliveries.delayed) == ({}, None)
 
 

@@ -1,5 +1,6 @@
 """How far members are with their queues: who is read when, and what came again with queues that were taken over."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 
@@ -9,9 +10,10 @@ import pytest
 from builders import a_document
 from rota.documents import Assignment
 from rota.kube.client.objects import Key, Pod
-from rota.kube.members import progress_poller
+from rota.kube.members import progress_poller, rounds
 from rota.kube.members.progress_poller import PAGES_AT_ONCE, ProgressPoller
 from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.rounds import Rounds
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import Record
 from rota.model import Queue
@@ -42,7 +44,7 @@ class Members(Reports):
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(progress_poller, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
     return Members()
 
 
@@ -95,7 +97,7 @@ async def poll(members: Members, group: Group, steps: int) -> list[tuple[Key, Re
         return {KEY: group}
 
     poller = ProgressPoller(groups, members, lambda key, entries: news.extend((key, it) for it in entries))
-    with pytest.raises(OverError):
+    with pytest.RaisesGroup(OverError):
         await poller.run()
     return news
 
@@ -124,6 +126,38 @@ async def test_report_page_is_not_read_in_a_broadcasting_group(members: Members)
     group.record = Record(document=a_document(members={"m1": ()}, everyone=(Q, R)))
     await poll(members, group, 5)
     assert not members.asked
+
+
+async def test_broadcasting_model_forgets_what_was_read(members: Members) -> None:
+    group = a_group("m1")
+    assign(group, m1=[Q])
+    say(group, "m1", Q)
+    members.pages["uid-m1"] = a_page({Q: (0, 9, 5)})
+    await poll(members, group, 5)
+    assert group.pods.given.by_queue
+    group.record = Record(document=a_document(members={"m1": ()}, everyone=(Q, R)))
+    await poll(members, group, 1)
+    assert group.pods.given.by_queue == {}
+
+
+async def test_failover_to_many_members_reads_some_of_them_in_each_step(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_poller, "URGENT_ROUNDS", Rounds(members_per_step=1, shortest=1))
+    monkeypatch.setattr(progress_poller, "ROUNDS", Rounds(members_per_step=1, shortest=10**12))
+    group = a_group("m1", "m2", "m3", "m4")
+    names = ["m2", "m3", "m4"]
+    queues = [Queue("orders", "a", number) for number in range(len(names))]
+    say(group, "m1", *queues)
+    assign(group, m1=queues)
+    page = a_page(dict.fromkeys(queues, (0, 9, 5)))
+    group.pods.take_page("m1", page, asyncio.get_running_loop().time(), most=10)
+    group.pods.lose(a_pod("m1"))
+    assign(group, **{name: [queue] for name, queue in zip(names, queues, strict=True)})
+    for name, queue in zip(names, queues, strict=True):
+        say(group, name, queue)
+    await poll(members, group, 30)
+    assert sum(members.asked.values()) == 30, "each of the three has every third turn on average"
 
 
 async def test_report_pages_beyond_a_limit_are_read_in_the_members_next_turn(members: Members) -> None:

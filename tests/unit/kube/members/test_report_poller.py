@@ -8,9 +8,9 @@ import pytest
 
 from builders import a_document
 from rota.kube.client.objects import Pod
-from rota.kube.members import report_poller
+from rota.kube.members import rounds
 from rota.kube.members.report_client import Answer, Endpoint, Reports
-from rota.kube.members.report_poller import a_round, hear_all
+from rota.kube.members.report_poller import ROUNDS, poll_reports
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import Record
 from rota.model import Queue
@@ -67,14 +67,14 @@ def a_report(name: str, generation: int = 1) -> Report:
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(report_poller, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
     return Members()
 
 
-async def hear(members: Members, *groups: Group, rounds: int = 1) -> list[tuple[str, str]]:
+async def hear(members: Members, *groups: Group, number: int = 1) -> list[tuple[str, str]]:
     """Hear everybody for some rounds; return of whom there was news."""
     steps, told = 0, list[tuple[str, str]]()
-    most = rounds * a_round(sum(len(it.pods) for it in groups))
+    most = number * ROUNDS.steps(sum(len(it.pods) for it in groups))
 
     def known() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
@@ -83,8 +83,8 @@ async def hear(members: Members, *groups: Group, rounds: int = 1) -> list[tuple[
             raise OverError
         return {(it.namespace, it.name): it for it in groups}
 
-    with pytest.raises(OverError):
-        await hear_all(known, members, told.append)
+    with pytest.RaisesGroup(OverError):
+        await poll_reports(known, members, told.append)
     return told
 
 
@@ -93,14 +93,14 @@ NAMES = [f"m{number}" for number in range(200)]
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 5), (3, 5), (50, 5), (51, 6), (200, 20), (600, 60), (10_000, 60)])
 def test_report_poll_interval_grows_with_the_fleet_from_5_to_60_seconds(members: int, seconds: int) -> None:
-    assert a_round(members) * report_poller.STEP_SECONDS == seconds
+    assert ROUNDS.steps(members) * rounds.STEP_SECONDS == seconds
 
 
 async def test_report_is_polled_once_per_interval_from_each_member(members: Members) -> None:
     group, other = a_group(*NAMES), a_group("b1", "b2", name="bills")
     await hear(members, group, other)
     assert members.asked == dict.fromkeys([*(f"uid-{name}" for name in NAMES), "uid-b1", "uid-b2"], 1)
-    await hear(members, group, other, rounds=3)
+    await hear(members, group, other, number=3)
     assert set(members.asked.values()) == {4}
     assert members.addresses == {"10.0.0.1"}
 
@@ -120,10 +120,10 @@ async def test_report_poll_skips_members_that_are_awaited_not_started_or_ended(m
 async def test_report_poll_notifies_only_about_changed_reports(members: Members) -> None:
     group = a_group("m1")
     members.say["uid-m1"] = a_report("m1")
-    assert await hear(members, group, rounds=3) == [KEY]
+    assert await hear(members, group, number=3) == [KEY]
     assert await hear(members, group) == []
     members.say["uid-m1"] = a_report("m1", 2)
-    assert await hear(members, group, rounds=2) == [KEY]
+    assert await hear(members, group, number=2) == [KEY]
     heard = group.pods["m1"].heard
     assert heard is not None
     assert heard.report.generation == 2
@@ -134,11 +134,11 @@ async def test_report_poll_notifies_once_when_a_member_falls_silent_and_when_it_
     members.say["uid-m1"] = a_report("m1")
     await hear(members, group)
     members.say["uid-m1"] = None
-    assert await hear(members, group, rounds=3) == [KEY]
+    assert await hear(members, group, number=3) == [KEY]
     assert group.pods["m1"].unheard_since == 1.0, "when it was asked"
     assert group.pods["m1"].heard is not None, "what it said last is known"
     members.say["uid-m1"] = a_report("m1")
-    assert await hear(members, group, rounds=2) == [KEY]
+    assert await hear(members, group, number=2) == [KEY]
     assert group.pods["m1"].unheard_since is None
 
 
@@ -164,7 +164,7 @@ async def test_report_of_a_pod_is_not_attributed_to_its_successor(members: Membe
     new = a_pod("m1", started=False)  # so that it is not asked itself
     new = msgspec.structs.replace(new, metadata=msgspec.structs.replace(new.metadata, uid="new"))
     members.meanwhile = lambda: group.pods.see(new, now=1.0)
-    assert await hear(members, group, rounds=1) == []
+    assert await hear(members, group, number=1) == []
     assert group.pods["m1"].heard is None
 
 
@@ -172,7 +172,7 @@ async def test_report_poll_skips_a_pod_deleted_before_its_turn(members: Members)
     group = a_group(*NAMES)
     members.say = {f"uid-{name}": a_report(name) for name in NAMES}
     members.meanwhile = group.pods.clear
-    assert await hear(members, group, rounds=2) == []
+    assert await hear(members, group, number=2) == []
     assert len(members.asked) < len(NAMES)
 
 
