@@ -70,5 +70,6 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
 
 
 def _pod(name: str, generation: int, held: tuple[Queue, ...] = ()) -> Pod:
-    report = Report(member=name, uid=f"uid-{name}", generation=generation, held=to_ranges(held))
+    uid = f"uid-{name}"
+    report = Report(member=name, uid=uid, generation=generation, held=to_ranges(held), reads=2, incarnation="1")
     return Pod(name=name, uid=f"uid-{name}", ready=True, steady=1000.0, age=1000.0, heard=Heard(report))

@@ -4,9 +4,10 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -49,7 +50,7 @@ class Release:
     incarnation: int = 0  # of the holder; 0: whichever runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """The record of who owns what: one atomic statement for a whole group."""
 
@@ -71,6 +72,14 @@ class Assignment:
     def schema(self) -> int:
         """The schema that it is written in: only schema 2 has incarnations."""
         return 2 if self.incarnations_since else 1
+
+    @cached_property
+    def releases_by_holder(self) -> Mapping[Holder, Sequence[Queue]]:
+        """The queues that each member gives up."""
+        found: dict[Holder, list[Queue]] = {}
+        for queue, release in self.releasing.items():
+            found.setdefault(release.holder, []).append(queue)
+        return found
 
     @property
     def begun_at(self) -> dict[str, float]:

@@ -35,8 +35,12 @@ another incarnation there, and consumes nothing until a document names its own. 
 - A process that nobody has asked for a report for 180 s goes on with its predecessor's share: there may be no operator.
   The operator grants queues of an ended process only on a report that was asked for at most 50 s ago (a long poll of
   30 s that failed, and 20 s), and the slowest kubelet shows what it writes within 90 s: before the 180 s are over.
-- Whether the process that ended is the one last heard is told by times of one clock, the node's: its container
-  finished after that process had started.
+- The process that was heard last has ended if its container finished after the process had started, both by the clock
+  of the node. The clock of a sidecar in a virtual machine of its own may be behind: a process that responds after that
+  end was known has not ended.
+
+If the processes of more than half of the members have ended, as after a restart of the whole fleet, queues stay with
+their pods: those that are back first could not work them all.
 
 Each proof stays true until the document changes: once released, ended or given up, the holder never comes to own the
 queue again without a new document. So a decision that was right when it was made is right when it is written, by

@@ -22,6 +22,11 @@ class Heard:
     report: Report
 
     @cached_property
+    def process(self) -> int:
+        """The number of the process that sent it; see `Report.process`."""
+        return self.report.process
+
+    @cached_property
     def held(self) -> AbstractSet[Queue]:
         """Every queue that it works."""
         return RangedQueues(self.report.held)
@@ -86,7 +91,7 @@ class Pod:
     @property
     def incarnation(self) -> int:
         """Which process of its sidecar was heard last; 0: none, or one of an earlier version."""
-        return self.heard.report.process if self.heard else 0
+        return self.heard.process if self.heard else 0
 
     @property
     def settings(self) -> str:

@@ -26,17 +26,25 @@ class Restarts:
 
     heard_since: float = 0.0  # since when the present process is heard
     stopped_since: float | None = None  # since when that process is seen to have ended
+    last_end: float = 0.0  # when a process ended last, by the node's clock
+    earlier_end: float = 0.0  # likewise, as it was known when the present process last responded
     _times: list[float] = field(default_factory=list)
 
     def hear(self, before: Report | None, report: Report, now: float) -> None:
-        """Take a report, and the one before it."""
+        """Take a report, and the one before it.
+
+        The process responds, so an end that is known already is of an earlier one, also if its own clock is behind.
+        """
+        self.earlier_end, self.stopped_since = self.last_end, None
         if is_later_process(before, report):
             self._times.append(now)
-            self.heard_since, self.stopped_since = now, None
+            self.heard_since = now
 
     def see(self, report: Report | None, process_ended: float, now: float) -> None:
         """Take when a process of the sidecar ended last, by the node's clock, as is the start in the report."""
-        if not (report and 0 < report.started < process_ended):
+        self.last_end = process_ended
+        is_earlier = process_ended <= self.earlier_end
+        if is_earlier or not (report and 0 < report.started < process_ended):
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
@@ -94,9 +102,6 @@ class Known:
         if pod.terminating and self.leaving_since is None:
             self.leaving_since = now
         self.pod, self.strayed = pod, pod.labelled != pod.works_for
-        self._note_end(now)
-
-    def _note_end(self, now: float) -> None:
         self.restarts.see(self.heard.report if self.heard else None, self.pod.status.process_ended, now)
 
     def hear(self, report: Report | None, now: float, asked: float, doubt: Reason | None = None) -> bool:
@@ -115,9 +120,10 @@ class Known:
         before = self.heard.report if self.heard else None
         if before and is_later_process(report, before):
             return False  # an answer that came late: that process has ended
+        was_silent = self.unheard_since is not None or was_doubted is not None or self.restarts.has_stopped
         self.restarts.hear(before, report, now)
         self.doubted_since = None
-        news = self.unheard_since is not None or was_doubted is not None or not _decides_the_same(before, report)
+        news = was_silent or not _decides_the_same(before, report)
         self.unheard_since = None
         if self.notices is None:
             self.notices = report.consumers_changed
@@ -125,7 +131,6 @@ class Known:
             self.heard = Heard(report)
             if before is not None:
                 self.on_report(before, report, now)
-            self._note_end(now)
         if news:
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}

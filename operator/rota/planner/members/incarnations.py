@@ -49,14 +49,9 @@ def _share_of(document: Assignment, pod: Pod) -> Share:
 
 def _of_earlier_ones(document: Assignment, pod: Pod) -> Collection[Queue]:
     share = _share_of(document, pod)
-    is_earlier = 0 < share.incarnation < pod.incarnation
-    releases = document.releasing.items() if pod.incarnation > 1 else ()
-    taken = [
-        queue
-        for queue, release in releases
-        if release.holder == pod.holder and 0 < release.incarnation < pod.incarnation
-    ]
-    return [*share.queues, *taken] if is_earlier else taken
+    released = document.releases_by_holder.get(pod.holder, ()) if pod.incarnation > 1 else ()
+    queues = [queue for queue in released if 0 < document.releasing[queue].incarnation < pod.incarnation]
+    return [*share.queues, *queues] if 0 < share.incarnation < pod.incarnation else queues
 
 
 def seen(document: Assignment, pod: Pod, incarnation: int) -> Seen:
@@ -105,15 +100,26 @@ def shown_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
     return share.queues if is_for_it or inherits(document, pod) else ()
 
 
-def restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
-    """Return who shall have no queues, as long as somebody else can: its process has ended, or just restarted.
+def stopped(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+    """Return the members whose process has ended; none if more than half have: it would be too much for the others.
+
+    The whole fleet may have been restarted. Then each process that is back goes on with its pod's queues.
+    """
+    if not document.incarnations_since:
+        return ()
+    names = {pod.name for pod in pods if pod.stopped is not None}
+    return names if 2 * len(names) <= len(pods) else ()
+
+
+def pausing(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+    """Return the members whose process restarted and has not served for long enough to get queues.
 
     A member that is back for the first time before its queues went to others keeps them, and so does one whose present
     process was given queues.
     """
     if not document.incarnations_since:
         return ()
-    return {pod.name for pod in pods if pod.stopped is not None or pod.serving < _pause(pod, document)}
+    return {pod.name for pod in pods if pod.stopped is None and pod.serving < _pause(pod, document)}
 
 
 def _pause(pod: Pod, document: Assignment) -> float:

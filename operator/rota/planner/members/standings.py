@@ -48,10 +48,18 @@ def standings(
     for name in _cut_off(pods, found, policy, document):
         found[name] = Standing.CUT_OFF
     # In Orderly groups, brokers keep locks for the pod: its next process has its queues sooner than any other member.
-    restarting = () if is_orderly else incarnations.restarting(pods, document)
-    if any(standing.counts for name, standing in found.items() if name not in restarting):
-        found |= {name: Standing.RESTARTING for name in restarting if found[name].counts}
-    return found
+    restarting = () if is_orderly else _restarting([pod for pod in pods if found[pod.name].counts], document)
+    return found | dict.fromkeys(restarting, Standing.RESTARTING)
+
+
+def _restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+    """Return those of the members that count which have no queues while their process restarts.
+
+    Of those that are back and in their pause some have queues all the same, if no other member can.
+    """
+    stopped, pausing = incarnations.stopped(pods, document), incarnations.pausing(pods, document)
+    candidates = [{*stopped, *pausing}, {*stopped}]
+    return next((names for names in candidates if len(names) < len(pods)), ())
 
 
 def works(document: Assignment, pod: Pod) -> bool:

@@ -283,9 +283,9 @@ def a_pod(
 STARTED, ENDED_AT = 1764237600.4, "2025-11-27T10:00:07Z"  # seven seconds later
 
 
-def a_restarted_pod() -> Pod:
+def a_restarted_pod(ended_at: str = ENDED_AT) -> Pod:
     """Return the pod after a process of its sidecar ended."""
-    terminated = {"terminated": {"exitCode": 137, "finishedAt": ENDED_AT}}
+    terminated = {"terminated": {"exitCode": 137, "finishedAt": ended_at}}
     pod = a_pod()
     [sidecar] = pod.status.init_container_statuses
     state = msgspec.convert(terminated, type(sidecar.last_state))
@@ -329,6 +329,23 @@ def test_restart_before_the_reporting_process_started_is_none_of_it() -> None:
     assert heard(group, 3.0)[:2] == (None, 0)
     group.pods["orders-a"].hear(a_report_of(2, started=0.0), 4.0, 4.0)
     assert heard(group, 5.0)[0] is None, "a process that does not say when it started"
+
+
+def test_restart_is_not_seen_while_the_process_responds_whatever_its_own_clock_says() -> None:
+    """In a virtual machine of its own, a sidecar's clock may be behind its node's."""
+    group = Group("shop", "orders")
+    group.wants(BODY, None)
+    group.pods.see(a_pod(), now=0.0)
+    known = group.pods["orders-a"]
+    known.hear(a_report_of(2), 1.0, 1.0)
+    group.pods.see(a_restarted_pod(), now=2.0)
+    assert heard(group, 3.0)[0] == 1.0
+    assert known.hear(a_report_of(2), 4.0, 4.0), "that it responds is news"
+    assert heard(group, 5.0)[0] is None
+    group.pods.see(a_restarted_pod(), now=6.0)
+    assert heard(group, 7.0)[0] is None, "it responded after that end was known"
+    group.pods.see(a_restarted_pod("2025-11-27T10:00:09Z"), now=8.0)
+    assert heard(group, 9.0)[0] == 1.0
 
 
 def test_restart_of_a_sidecar_of_an_earlier_version_is_not_counted() -> None:

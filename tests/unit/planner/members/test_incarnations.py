@@ -206,6 +206,26 @@ def test_restart_of_the_only_member_moves_nothing_and_raises_no_condition() -> N
     assert Reason.QUEUES_UNOWNED not in {verdict.reason for verdict in found.problems}
 
 
+def test_restart_of_the_whole_fleet_leaves_queues_with_their_pods() -> None:
+    """The first process that is back does not take over the queues of all others."""
+    shares_of_three = {f"m{n}": Share(f"uid-m{n}", tuple(Q[2 * n - 2 : 2 * n]), 1) for n in (1, 2, 3)}
+    document = replace(DOCUMENT, members=shares_of_three)
+    back = waiting("m1", serving=0.0)
+    ended = [a_pod(f"m{n}", report(f"m{n}", held=shares_of_three[f"m{n}"].queues), stopped=1.0) for n in (2, 3)]
+    found = plan(settled(back, *ended, document=document), NOW)
+    assert shares(found) == {"m1": (2, [0, 1]), "m2": (1, [2, 3]), "m3": (1, [4, 5])}
+    found = plan(settled(back, running("m2", stopped=1.0)), NOW)
+    assert shares(found) == {"m1": (2, [0, 1, 2, 3, 4, 5]), "m2": (1, [])}, "one of two"
+
+
+def test_restart_gives_queues_of_an_ended_process_to_a_member_in_its_pause_if_no_other_is_there() -> None:
+    away = replace(DOCUMENT, members={"m1": Share("uid-m1", (), 1), "m2": Share("uid-m2", tuple(Q), 1)})
+    ended = a_pod("m2", report("m2", held=Q), stopped=0.0)
+    found = plan(settled(waiting("m1", restarts=3, serving=5.0), ended, document=away), NOW)
+    assert shares(found) == {"m1": (2, [0, 1, 2, 3, 4, 5]), "m2": (1, [])}
+    assert found.standings["m2"] == "Restarting"
+
+
 def test_restart_in_an_orderly_group_leaves_queues_with_the_pod() -> None:
     orderly = a_spec(ordering="Orderly")
     pod = running("m1", stopped=0.0, ready=False, steady=1.0)
