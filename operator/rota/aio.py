@@ -41,12 +41,6 @@ class RateLimitedCall:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._earliest), self._run)
 
-    def cancel(self) -> None:
-        """Forget what was requested and not called yet."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _run(self) -> None:
         self._timer = None
         self._earliest = asyncio.get_running_loop().time() + self._seconds

@@ -17,13 +17,14 @@ from rota.brokers.memory import BROKER, Memory, MemoryConsumer
 from rota.brokers.message import Message
 from rota.brokers.port import Pulled
 from rota.documents import Share
-from rota.model import Queue
+from rota.model import Queue, Reason
 from rota.sidecar import agent, config_follower
 from rota.sidecar.consume import broker_session, filter_counts
 from rota.sidecar.delivery import http_post, push, settlement
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.queue_lifecycle import State
 from rota.sidecar.member.window import Commit, Window
+from rota.sidecar.status.problems import Health
 from rota.sidecar.storage.local_offsets import Local
 from rota.sidecar.storage.offset_files import Offsets
 from rota.sidecar.storage.state_store import Notes
@@ -409,6 +410,38 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
         await member.until(lambda it: "StateNotWritten" in it.troubles)
         await member.end()
         assert member.memory.members[GROUP] == []
+
+
+async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may have room for a generation, but not for this note."""
+    start, troubles = Notes.start, list[str]()
+    report_trouble = Health.trouble
+
+    def full(_: Notes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def noting(self: Health, reason: Reason, message: str) -> None:
+        if reason is Reason.STATE_NOT_WRITTEN:
+            troubles.append(message)
+        report_trouble(self, reason, message)
+
+    monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(Notes, "start", full)
+    monkeypatch.setattr(Health, "trouble", noting)
+    async with a_member(tmp_path) as member:
+        member.show([FIRST])
+        await member.until(lambda it: "StateNotWritten" in it.troubles)
+
+        async def has_tried_again() -> bool:
+            return len(troubles) >= 4
+
+        await soon(has_tried_again)
+        assert all("the start of its process cannot be noted" in message for message in troubles)
+        monkeypatch.setattr(Notes, "start", start)
+        await member.obeys([FIRST])
+        assert (await member.report()).troubles == {}
 
 
 # What is told.

@@ -126,4 +126,3 @@ async def test_unmanaged_consumer_notice_waits_until_the_interval_is_over() -> N
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(calls) == 1
-    limited.cancel()

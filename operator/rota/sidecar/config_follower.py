@@ -60,7 +60,6 @@ class ConfigFollower:
         except OSError as error:
             self.retry(Reason.STATE_NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}")
             return False
-        self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
         return True
 
     def count_start(self, member: Member) -> None:
@@ -69,8 +68,10 @@ class ConfigFollower:
             try:
                 member.count(self._notes.start(), time.time())
             except OSError as error:
-                told = f"The member gets no queues, for the start of its process cannot be noted: {error}"
-                self._health.trouble(Reason.STATE_NOT_WRITTEN, told)
+                message = f"The member gets no queues, for the start of its process cannot be noted: {error}"
+                self._health.trouble(Reason.STATE_NOT_WRITTEN, message)
+                return
+        self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
 
     def retry(self, reason: Reason | None = None, message: str = "") -> None:
         """Call back again soon; report the reason as a problem if there is one."""

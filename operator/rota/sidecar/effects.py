@@ -33,7 +33,7 @@ class Steps:
         self._notes, self._health, self._report, self._obey, self._done = notes, health, report, obey, done
         self._waiting: deque[Step] = deque()
         self._again: asyncio.TimerHandle | None = None
-        self._ends = self._untold = False
+        self._ends = self._untold = self._has_failed = False
         self._told = report()
 
     @property
@@ -69,6 +69,7 @@ class Steps:
             try:
                 self._keep(step)
             except OSError as error:
+                self._has_failed = True
                 told = "the final drain waits" if step.remember is None else f"generation {step.remember} is not obeyed"
                 self._health.trouble(
                     Reason.STATE_NOT_WRITTEN, f"The member's state cannot be written, so {told}: {error}"
@@ -85,4 +86,6 @@ class Steps:
     def _keep(self, step: Step) -> None:
         if step.remember is not None or step.remember_final:
             self._notes.keep(obeyed=step.remember, final=step.remember_final)
-            self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
+            if self._has_failed:  # there may be another reason for that problem
+                self._has_failed = False
+                self._health.trouble(Reason.STATE_NOT_WRITTEN, "")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
@@ -21,6 +20,7 @@ from rota.deliveries import (
     QueueCounts,
     bucket_of,
 )
+from rota.delivery_totals import DeliveryTotals
 from rota.model import Queue, plain
 from rota.sidecar.member.window import Window
 
@@ -44,16 +44,6 @@ class QueueReader(Protocol):
     window: Window
 
 
-@dataclass(slots=True)
-class _Counts:
-    first_attempts: int = 0
-    done: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    active_seconds: float = 0.0
-    in_flight_seconds: float = 0.0
-    backlog_seconds: float = 0.0
-
-
 class _FailedMessage(NamedTuple):
     topic: str
     queue: Queue
@@ -68,7 +58,7 @@ class DeliveryCounts:
 
     def __init__(self, now: float) -> None:
         self._started = self._sampled = now
-        self._queues: dict[Queue, _Counts] = {}  # never shrinks, so pages keep their places
+        self._queues: dict[Queue, DeliveryTotals] = {}  # never shrinks, so pages keep their places
         self._times: dict[str, dict[int, int]] = {}  # number of deliveries by topic and bucket
         self._failed: dict[str, _FailedMessage] = {}  # by the message's id, the last failure last
         self._last_failure: tuple[AppAnswer, float] | None = None  # and when
@@ -76,7 +66,7 @@ class DeliveryCounts:
 
     def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppAnswer, now: float) -> None:
         """Count the end of a delivery; `attempts` are its messages, each with the number of this attempt."""
-        counts = self._queues.setdefault(queue, _Counts())
+        counts = self._queues.setdefault(queue, DeliveryTotals())
         outcome, messages = answer.outcome, len(attempts)
         if outcome is DeliveryOutcome.DONE:
             counts.done += messages
@@ -126,7 +116,7 @@ class DeliveryCounts:
             buffered = window.buffered
             if not buffered and queue not in self._queues:
                 continue
-            counts = self._queues.setdefault(queue, _Counts())
+            counts = self._queues.setdefault(queue, DeliveryTotals())
             counts.active_seconds += seconds
             counts.in_flight_seconds += seconds * window.in_flight
             counts.backlog_seconds += seconds * (buffered > window.in_flight)
@@ -171,7 +161,7 @@ class DeliveryCounts:
         return nlargest(MESSAGES_IN_PAGE, named, key=lambda message: (not message.outcome, message.attempts))
 
 
-def _as_counts(queue: Queue, counts: _Counts) -> QueueCounts:
+def _as_counts(queue: Queue, counts: DeliveryTotals) -> QueueCounts:
     seconds = (counts.active_seconds, counts.in_flight_seconds, counts.backlog_seconds)
     return QueueCounts(
         *queue, counts.first_attempts, counts.done, counts.failures, *(round(number, 3) for number in seconds)
