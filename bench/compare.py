@@ -79,6 +79,7 @@ EVENTS = {
 
 
 GRACEFUL = ("join", "leave", "roll", "grow", "queues")
+ON_A_NODE = (*GRACEFUL, "crash", "lose")
 
 
 def run(event: Event, fleet: ComparedFleet, ground: Ground) -> Run:
@@ -142,12 +143,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("events", nargs="*", metavar="EVENT", help=f"of {', '.join(EVENTS)}; none: all of them")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file, too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what came there, for a closer look")
-    parser.add_argument("--node", action="store_true", help=f"on a real node, of {', '.join(GRACEFUL)}; needs root")
+    parser.add_argument("--node", action="store_true", help=f"on a real node, of {', '.join(ON_A_NODE)}; needs root")
     given = parser.parse_args(arguments)
     if given.write and given.events:
         print("compare: --write puts the whole table there; leave out the events.", file=sys.stderr)
         return 2
-    offered = [*GRACEFUL] if given.node else [*EVENTS]
+    offered = [*ON_A_NODE] if given.node else [*EVENTS]
     unknown = [name for name in given.events if name not in offered]
     if unknown:
         where = " on a node" if given.node else ""

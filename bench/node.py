@@ -1,10 +1,13 @@
 """What fleets stand on where the node is a real one: kubelet, containers of our images, the operator by its chart."""
 
+import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 from shutil import copy
 
 from bench import app
-from bench.fleets import Ground, an_app
+from bench.fleets import PODS, Ground, an_app
 from chart.charts import Helm
 from e2e.consumers import broker_of
 from e2e.release import Installed
@@ -43,5 +46,10 @@ class NodeGround(Ground):
         return {"containers": [container], "volumes": [volume]}
 
     def signal(self, pod: str, number: signal.Signals) -> None:
-        """Nothing that is to happen in good order is done by a signal."""
-        raise NotImplementedError
+        """Signal the processes of its containers, as this machine sees them, but not that which holds its network."""
+        uid = self.runner.run(self.api.get(f"{PODS}/{pod}"))["metadata"]["uid"]
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                is_of_pod = f"/pod{uid}/" in (process / "cgroup").read_text()
+                if is_of_pod and (process / "comm").read_text().strip() != "pause":
+                    os.kill(int(process.name), number)
