@@ -199,7 +199,9 @@ def no_routes(world: Simulation, chance: Random) -> None:
 
 
 def partial_routes(world: Simulation, chance: Random) -> None:
-    """A name server has just started and does not know every broker."""
+    """A name server has just started and does not know every broker; within 30 s each one has registered."""
+    if world.broker.hidden:  # one after another would hide a broker for longer than a member waits
+        return
     world.broker.hidden = {chance.choice(["a", "b"])}
     world.clock.after(chance.choice([5.0, 29.0]), world.broker.hidden.clear)
 
