@@ -1,9 +1,10 @@
 """An operator of a simulated world: the real controller on virtual time, with stand-ins for what it talks to."""
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -39,6 +40,7 @@ class Operator(Process):
         self.polls: dict[str, asyncio.Event] = {}  # set when a member's report has changed
         self._versions: dict[str, int] = {}  # of pods, the newest that was seen
         self._record: Stored | None = None
+        self._group_seen: tuple[int, Mapping[str, Any]] | None = None  # the version and the status of the group
         self.loop = VirtualLoop(self)
         self.brain = self._controller()
         world.api.watchers.append(self.hear)
@@ -73,10 +75,14 @@ class Operator(Process):
 
     def _follow_lease(self) -> None:
         """Begin or end to lead, and see the status as it is now."""
-        with self.loop.running():
-            if self.world.leads(self) != self.brain.leads:
-                self.brain.lead(leads=self.world.leads(self))
-            self.brain.events.group_seen(self.body())
+        leads, api = self.world.leads(self), self.world.api
+        is_new = self._group_seen != (api.version, api.status)
+        if is_new or leads != self.brain.leads:
+            self._group_seen = (api.version, dict(api.status))
+            with self.loop.running():
+                if leads != self.brain.leads:
+                    self.brain.lead(leads=leads)
+                self.brain.events.group_seen(self.body())
         self.after(0.1, self._follow_lease)
 
     # Watches.
