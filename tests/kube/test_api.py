@@ -121,6 +121,24 @@ async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
         following.cancel()
 
 
+async def test_watch_whose_events_were_lost_reports_a_deletion_with_the_version_of_the_list(
+    api: ground.Api, namespace: str, control_plane: Cluster
+) -> None:
+    """The deleted object may have been written after it was last seen: by that version the deletion would be older."""
+    access, gone = an_access(control_plane.kubeconfig), list[ConfigMap]()
+    where = f"/api/v1/namespaces/{namespace}/configmaps"
+    record = {"metadata": {"name": "orders-rota"}, "data": {"assignment.json": "{}"}}
+    await api.create(where, record)
+    async with ours.Api(lambda: access) as client:
+        records = Follower(client, "configmaps", namespace, ConfigMap, seen=lambda _: None, gone=gone.append)
+        await records.relist()
+        written = await api.patch(f"{where}/orders-rota", {"data": {"assignment.json": "{}\n"}})
+        await api.delete(f"{where}/orders-rota")
+        await records.relist()
+    (deleted,) = [it for it in gone if it.metadata.name == "orders-rota"]
+    assert deleted.metadata.version > int(written["metadata"]["resourceVersion"])
+
+
 async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
     instance: Instance, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -106,7 +107,7 @@ class Operator(Process):
                 self._see(name, None, self.world.api.version)
             for name, pod in there.items():
                 self._see(name, pod, pod.version)
-            self._keep(self.world.api.record)
+            self._keep(self.world.api.record, self.world.api.version)
         self.after(self.chance.uniform(20, 40), self.relist)
 
     def _see(self, name: str, pod: PodObject | None, version: int) -> None:
@@ -123,15 +124,17 @@ class Operator(Process):
     def _record_changed(self, stored: Stored | None) -> None:
         """Receive a change of the assignment by its watch, later."""
         if not self.world.silent_watch:
-            self.after(self.chance.uniform(0.0, 5.0 if self.world.bad_watch else 0.02), partial(self._keep, stored))
+            late = self.chance.uniform(0.0, 5.0 if self.world.bad_watch else 0.02)
+            self.after(late, partial(self._keep, stored, self.world.api.version))
 
-    def _keep(self, stored: Stored | None) -> None:
+    def _keep(self, stored: Stored | None, version: int) -> None:
+        """See the assignment as of a version; one that is deleted has that version, as in an event or by a list."""
         before, self._record = self._record, stored
         with self.loop.running():
             if stored:
                 self.brain.events.record_seen(as_config_map(self.key, stored))
             elif before:
-                self.brain.events.record_gone(as_config_map(self.key, before))
+                self.brain.events.record_gone(as_config_map(self.key, replace(before, version=version)))
 
     # Brokers and members.
 

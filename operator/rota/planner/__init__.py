@@ -251,6 +251,7 @@ def _awaited(it: Situation, standing: Assignment, behind: Sequence[Pod]) -> froz
         or incarnations.has_restarted(standing, pod)
         or pod.unheard  # asked again until it answers: a silence that nobody ends would count as one for ever
         or it.standings[pod.name] is not Standing.READY
+        or (pod.report and pod.report.state != "serving")  # it takes its queues up again without another document
         or (contested and pod.report and not contested.isdisjoint(pod.report.brokers))
         or (standing.barrier and pod.report and pod.report.releasing)
     ]

@@ -1052,6 +1052,7 @@ DISPUTED = (  # one reaches a broker that another one missed when it was heard l
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unheard=3.0, ended=True, started=False))}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING})}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),
+        ({"pods": obeying(DOCUMENT, m2={"report": a_report("m2", 5, (), draining=Q[2:], state="draining")})}, "m2"),
     ],
 )
 def test_report_is_awaited_only_if_it_could_change_the_plan(changed: dict[str, Any], names: str) -> None:

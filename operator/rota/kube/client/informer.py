@@ -7,7 +7,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from msgspec.structs import replace
 
 from rota.kube.client.api import Api, ApiError, Params, Unanswered
 from rota.kube.client.objects import Metadata
@@ -99,7 +101,7 @@ class Follower(Generic[T]):
         self.refused = False
         for key, known in list(self._known.items()):
             if key not in here:
-                self._lose(known)
+                self._lose(_as_of(known, version))
         self.listed.set()
         return version
 
@@ -135,6 +137,15 @@ class Follower(Generic[T]):
 
     def _word(self) -> None:
         self.heard = asyncio.get_running_loop().time()
+
+
+def _as_of(it: T, version: str) -> T:
+    """Return an object that a list does not have any more, with the version of that list.
+
+    Events may have been missed: then it was written after it was last seen, perhaps by this operator.
+    """
+    deleted: Any = it
+    return cast("T", replace(deleted, metadata=replace(it.metadata, resource_version=version)))
 
 
 def counted(following: Sequence[Follower[Any]]) -> list[Follower[Any]]:
