@@ -13,6 +13,7 @@ from ground.api import Api
 from ground.controlplane import Cluster
 from ground.deliveries import whole_lines
 from ground.local import LocalNode
+from ground.poll import PATIENCE_SECONDS
 from ground.rocketmq import RocketMQ
 from kube.operators import an_operator
 from kube.scraped import series
@@ -225,7 +226,7 @@ async def test_retry_counts_the_messages_that_apps_get_again(
     async def is_sampled() -> bool:
         return knows_the_retry_topic(tmp_path / "operator")
 
-    await shop.soon(is_sampled)
+    await shop.soon(is_sampled, 10 * PATIENCE_SECONDS)  # a sample a minute, once the topic is known
     shop.rules.write_text(json.dumps([{"numbers": [shop.sent + 1, shop.sent + 2], "attempts": [1], "status": 500}]))
     for queue in (await shop.brokers.queues(GROUP))[:3]:
         await shop.send(queue)
