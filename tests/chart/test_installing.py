@@ -26,7 +26,7 @@ def everything(namespace: str) -> Object:
     """Return values with every switch on, and something said about everything."""
     return {
         "watchNamespaces": [namespace],
-        "verbose": True,
+        "logLevel": "debug",
         "imagePullSecrets": [{"name": "pull"}],
         "journal": {"kind": "volume", "claim": {"storageClass": "shared"}},
         "tracing": {"endpoint": "https://collector:4318", "headersSecret": "otlp"},

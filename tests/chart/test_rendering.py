@@ -154,12 +154,16 @@ def test_chart_passes_identity_and_settings_to_the_operator(default: Rendered, h
         "ROTA_DOCUMENT_SCHEMA": "2",
         "ROTA_SIDECAR_IMAGE": image,
         "ROTA_JOURNAL": "-",
+        "ROTA_LOG_LEVEL": "info",
+        "ROTA_LOG_FORMAT": "json",
         "ROTA_LEASE": "rota",
     }
-    told = helm.template(watchNamespaces=["shop", "billing"], verbose=True, queueMetrics=False, brokerNetworks=[])
+    told = helm.template(
+        watchNamespaces=["shop", "billing"], logLevel="debug", logFormat="text", queueMetrics=False, brokerNetworks=[]
+    )
     assert (told.env["ROTA_NAMESPACES"], told.env["ROTA_QUEUE_METRICS"]) == ("shop,billing", "false")
     assert "ROTA_BROKER_NETWORKS" not in told.env
-    assert told.container["args"] == ["operator", "--verbose"]
+    assert (told.env["ROTA_LOG_LEVEL"], told.env["ROTA_LOG_FORMAT"]) == ("debug", "text")
 
 
 def test_trace_endpoint_of_the_values_reaches_the_operator(default: Rendered, helm: Helm) -> None:

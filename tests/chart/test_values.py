@@ -92,7 +92,7 @@ def test_chart_schema_allows_no_additional_properties() -> None:
         ({"watchNamespaces": "shop"}, "/watchNamespaces"),
         ({"watchNamespaces": ["Shop"]}, "/watchNamespaces/0"),
         ({"watchNamespaces": ["shop", "shop"]}, "/watchNamespaces"),
-        ({"verbose": "yes"}, "/verbose"),
+        ({"logLevel": "verbose"}, "/logLevel"),
         ({"journal": {"kind": "disk"}}, "/journal/kind"),
         ({"journal": {"size": "large"}}, "/journal/size"),
         ({"journal": {"limit": "all"}}, "/journal/limit"),

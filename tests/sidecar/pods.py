@@ -91,7 +91,7 @@ class Pod:
             "ROTA_STATE": str(self.state),
             "ROTA_KEY": str(self._key_folder),
             "ROTA_RUN": str(self.run),
-            "ROTA_VERBOSE": "1",
+            "ROTA_LOG_LEVEL": "debug",
         }
         self.sidecar = self._start("sidecar", *program, **variables, **changed)
 

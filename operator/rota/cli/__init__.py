@@ -12,6 +12,7 @@ import click
 from rota.cli.commands.pipeline.commands import pipeline
 from rota.cli.console.errors import Plain, plainly
 from rota.cli.console.output import show, table
+from rota.logs import FORMATS, LEVELS
 
 Command = Callable[..., None]
 
@@ -32,6 +33,29 @@ def main() -> None:
 
 
 main.add_command(pipeline)
+
+
+def log_options(command: Command) -> Command:
+    """Add the options of a command that runs on and logs."""
+    return _with(
+        command,
+        click.option(
+            "--log-level",
+            envvar="ROTA_LOG_LEVEL",
+            type=click.Choice(LEVELS),
+            default="info",
+            show_default=True,
+            help="What it logs; debug: also what it asks members and brokers.",
+        ),
+        click.option(
+            "--log-format",
+            envvar="ROTA_LOG_FORMAT",
+            type=click.Choice(FORMATS),
+            default="json",
+            show_default=True,
+            help="How it logs; text is for people.",
+        ),
+    )
 
 
 def on_files(command: Command, *, required: bool = True) -> Command:
@@ -290,16 +314,16 @@ def inject(**given: Any) -> None:
     help="Whether it manages the Deployments of groups with a template.",
 )
 @click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
-@click.option("--verbose", is_flag=True, help="Log what is asked, too.")
+@log_options
 @plainly
-def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> None:
+def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **given: Any) -> None:
     """Run the operator, in a pod or against a kubeconfig."""
     import sys
 
     from rota import logs
     from rota.kube import operator, options
 
-    logs.begin(verbose=verbose)
+    logs.begin(log_level, log_format)
     named = options.namespaces(namespaces)
     chosen = options.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})
     sys.exit(operator.process(chosen))
@@ -318,9 +342,9 @@ def operator(*, namespaces: tuple[str, ...], verbose: bool, **given: Any) -> Non
 @click.option("--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app asks).")
 @click.option("--credentials", envvar="ROTA_CREDENTIALS", default="", help="A folder with accessKey and secretKey.")
 @click.option("--ca", "authorities", envvar="ROTA_CA", default="", help="A folder with ca.crt.")
-@click.option("--verbose", is_flag=True, help="Log what is asked, too.")
+@log_options
 @plainly
-def sidecar(*, verbose: bool, **given: Any) -> None:
+def sidecar(*, log_level: str, log_format: str, **given: Any) -> None:
     """Run one member without a cluster, until Ctrl-C.
 
     It works every queue of its group's topics. At a real broker nobody shares them with it: give it a group in which
@@ -329,5 +353,5 @@ def sidecar(*, verbose: bool, **given: Any) -> None:
     from rota import logs
     from rota.cli.commands import sidecar
 
-    logs.begin(verbose=verbose)
+    logs.begin(log_level, log_format)
     sidecar.run(given)

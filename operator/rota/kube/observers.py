@@ -14,6 +14,7 @@ from rota.kube.telemetry.journal.lag_records import Offsets
 from rota.kube.telemetry.journal.recorder import Notes, redelivered
 from rota.kube.telemetry.otlp import Exporter
 from rota.kube.telemetry.retries import RetryTracker
+from rota.logs import of_group
 from rota.model import RETRY
 from rota.redelivery import Cause, Redelivered
 
@@ -66,8 +67,8 @@ class Outlets:
         records = [*redelivered("/".join(key), self._sight.brain.time(), entries)]
         self._journal.write(records)
         for it in records:
-            told = "%s: %d messages came again when %s took over queues of %s (%s)"
-            _log.info(told, it["group"], it["messages"], it["to"], it["from"], it["cause"])
+            fields = of_group(*key, member=it["to"], reason=it["cause"])
+            _log.info("%d messages came again with queues of %s", it["messages"], it["from"], extra=fields)
 
     def heard(self, key: Key) -> None:
         """Tell that something was seen of a group; of one that is gone nothing is counted any more."""

@@ -12,6 +12,7 @@ from rota.brokers.errors import BrokerError
 from rota.brokers.port import Brokers
 from rota.kube.brokers.route_watcher import Views
 from rota.kube.client.objects import Key
+from rota.logs import of_group
 from rota.spec.consumer_settings import ConsumerSettings
 
 REFRESH_SECONDS = 60.0
@@ -115,5 +116,5 @@ class ConsumerPoller:
                 async with self._requests:
                     return await self._brokers.consumer_settings(interest.group, client_id, broker)
             except BrokerError as error:
-                _log.debug("%s/%s: %s did not report its settings: %s", *key, client_id, error)
+                _log.debug("%s did not report its settings: %s", client_id, error, extra=of_group(*key))
         return None

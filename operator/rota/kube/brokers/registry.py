@@ -24,6 +24,7 @@ from rota.kube.client.objects import Key
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
 from rota.kube.state.queue_quota import QueueQuota
+from rota.logs import of_group
 from rota.model import Queue, Reason, Verdict
 from rota.spec import GroupSpec, RocketMQ
 
@@ -282,7 +283,7 @@ class Places:
                     try:
                         await self._look(key, stay)
                     except Exception as error:  # noqa: BLE001 - of one group; the others are looked after all the same
-                        _log.warning("The Secrets of %s/%s were not read: %s", *key, error)
+                        _log.warning("The Secrets for the broker could not be read: %s", error, extra=of_group(*key))
 
     def _place(self, key: Key) -> _Place | None:
         stay = self._stays.get(key)

@@ -16,6 +16,7 @@ from rota.brokers.port import Brokers, Client, Settings, queues_of
 from rota.kube.client.objects import Key
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.queue_quota import QueueQuota
+from rota.logs import of_group
 from rota.model import RETRY, Queue, Reason, Verdict
 from rota.planner import View
 from rota.spec import StartFrom
@@ -232,7 +233,7 @@ class Views:
             twice = self._online.get(key, _Online()).twice
             now = _online(told, twice, asyncio.get_running_loop().time()) if brokers else _Online()
         except BrokerError as error:
-            _log.info("%s/%s: %s", *key, error)
+            _log.info("The broker refused or did not answer: %s", error, extra=of_group(*key))
             refused = isinstance(error, Refused)
             now = _Online(problems=(Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
         if self._interests.get(key) != interest:  # it went, or wants to know something else by now

@@ -22,6 +22,7 @@ from rota.kube.client.objects import (
 )
 from rota.kube.client.paths import GROUPS, collection_path, object_path
 from rota.kube.state.group import Group
+from rota.logs import of_group
 from rota.model import Holder
 from rota.planner import Event, Poke
 from rota.timestamps import format_time
@@ -55,7 +56,9 @@ async def mark(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bo
                 await api.merge(object_path("pods", group.namespace, name), body, Object)
         except (ApiError, Unanswered) as error:
             if not (isinstance(error, ApiError) and (error.unknown or error.conflict)):  # it ended: the watch tells
-                _log.warning("%s/%s could not be told: %s", group.namespace, name, error)
+                _log.warning(
+                    "A pod could not be annotated: %s", error, extra=of_group(group.namespace, group.name, member=name)
+                )
             return False
         return True
 
@@ -78,7 +81,7 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
     try:
         return await api.apply(object_path(GROUPS, group.namespace, group.name, "status"), body, Custom)
     except (ApiError, Unanswered) as error:
-        _log.warning("The status of %s was not taken: %s", group.spelled, error)
+        _log.warning("The status could not be written: %s", error, extra=of_group(group.namespace, group.name))
         return None
 
 
@@ -87,7 +90,7 @@ async def tell(api: Api, group: Group, event: Event) -> None:
     try:
         await _post_or_count(api, group.namespace, _event(group, event))
     except (ApiError, Unanswered) as error:
-        _log.info("An Event about %s was not taken: %s", group.spelled, error)
+        _log.info("An Event could not be created: %s", error, extra=of_group(group.namespace, group.name))
 
 
 class _Told(msgspec.Struct):

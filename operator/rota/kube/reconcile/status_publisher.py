@@ -17,6 +17,7 @@ from rota.kube.state.group import Group
 from rota.kube.state.member_problems import unauthenticated
 from rota.kube.workload.deployments import Fleets
 from rota.kube.workload.member_keys import REWRITE_SECONDS
+from rota.logs import of_group
 from rota.planner import Event, Plan
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # seconds after failures in a row
@@ -161,8 +162,8 @@ class Telling:
         seconds = 0.0 if stale and first else pause
         if not stale:
             expected = isinstance(error, ApiError | Unanswered)
-            told = "%s is %s again in %g s: %s"
-            _log.warning(told, self._group.spelled, what, seconds, error, exc_info=None if expected else error)
+            fields = of_group(self._group.namespace, self._group.name, seconds=seconds)
+            _log.warning("The group is %s again: %s", what, error, exc_info=None if expected else error, extra=fields)
         self._deciding.again(seconds)
 
     def _pause(self, what: str) -> float:

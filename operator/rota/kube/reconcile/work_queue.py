@@ -14,6 +14,7 @@ from rota.kube.client.api import ApiError, Stale, Unanswered
 from rota.kube.client.objects import Key
 from rota.kube.reconcile.reconciler import GroupTask
 from rota.kube.reconcile.status_publisher import PAUSES
+from rota.logs import of_group
 
 SETTLE_SECONDS = 0.02  # to reconcile once after changes that come together
 
@@ -77,9 +78,9 @@ class WorkQueue:
         except Stale:
             again = again if failures else 0.0
         except (ApiError, Unanswered) as error:
-            _log.warning("%s is looked at again in %g s: %s", task.group.spelled, again, error)
+            _log.warning("A reconcile failed, and is repeated: %s", error, extra=of_group(*key, seconds=again))
         except Exception:  # noqa: BLE001 - of one group; the others go on
-            _log.exception("%s could not be looked at; again in %g s", task.group.spelled, again)
+            _log.exception("A reconcile failed, and is repeated", extra=of_group(*key, seconds=again))
         finally:
             task.running = False
         self.wake(key, min(again, task.woken))

@@ -46,7 +46,7 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
     yield "specversion", "1.0"
     yield "id", message.id
     yield "source", _source(topic)
-    yield "type", "rocketmq.message"
+    yield "type", "dev.rota.rocketmq.message"
     with suppress(ValueError, OverflowError, OSError):  # a producer's clock may say anything
         yield "time", datetime.fromtimestamp(message.born / 1000, UTC).isoformat(timespec="milliseconds")
     yield "rocketmqtopic", topic

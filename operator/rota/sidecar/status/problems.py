@@ -92,10 +92,10 @@ class Health:
     def trouble(self, reason: Reason, told: str) -> None:
         """Tell of what is wrong; with no text, that it is no more."""
         if told and self.troubles.get(reason) != told:
-            _log.warning("%s: %s", reason, told)
+            _log.warning("%s", told, extra={"reason": reason.value})
             self.troubles[reason.value] = told
             self.changes += 1
         elif not told and reason in self.troubles:
             del self.troubles[reason.value]
             self.changes += 1
-            _log.info("%s is no more", reason)
+            _log.info("The problem is over", extra={"reason": reason.value})

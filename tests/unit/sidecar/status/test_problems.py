@@ -54,11 +54,8 @@ def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: py
     with caplog.at_level(logging.INFO, "rota"):
         for told in ("one", "one", "another", "", ""):
             health.trouble(Reason.APP_NOT_LISTENING, told)
-    assert [it.getMessage() for it in caplog.records] == [
-        "AppNotListening: one",
-        "AppNotListening: another",
-        "AppNotListening is no more",
-    ]
+    assert [it.getMessage() for it in caplog.records] == ["one", "another", "The problem is over"]
+    assert {vars(it)["reason"] for it in caplog.records} == {"AppNotListening"}
 
 
 def test_health_lists_current_problems() -> None:

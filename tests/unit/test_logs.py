@@ -1,0 +1,70 @@
+"""Logs: what a line has in either format, and what is not logged."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from rota import logs
+from rota.logs import of_group
+from rota.sidecar.__main__ import begin_logs
+
+
+@pytest.fixture(autouse=True)
+def _loggers_are_put_back() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("rota")
+    handlers, levels = [*root.handlers], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def test_log_of_a_group_has_its_fields_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin()
+    fields = of_group("shop", "orders", seconds=2.5)
+    logging.getLogger("rota.kube").warning("A reconcile failed: %s", "timed out", extra=fields)
+    line = json.loads(capsys.readouterr().err)
+    assert line.pop("at").endswith("Z")
+    assert line == {
+        "level": "warning",
+        "logger": "rota.kube",
+        "message": "A reconcile failed: timed out",
+        "namespace": "shop",
+        "group": "orders",
+        "seconds": 2.5,
+    }
+
+
+def test_log_as_text_ends_with_its_fields_and_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin(style="text")
+    try:
+        int("queue")
+    except ValueError:
+        logging.getLogger("rota.kube").exception("A reconcile failed", extra=of_group("shop", "orders"))
+    line, *error = capsys.readouterr().err.splitlines()
+    assert line.partition("Z ")[2] == "ERROR   rota.kube: A reconcile failed namespace=shop group=orders"
+    assert error[-1].startswith("ValueError: invalid literal")
+
+
+def test_log_of_a_sidecar_names_its_pod_in_each_line(capsys: pytest.CaptureFixture[str]) -> None:
+    begin_logs({"POD_NAME": "orders-a", "POD_NAMESPACE": "shop", "ROTA_LOG_LEVEL": "debug"})
+    logging.getLogger("rota.sidecar").debug("A pull failed")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["namespace"], line["member"], line["level"]) == ("shop", "orders-a", "debug")
+
+
+def test_log_has_warnings_only_of_other_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin("debug")
+    logging.getLogger("aiohttp").info("An access")
+    assert capsys.readouterr().err == ""
+    logs.begin("error")
+    logging.getLogger("rota").warning("A problem")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("level", "style"), [("loud", "json"), ("info", "xml")])
+def test_log_option_that_does_not_exist_is_rejected(level: str, style: str) -> None:
+    with pytest.raises(ValueError, match="choose among"):
+        logs.begin(level, style)
