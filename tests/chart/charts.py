@@ -26,6 +26,7 @@ PROMETHEUS = "--api-versions=monitoring.coreos.com/v1"
 EVERYTHING: Object = {
     "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"], "scrapeFrom": ["monitoring"]},
     "serviceMonitor": {"enabled": True, "labels": {"prometheus": "main"}},
+    "podMonitor": {"enabled": True, "labels": {"prometheus": "main"}},
     "prometheusRule": {"enabled": True},
     "dashboards": {"enabled": True},
     "journal": {"kind": "volume"},

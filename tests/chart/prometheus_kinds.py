@@ -26,7 +26,7 @@ async def install_prometheus_kinds(api: Api, control_plane: Cluster) -> None:
     They stay until the control plane ends: a definition that is deleted goes on terminating for a while, and the next
     test could not use its name.
     """
-    for kind in ("ServiceMonitor", "PrometheusRule"):
+    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
         definition = a_definition(kind)
         await api.create(DEFINITIONS, definition)
 

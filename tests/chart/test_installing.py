@@ -39,6 +39,10 @@ def everything(namespace: str) -> Object:
         "affinity": {"nodeAffinity": {}},
         "networkPolicy": {"enabled": True, "scrapeFrom": ["monitoring"], "scrapeMembersFrom": ["monitoring"]},
         "serviceMonitor": {"enabled": True, "labels": {"a": "b"}},
+        "podMonitor": {"enabled": True, "labels": {"a": "b"}},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "extraArgs": ["--no-fleets"],
+        "podSecurityContext": {"fsGroup": 1000},
         "prometheusRule": {"enabled": True, "labels": {"a": "b"}},
         "dashboards": {"enabled": True, "annotations": {"a": "b"}},
     }

@@ -60,6 +60,7 @@ def test_chart_switches_add_their_objects(default: Rendered, everything: Rendere
         "NetworkPolicy/rota",
         "NetworkPolicy/rota-members",
         "PersistentVolumeClaim/rota-journal",
+        "PodMonitor/rota-members",
         "PrometheusRule/rota-rota",
         "ServiceMonitor/rota",
     }
@@ -346,6 +347,41 @@ def test_metrics_of_the_operator_are_scraped_by_a_service_monitor(everything: Re
     assert monitor["metadata"]["labels"]["prometheus"] == "main"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("http", "/metrics", "15s")
+
+
+def test_metrics_of_members_are_scraped_by_a_pod_monitor(everything: Rendered, helm: Helm) -> None:
+    monitor = everything["PodMonitor"]
+    assert monitor["metadata"]["labels"]["prometheus"] == "main"
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    (selected,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert selected["key"] == "rota.dev/group"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("rota-report", "/metrics")
+    in_some = helm.template(PROMETHEUS, podMonitor={"enabled": True}, watchNamespaces=["shop"])
+    assert in_some["PodMonitor"]["spec"]["namespaceSelector"] == {"matchNames": ["shop"]}
+
+
+def test_chart_security_contexts_can_be_left_to_the_cluster(helm: Helm) -> None:
+    left = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
+    rendered = helm.template(
+        podSecurityContext=left,
+        securityContext={"seLinuxOptions": {"level": "s0"}},
+        journal={"kind": "volume"},
+        pipeline={"enabled": True, "claim": "history"},
+    )
+    job = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    for pod in (rendered.pod["spec"], job, rendered["Pod"]["spec"]):
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            assert container["securityContext"]["seLinuxOptions"] == {"level": "s0"}
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_chart_operator_has_further_arguments_and_variables(helm: Helm) -> None:
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    rendered = helm.template(extraEnv=[proxy], extraArgs=["--no-fleets"])
+    assert rendered.container["args"] == ["operator", "--no-fleets"]
+    assert rendered.container["env"][-1] == proxy
 
 
 def test_chart_renders_rule_and_dashboard_files_unchanged(helm: Helm, tmp_path: Path) -> None:

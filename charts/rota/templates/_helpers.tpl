@@ -132,10 +132,10 @@ env:
 {{- with .root.Values.pipeline.memory }}
   - {name: ROTA_SPARK_MEMORY, value: {{ . | quote }}}
 {{- end }}
+{{- with .root.Values.securityContext }}
 securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .root.Values.pipeline.resources }}
 resources:
   {{- toYaml . | nindent 2 }}
