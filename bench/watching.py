@@ -245,14 +245,14 @@ class _Watching:
         return Fact(group, self.measures.tallies[key], broker, self.lags.of(key))
 
     async def _scraped(self, size: str) -> AsyncIterator[Row]:
-        seconds, silent, text = [], [], ""
+        seconds, silent, text = [], [], b""
         for _ in range(SCRAPES):
             await self.ticking.take()
             began = time.perf_counter()
             text = await self.measures.text(self)
             seconds.append(time.perf_counter() - began)
             silent.append(await self.ticking.take())
-        samples = sum(not line.startswith("#") for line in text.splitlines())
+        samples = sum(not line.startswith(b"#") for line in text.splitlines())
         what = f"metrics of {size} rendered: {samples:,} samples, {len(text) / 1e6:.1f} MB"
         yield Row(f"{what}, the loop kept for {Sample(silent)}", Sample(seconds), target="≤ 1 s, ≤ 30 MB")
         took, found, kept = await self._prometheus()

@@ -1,107 +1,142 @@
-"""What collects metrics and renders them as Prometheus reads them; their names stand where they are counted."""
+"""The metrics of a process: prometheus-client counts and renders them, in Prometheus' text format or in OpenMetrics.
 
-from bisect import bisect_left
+Gauges that are looked up at each scrape, of every group and queue, are written as text here: 180,000 samples take
+0.3 s this way, and 2.5 s as prometheus-client's metric families.
+"""
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    exposition,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
 
 Labels = tuple[str, ...]  # values, in the order of the metric's own
+Kind = Literal["counter", "gauge", "histogram"]
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_END = "# EOF\n"
+
+
+class Format(Enum):
+    """In which format metrics are rendered; the value is its content type."""
+
+    TEXT = exposition.CONTENT_TYPE_PLAIN_0_0_4
+    OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
+
+    @classmethod
+    def accepted(cls, accept: str) -> "Format":
+        """Return the format that a client asks for in its header `Accept`."""
+        _, content_type = exposition.choose_encoder(accept)
+        return cls.OPENMETRICS if content_type.startswith("application/openmetrics-text") else cls.TEXT
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a metric is called and what it tells."""
+    """What a metric is called, and what it says."""
 
     name: str
     help: str
     labels: Labels = ()
-
-    def head(self, kind: str) -> Iterator[str]:
-        """Yield the lines that come before its samples."""
-        yield f"# HELP {self.name} {self.help}"
-        yield f"# TYPE {self.name} {kind}"
-
-    def samples(self, values: Iterable[tuple[Labels, float]], suffix: str = "", extra: str = "") -> Iterator[str]:
-        """Yield the lines of samples."""
-        told = ",".join([*(f'{name}="%s"' for name in self.labels), *([extra] if extra else [])])
-        form = f"{self.name}{suffix}{{{told}}} %s" if told else f"{self.name}{suffix} %s"
-        count = len(self.labels)
-        for labels, value in values:
-            if len(labels) != count:
-                raise ValueError(f"{self.name}: {labels} is longer or shorter than {self.labels}")
-            yield form % (*_escaped(labels), _number(value))
+    kind: Kind = "gauge"
 
 
 @dataclass(frozen=True)
-class Counter(Metric):
-    """Something that only grows."""
+class LookedUp:
+    """A metric whose samples are looked up at each scrape, so that none is stale."""
 
-    _values: dict[Labels, float] = field(default_factory=dict, init=False, compare=False)
+    metric: Metric
+    look: Callable[[], Mapping[Labels, float]]
 
-    def add(self, *labels: str, by: float = 1) -> None:
-        """Count."""
-        self._values[labels] = self._values.get(labels, 0) + by
-
-    def keep(self, known: Callable[[Labels], bool]) -> None:
-        """Forget what is about somebody who is not known any more."""
-        for labels in [labels for labels in self._values if not known(labels)]:
-            del self._values[labels]
-
-    def lines(self) -> Iterator[str]:
-        """Yield it as text."""
-        yield from self.head("counter")
-        yield from self.samples(sorted((self._values or ({} if self.labels else {(): 0.0})).items()))
-
-
-@dataclass(frozen=True)
-class Gauge(Metric):
-    """Something that is looked up when it is asked for, so that it is never old."""
-
-    look: Callable[[], Mapping[Labels, float]] = field(default=dict, kw_only=True)
-    kind: str = field(default="gauge", kw_only=True)  # or counter: something else counts it
-
-    def lines(self) -> Iterator[str]:
-        """Yield it as text."""
-        yield from self.head(self.kind)
-        yield from self.samples(self.look().items())
+    def lines(self, style: Format) -> Iterator[str]:
+        """Yield its lines."""
+        metric = self.metric
+        is_short = style is Format.OPENMETRICS and metric.kind == "counter"  # only its samples are called `_total`
+        name = metric.name.removesuffix("_total") if is_short else metric.name
+        yield f"# HELP {name} {metric.help}"
+        yield f"# TYPE {name} {metric.kind}"
+        labels = ",".join(f'{label}="%s"' for label in metric.labels)
+        form = f"{metric.name}{{{labels}}} %s" if labels else f"{metric.name} %s"
+        for values, number in self.look().items():
+            if len(values) != len(metric.labels):
+                raise ValueError(f"{metric.name}: {values} is longer or shorter than {metric.labels}")
+            yield form % (*_escaped(values), _number(number))
 
 
-@dataclass(frozen=True)
-class Histogram(Metric):
-    """How often something took how long."""
+class Metrics:
+    """The metrics of one process, and those of Python and of the process itself."""
 
-    bounds: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-    _values: dict[Labels, tuple[list[int], list[float]]] = field(default_factory=dict, init=False, compare=False)
+    def __init__(self) -> None:
+        """Declare nothing yet."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.declared: list[Metric] = []
+        self._registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+        self._looked_up: list[LookedUp] = []
 
-    def observe(self, value: float, *labels: str, times: int = 1) -> None:
-        """Note one, or several of the same."""
-        found = self._values.get(labels)
+    def counter(self, name: str, text: str, labels: Labels = ()) -> Counter:
+        """Declare something that only grows."""
+        self.declared.append(Metric(name, text, labels, "counter"))
+        return Counter(name, text, labels, registry=self._registry)
+
+    def histogram(self, name: str, text: str, labels: Labels = (), bounds: Iterable[float] = BOUNDS) -> Histogram:
+        """Declare how often something took how long."""
+        self.declared.append(Metric(name, text, labels, "histogram"))
+        return Histogram(name, text, labels, buckets=tuple(bounds), registry=self._registry)
+
+    def gauge(self, metric: Metric, look: Callable[[], Mapping[Labels, float]]) -> None:
+        """Declare what is looked up at each scrape."""
+        self.declared.append(metric)
+        self._looked_up.append(LookedUp(metric, look))
+
+    def render(self, style: Format, looked_up: Iterable[LookedUp] = ()) -> bytes:
+        """Render all metrics, and some more that are looked up."""
+        encode = openmetrics.generate_latest if style is Format.OPENMETRICS else exposition.generate_latest
+        counted = encode(self._registry).decode().removesuffix(_END)
+        lines = [line for each in (*self._looked_up, *looked_up) for line in each.lines(style)]
+        end = _END if style is Format.OPENMETRICS else ""
+        return (counted + "\n".join([*lines, end])).encode()
+
+
+class SeriesOf:
+    """The series of one group in several metrics: they are looked up once, and removed together."""
+
+    def __init__(self) -> None:
+        """There is none yet."""
+        self._counters: dict[tuple[Counter, Labels], Counter] = {}
+        self._histograms: dict[tuple[Histogram, Labels], Histogram] = {}
+
+    def counter(self, counter: Counter, *labels: str) -> Counter:
+        """Return the series with these labels; it begins with 0."""
+        found = self._counters.get((counter, labels))
         if found is None:
-            found = self._values[labels] = [0] * (len(self.bounds) + 1), [0.0]
-        found[0][bisect_left(self.bounds, value)] += times
-        found[1][0] += value * times
+            found = self._counters[counter, labels] = counter.labels(*labels)
+        return found
 
-    def keep(self, known: Callable[[Labels], bool]) -> None:
-        """Forget what is about somebody who is not known any more."""
-        for labels in [labels for labels in self._values if not known(labels)]:
-            del self._values[labels]
+    def histogram(self, histogram: Histogram, *labels: str) -> Histogram:
+        """Return the series with these labels."""
+        found = self._histograms.get((histogram, labels))
+        if found is None:
+            found = self._histograms[histogram, labels] = histogram.labels(*labels)
+        return found
 
-    def lines(self) -> Iterator[str]:
-        """Yield it as text."""
-        yield from self.head("histogram")
-        bounds = [f'le="{bound}"' for bound in [*map(_number, self.bounds), "+Inf"]]
-        for labels, (counts, total) in sorted(self._values.items()):
-            for bound, under in zip(bounds, accumulate(counts), strict=True):
-                yield from self.samples([(labels, under)], "_bucket", bound)
-            yield from self.samples([(labels, total[0])], "_sum")
-            yield from self.samples([(labels, sum(counts))], "_count")
-
-
-def render(metrics: Iterable[Counter | Gauge | Histogram]) -> str:
-    """Write metrics as Prometheus reads them."""
-    return "\n".join([*(line for metric in metrics for line in metric.lines()), ""])
+    def remove(self) -> None:
+        """Remove all of them from their metrics."""
+        for counter, labels in self._counters:
+            counter.remove(*labels)
+        for histogram, labels in self._histograms:
+            histogram.remove(*labels)
 
 
 def _number(value: float) -> str:

@@ -16,7 +16,6 @@ from ground.fixtures import skip_what_is_missing
 from ground.prometheus import promtool
 from kube.panels import expressions
 from rota.kube.telemetry import operator_metrics
-from rota.metrics import Metric
 from rota.sidecar.status.sidecar_metrics import Measures
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
@@ -42,11 +41,7 @@ def of_the_operator() -> dict[str, frozenset[str]]:
 
 
 def of_the_sidecar() -> dict[str, frozenset[str]]:
-    its = Measures()
-    text = its.text(inflight=0, buffered=0, generation=0)
-    labels = {metric.name: metric.labels for metric in vars(its).values() if isinstance(metric, Metric)}
-    names = re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)
-    return {name: frozenset(labels.get(name, ())) | {"group"} for name in names}  # docs/runbook.md: scraped by group
+    return {metric.name: frozenset({*metric.labels, "group"}) for metric in Measures().metrics}  # of the PodMonitor
 
 
 def recorded() -> dict[str, frozenset[str]]:

@@ -112,7 +112,7 @@ async def test_metrics_of_a_deleted_group_are_removed(world: OperatedNamespace, 
 
         async def gone() -> bool:
             text = await world.operator.measures.text(world.operator.sight)
-            return "billing" not in text
+            return b"billing" not in text
 
         await world.soon(gone)
     assert await _is_shown(world)
@@ -125,7 +125,7 @@ async def _is_shown(world: OperatedNamespace) -> bool:
 async def test_metrics_of_a_standby_operator_have_no_groups(world: OperatedNamespace) -> None:
     await two_members(world)
     world.operator.brain.lead(leads=False)
-    text = await world.operator.measures.text(world.operator.sight)
+    text = (await world.operator.measures.text(world.operator.sight)).decode()
     assert not [it for it in series(text) if "group" in it.labels]
     assert "rota_leader 0" in text.splitlines()
     assert shown(world).operator.leads is False

@@ -547,7 +547,7 @@ async def test_retry_rejected_by_the_broker_is_not_reported_after_a_reset_past_t
 async def counts(member: MemoryMember) -> dict[str, int]:
     """Return the messages that are counted, by what came of them."""
     lines = [it.split() for it in (await member.ask("/metrics"))[1].splitlines() if "messages_total{" in it]
-    return {told.partition('outcome="')[2].rstrip('"}'): int(count) for told, count in lines}
+    return {labels.partition('outcome="')[2].partition('"')[0]: int(float(count)) for labels, count in lines}
 
 
 async def test_filter_that_lets_nothing_through_is_reported_until_a_message_matches(

@@ -45,7 +45,7 @@ async def refused(member: MemoryMember, number: int) -> None:
 
 async def no_memory(member: MemoryMember) -> int:
     lines = (await member.ask("/metrics"))[1].splitlines()
-    return sum(int(line.rpartition(" ")[2]) for line in lines if 'outcome="no_memory"' in line)
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if 'outcome="no_memory"' in line)
 
 
 async def has_hung(member: MemoryMember) -> Hangs:

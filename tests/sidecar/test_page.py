@@ -17,6 +17,7 @@ from aiohttp import ClientSession
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers.memory import BROKER, NAME_SERVER, Memory
 from rota.deliveries import DeliveriesPage, read_deliveries
+from rota.metrics import Format
 from rota.model import Queue
 from rota.reports import FullReport, read_report
 from rota.sidecar.status import http_api, problems
@@ -360,11 +361,11 @@ async def test_metrics_report_the_finished_deliveries(tmp_path: Path) -> None:
         await member.until(lambda it: it.inflight == 0)
         _, text = await member.ask("/metrics")
         told = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert told['rota_sidecar_messages_total{topic="orders",outcome="done"}'] == "2"
+        assert told['rota_sidecar_messages_total{outcome="done",topic="orders"}'] == "2.0"
         assert told["rota_sidecar_generation"] == "1"
         assert told["rota_sidecar_inflight"] == "0"
-        assert told["rota_sidecar_delivery_duration_seconds_count"] == "2"
-        assert told["rota_sidecar_redelivered_total"] == "0"
+        assert told["rota_sidecar_delivery_duration_seconds_count"] == "2.0"
+        assert told["rota_sidecar_redelivered_total"] == "0.0"
 
 
 class LargeMember:
@@ -398,8 +399,8 @@ class LargeMember:
     def unready(self) -> str:
         return ""
 
-    def metrics(self) -> str:
-        return ""
+    def metrics(self, _: Format) -> bytes:
+        return b""
 
     async def drained(self) -> None:
         return

@@ -151,7 +151,7 @@ async def test_ack_out_of_order_commits_only_up_to_the_first_open_message(instan
         await member.committed(0, 1)
         assert await member.ack(b) == []
         await member.committed(0, 3)
-        assert await member.counted('messages_total{topic="orders",outcome="done"}') == 3
+        assert await member.counted('messages_total{outcome="done",topic="orders"}') == 3
 
 
 async def test_ack_of_a_repeated_or_unknown_id_is_returned_as_unknown(instance: Instance, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ async def test_retry_of_a_nacked_message_ends_as_a_dead_letter_after_the_last_at
         assert await member.nack(second) == []
         [dead] = await member.holds(DEAD)
         assert dead.body == b"a"
-        assert await member.counted('messages_total{topic="orders",outcome="later"}') == 1
-        assert await member.counted('messages_total{topic="orders",outcome="dead"}') == 1
+        assert await member.counted('messages_total{outcome="later",topic="orders"}') == 1
+        assert await member.counted('messages_total{outcome="dead",topic="orders"}') == 1
         assert await member.counted("redelivered_total") == 1
         page = read_deliveries(await member.ask("/v1/report/deliveries"))
         assert page
@@ -196,7 +196,7 @@ async def test_pull_visibility_timeout_redelivers_messages_without_ack_or_nack(
         messages = await member.get_all(2)
         await member.committed(0, 2)
         assert await member.ack(*messages) == [it["id"] for it in messages]
-        assert await member.counted('messages_total{topic="orders",outcome="expired"}') == 2
+        assert await member.counted('messages_total{outcome="expired",topic="orders"}') == 2
         member.settings["delivery"] = UNHURRIED
         await member.obeys(member.everything)
         await member.turn(10)
@@ -220,8 +220,8 @@ async def test_pull_visibility_timeout_sends_nothing_back_of_a_queue_that_left_d
             return not (await member.report()).releasing
 
         await soon(is_released)
-        assert await member.counted('messages_total{topic="orders",outcome="cut"}') == 1
-        assert await member.counted('messages_total{topic="orders",outcome="expired"}') == 0
+        assert await member.counted('messages_total{outcome="cut",topic="orders"}') == 1
+        assert await member.counted('messages_total{outcome="expired",topic="orders"}') == 0
 
 
 async def test_pull_visibility_timeout_when_shortened_applies_to_open_messages(
@@ -307,7 +307,7 @@ async def test_queue_release_in_pull_mode_keeps_open_messages_until_the_drain_ti
         await member.obeys(member.everything)
         await member.obeys([])  # and now it is cut
         assert await member.ack(messages[1]) == [messages[1]["id"]]
-        assert await member.counted('messages_total{topic="orders",outcome="cut"}') == 1
+        assert await member.counted('messages_total{outcome="cut",topic="orders"}') == 1
         await member.obeys(member.everything)
         [again] = await member.get_all(1)
         assert (bodies([again]), again["attempt"]) == (["b"], 1)

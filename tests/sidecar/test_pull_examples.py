@@ -56,7 +56,7 @@ async def test_example_app_consumes_and_acknowledges_every_message(
         finally:
             os.killpg(app.pid, 9)  # `go run` has a child
             await app.communicate()
-        assert await member.counted('messages_total{topic="orders",outcome="done"}') == 80
+        assert await member.counted('messages_total{outcome="done",topic="orders"}') == 80
 
 
 def test_docs_of_pull_show_the_example_app_that_is_run() -> None:

@@ -109,7 +109,7 @@ async def test_push_to_an_app_that_does_not_listen_yet_costs_no_attempt(rocketmq
         await fleet.send(100)
 
         async def tried() -> bool:
-            return 'outcome="away"} ' in await pod.get(fleet.session, "/metrics")
+            return 'outcome="away",' in await pod.get(fleet.session, "/metrics")
 
         await soon(tried)
         await fleet.hand_over(a=[])
@@ -118,7 +118,9 @@ async def test_push_to_an_app_that_does_not_listen_yet_costs_no_attempt(rocketmq
         found = Counter((it.number, it.attempt) for it in fleet.delivered())
         assert found.keys() >= {(it.number, 1) for it in fleet.sent if it.acked}
         assert {(attempt, times) for (_, attempt), times in found.items()} == {(1, 1)}
-        assert f'outcome="done"}} {len(found)}' in await pod.get(fleet.session, "/metrics")
+        assert f'outcome="done",topic="{fleet.queues[0].topic}"}} {float(len(found))}' in await pod.get(
+            fleet.session, "/metrics"
+        )
         await fleet.all_committed()
         await fleet.check()
 

@@ -420,7 +420,7 @@ async def test_broadcasting_drops_and_counts_a_failed_message(tmp_path: Path) ->
         await member.send("0", "1", "2", queue=0)
         await member.did("0", "2")
         await member.until(lambda it: it.inflight == 0)
-        assert 'rota_sidecar_messages_total{topic="orders",outcome="later"} 1' in (await member.ask("/metrics"))[1]
+        assert 'rota_sidecar_messages_total{outcome="later",topic="orders"} 1.0' in (await member.ask("/metrics"))[1]
         await member.end()
         await member.start()
         await member.until(lambda it: [it.committed for it in it.queues] == [3])

@@ -1,157 +1,139 @@
-"""Metrics as Prometheus reads them."""
+"""Metrics in both formats: as Prometheus' text, and as OpenMetrics with exemplars."""
 
-import re
-from typing import NamedTuple
+import gc
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from rota.metrics import CONTENT_TYPE, Counter, Gauge, Histogram, Labels, render
+from rota.metrics import Format, Labels, LookedUp, Metric, Metrics, SeriesOf
 
-_LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"'
-_SAMPLE = re.compile(rf"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{((?:{_LABEL})(?:,(?:{_LABEL}))*)\}})? (\S+)")
-_ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 
 
-class Sample(NamedTuple):
-    """One line, as it is understood."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
-def read(text: str) -> list[Sample]:
-    """Read the text format as its description has it; what does not fit fails."""
-    assert text.endswith("\n")
-    found = []
-    for line in text[:-1].split("\n"):
-        if line.startswith("#"):
-            assert re.fullmatch(r"# (HELP \S+ .+|TYPE \S+ (counter|gauge|histogram))", line)
-            continue
-        sample = _SAMPLE.fullmatch(line)
-        assert sample, line
-        labels = {
-            name: re.sub(r"\\.", lambda it: _ESCAPES[it[0]], value)
-            for name, value in re.findall(_LABEL, sample[2] or "")
+def samples(metrics: Metrics, *looked_up: LookedUp) -> dict[tuple[str, Labels], float]:
+    """Return the samples of ours in the text format; in OpenMetrics there must be the same."""
+    text, other = (
+        {
+            (it.name, tuple(it.labels.values())): it.value
+            for family in families_of(metrics, style, looked_up)
+            for it in family.samples
+            if it.name.startswith("rota_")
         }
-        found.append(Sample(sample[1], labels, float(sample[sample.lastindex or 0])))
-    assert len({(it.name, *sorted(it.labels.items())) for it in found}) == len(found), "no series twice"
-    return found
+        for style in (Format.TEXT, Format.OPENMETRICS)
+    )
+    assert text == other
+    return text
 
 
-def test_metrics_counter_has_a_header_and_a_line_per_label_set() -> None:
-    counter = Counter("rota_things_total", "Things.", ("kind", "how"))
-    counter.add("b", "well")
-    counter.add("a", "well", by=2)
-    counter.add("b", "well", by=0.5)
-    assert render([counter]).splitlines() == [
-        "# HELP rota_things_total Things.",
-        "# TYPE rota_things_total counter",
-        'rota_things_total{kind="a",how="well"} 2',
-        'rota_things_total{kind="b",how="well"} 1.5',
-    ]
+def families_of(metrics: Metrics, style: Format, looked_up: Iterable[LookedUp] = ()) -> list[Any]:
+    """Return what prometheus-client's own parser reads."""
+    read: Any = read_text if style is Format.TEXT else read_openmetrics
+    return list(read(metrics.render(style, looked_up).decode()))
 
 
-def test_metrics_counter_without_labels_starts_at_0() -> None:
-    counter = Counter("rota_things_total", "Things.")
-    assert read(render([counter])) == [("rota_things_total", {}, 0.0)]
-    counter.add()
-    assert read(render([counter])) == [("rota_things_total", {}, 1.0)]
+def looked_up(metric: Metric, values: dict[Labels, float]) -> LookedUp:
+    return LookedUp(metric, lambda: values)
 
 
-def test_metrics_counter_with_labels_has_no_sample_before_its_first_use() -> None:
-    assert read(render([Counter("rota_things_total", "Things.", ("kind",))])) == []
+def test_metrics_counter_and_histogram_are_rendered_in_both_formats() -> None:
+    metrics = Metrics()
+    metrics.counter("rota_things_total", "Things.", ("kind",)).labels("a").inc(2)
+    metrics.histogram("rota_seconds", "Seconds.", bounds=(0.1, 1)).observe(0.5)
+    assert samples(metrics) == {
+        ("rota_things_total", ("a",)): 2,
+        ("rota_seconds_bucket", ("0.1",)): 0,
+        ("rota_seconds_bucket", ("1.0",)): 1,
+        ("rota_seconds_bucket", ("+Inf",)): 1,
+        ("rota_seconds_sum", ()): 0.5,
+        ("rota_seconds_count", ()): 1,
+    }
 
 
-def test_metrics_gauge_is_read_at_scrape_time() -> None:
+def test_metrics_have_no_series_with_the_time_of_their_creation() -> None:
+    metrics = Metrics()
+    metrics.counter("rota_things_total", "Things.")
+    assert b"_created" not in metrics.render(Format.TEXT) + metrics.render(Format.OPENMETRICS)
+
+
+def test_metrics_of_python_and_of_the_process_are_rendered() -> None:
+    gc.collect()
+    families = {it.name for it in families_of(Metrics(), Format.TEXT)}
+    assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_info", "python_gc_collections"} <= families
+
+
+def test_metrics_that_are_looked_up_are_read_at_scrape_time() -> None:
+    metrics = Metrics()
     values: dict[Labels, float] = {("a",): 1.0}
-    gauge = Gauge("rota_things", "Things.", ("kind",), look=lambda: values)
-    assert read(render([gauge])) == [("rota_things", {"kind": "a"}, 1.0)]
+    metrics.gauge(Metric("rota_things", "Things.", ("kind",)), lambda: values)
+    assert samples(metrics) == {("rota_things", ("a",)): 1}
     values |= {("a",): -0.25, ("b",): 3.0}
-    assert read(render([gauge])) == [("rota_things", {"kind": "a"}, -0.25), ("rota_things", {"kind": "b"}, 3.0)]
-    assert read(render([Gauge("rota_things", "Things.")])) == []
+    assert samples(metrics) == {("rota_things", ("a",)): -0.25, ("rota_things", ("b",)): 3}
 
 
-def test_metrics_histogram_buckets_are_cumulative() -> None:
-    histogram = Histogram("rota_seconds", "Seconds.", bounds=(0.1, 1, 2.5))
-    for value in (0.05, 0.1, 0.2, 1.0, 2.0, 99.0):
-        histogram.observe(value)
-    assert render([histogram]).splitlines()[2:] == [
-        'rota_seconds_bucket{le="0.1"} 2',
-        'rota_seconds_bucket{le="1"} 4',
-        'rota_seconds_bucket{le="2.5"} 5',
-        'rota_seconds_bucket{le="+Inf"} 6',
-        "rota_seconds_sum 102.35",
-        "rota_seconds_count 6",
-    ]
+def test_metrics_that_are_looked_up_may_be_counters_or_without_labels() -> None:
+    total = looked_up(Metric("rota_lost_total", "What was lost.", kind="counter"), {(): 7.0})
+    assert samples(Metrics(), total) == {("rota_lost_total", ()): 7}
+    assert "# TYPE rota_lost counter" in Metrics().render(Format.OPENMETRICS, [total]).decode().splitlines()
+    assert "# TYPE rota_lost_total counter" in Metrics().render(Format.TEXT, [total]).decode().splitlines()
 
 
-def test_metrics_histogram_has_buckets_per_label_set() -> None:
-    histogram = Histogram("rota_seconds", "Seconds.", ("how",), bounds=(1,))
-    histogram.observe(0.5, "well")
-    histogram.observe(3, "badly", times=4)
-    assert read(render([histogram])) == [
-        ("rota_seconds_bucket", {"how": "badly", "le": "1"}, 0),
-        ("rota_seconds_bucket", {"how": "badly", "le": "+Inf"}, 4),
-        ("rota_seconds_sum", {"how": "badly"}, 12),
-        ("rota_seconds_count", {"how": "badly"}, 4),
-        ("rota_seconds_bucket", {"how": "well", "le": "1"}, 1),
-        ("rota_seconds_bucket", {"how": "well", "le": "+Inf"}, 1),
-        ("rota_seconds_sum", {"how": "well"}, 0.5),
-        ("rota_seconds_count", {"how": "well"}, 1),
-    ]
-
-
-def test_metrics_histograms_share_no_state() -> None:
-    one, other = Histogram("rota_a", "A."), Histogram("rota_b", "B.")
-    one.observe(1)
-    assert read(render([other])) == []
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
-def test_metrics_histogram_counts_a_value_in_every_bucket_not_below_it(values: list[float]) -> None:
-    histogram = Histogram("rota_seconds", "Seconds.")
-    for value in values:
-        histogram.observe(value)
-    *buckets, total, count = read(render([histogram]))
-    for bucket in buckets:
-        assert bucket.value == sum(value <= float(bucket.labels["le"]) for value in values)
-    assert count.value == buckets[-1].value == len(values)
-    assert total.value == pytest.approx(sum(values))
-
-
-@pytest.mark.parametrize("text", ["", "plain", 'a"b', "a\\b", "a\nb", '\\"', "\\n", "ü, {le=}", "\\\n\\\\"])
-def test_metrics_label_values_round_trip(text: str) -> None:
-    counter = Counter("rota_things_total", "Things.", ("kind", "other"))
-    counter.add(text, "x")
-    assert read(render([counter])) == [("rota_things_total", {"kind": text, "other": "x"}, 1.0)]
-
-
-def test_metrics_line_break_in_a_label_adds_no_line() -> None:
-    counter = Counter("rota_things_total", "Things.", ("kind",))
-    counter.add('x"} 1\nrota_forged 7')
-    assert len(render([counter]).splitlines()) == 3
+@pytest.mark.parametrize("text", ["", "plain", 'a"b', "a\\b", "a\nb", '\\"', "\\n", "ü, {le=}", 'x"} 1\nrota_forged 7'])
+def test_metrics_label_values_that_are_looked_up_round_trip(text: str) -> None:
+    things = looked_up(Metric("rota_things", "Things.", ("kind", "other")), {(text, "x"): 1.0})
+    assert samples(Metrics(), things) == {("rota_things", (text, "x")): 1}
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-9, 0.1 + 0.2, 2**60, 1e300, float("inf"), -3.5])
-def test_metrics_numbers_keep_full_precision(value: float) -> None:
-    assert read(render([Gauge("rota_things", "Things.", look=lambda: {(): value})])) == [("rota_things", {}, value)]
+def test_metrics_numbers_that_are_looked_up_keep_full_precision(value: float) -> None:
+    assert samples(Metrics(), looked_up(Metric("rota_things", "Things."), {(): value})) == {("rota_things", ()): value}
 
 
 def test_metrics_reject_labels_beyond_those_declared() -> None:
-    counter = Counter("rota_things_total", "Things.", ("kind",))
-    counter.add("a", "b")
     with pytest.raises(ValueError, match="longer"):
-        render([counter])
+        Metrics().render(Format.TEXT, [looked_up(Metric("rota_things", "Things.", ("kind",)), {("a", "b"): 1.0})])
 
 
-def test_metrics_are_rendered_in_order() -> None:
-    text = render([Counter("rota_a_total", "A."), Gauge("rota_b", "B.", look=lambda: {(): 2})])
-    assert [(it.name, it.value) for it in read(text)] == [("rota_a_total", 0), ("rota_b", 2)]
-    assert render([]) == ""
+def test_metrics_exemplar_names_a_trace_in_openmetrics_only() -> None:
+    metrics = Metrics()
+    metrics.histogram("rota_seconds", "Seconds.", bounds=(1,)).observe(0.5, {"trace_id": "ab" * 16})
+    families = families_of(metrics, Format.OPENMETRICS)
+    (family,) = [it for it in families if it.name == "rota_seconds"]
+    (exemplar,) = [it.exemplar for it in family.samples if it.exemplar]
+    assert (exemplar.labels, exemplar.value) == ({"trace_id": "ab" * 16}, 0.5)
+    assert b"trace_id" not in metrics.render(Format.TEXT)
 
 
-def test_metrics_content_type_has_the_format_version() -> None:
-    assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
+def test_metrics_series_of_a_group_are_removed_together() -> None:
+    metrics = Metrics()
+    counter = metrics.counter("rota_things_total", "Things.", ("group", "kind"))
+    histogram = metrics.histogram("rota_seconds", "Seconds.", ("group",), bounds=(1,))
+    counter.labels("bills", "a").inc()
+    series = SeriesOf()
+    assert series.counter(counter, "orders", "a") is series.counter(counter, "orders", "a")
+    series.histogram(histogram, "orders").observe(0.5)
+    assert ("rota_things_total", ("orders", "a")) in samples(metrics), "it begins with 0"
+    series.remove()
+    assert samples(metrics) == {("rota_things_total", ("bills", "a")): 1}
+
+
+@pytest.mark.parametrize(
+    ("accept", "style"),
+    [
+        (PROMETHEUS, Format.OPENMETRICS),
+        ("application/openmetrics-text", Format.OPENMETRICS),
+        ("text/plain;version=0.0.4", Format.TEXT),
+        ("*/*", Format.TEXT),
+        ("text/html", Format.TEXT),
+        ("", Format.TEXT),
+    ],
+)
+def test_metrics_format_is_the_one_that_the_client_accepts(accept: str, style: Format) -> None:
+    assert Format.accepted(accept) is style
+
+
+def test_metrics_content_types_have_the_versions_of_their_formats() -> None:
+    assert Format.TEXT.value == "text/plain; version=0.0.4; charset=utf-8"
+    assert Format.OPENMETRICS.value == "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -59,7 +59,7 @@ class Outlets:
         namespace, _, name = record["group"].partition("/")
         if group := self._sight.brain.group((namespace, name)):
             messages = self._retries.take(record, RETRY + group.at_broker)
-            self._sight.measures.redelivered.add(namespace, name, Cause.RETRY, by=messages)
+            self._sight.measures.count_redelivered((namespace, name), Cause.RETRY, messages)
 
     def redelivered(self, key: Key, entries: Sequence[Redelivered]) -> None:
         """Tell what came again with queues that a member has taken over."""

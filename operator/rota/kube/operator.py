@@ -73,7 +73,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
         keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
         brain, reports = _brain(open_, api, places, keys, options)
         followed: list[Follower[Any]] = []
-        measures = _measures(brain, followed, journal, options)
+        measures = _measures(brain, followed, journal, traces, options)
         sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
         outlets = Outlets(journal, sight, hub, traces)
         brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
@@ -157,13 +157,16 @@ def _api_server_endpoints() -> list[tuple[str, int]]:
         return []
 
 
-def _measures(brain: Brain, followed: Sequence[Follower[Any]], journal: Journal, options: Options) -> Measures:
+def _measures(
+    brain: Brain, followed: Sequence[Follower[Any]], journal: Journal, traces: Exporter, options: Options
+) -> Measures:
     return Measures(
         lambda: brain.leads,
         lambda: ages(followed),
         lambda: journal.lost,
         version=VERSION,
         queues=options.queue_metrics,
+        trace_of=traces.trace_of,
     )
 
 

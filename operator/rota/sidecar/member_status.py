@@ -8,6 +8,7 @@ import msgspec
 
 from rota.aio import RateLimitedCall
 from rota.deliveries import DeliveriesPage
+from rota.metrics import Format
 from rota.model import Queue
 from rota.reports import FullReport
 from rota.sidecar.consume.broker_session import Sources
@@ -124,10 +125,11 @@ class MemberStatus:
             return f"no answer from {', '.join(sorted(brokers))}"
         return ""
 
-    def metrics(self) -> str:
+    def metrics(self, style: Format) -> bytes:
         """Render what is counted."""
         windows = [reading.window for reading in self._readings.values()]
         return self.measures.text(
+            style,
             inflight=sum(window.in_flight for window in windows),
             buffered=sum(window.buffered for window in windows),
             generation=self._member.obeyed,

@@ -13,18 +13,14 @@ import yaml
 
 from rota.kube.telemetry.operator_metrics import OF_GROUP
 from rota.kube.telemetry.operator_metrics import Measures as OfOperator
-from rota.metrics import Counter, Gauge, Histogram
+from rota.metrics import Metric
 from rota.model import Reason, Use, reasons
 from rota.sidecar.status.sidecar_metrics import Measures as OfSidecar
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "metrics.md"
 
-Metrics = Iterable[Counter | Gauge | Histogram]
-
-
-def kind(metric: Counter | Gauge | Histogram) -> str:
-    return metric.kind if isinstance(metric, Gauge) else type(metric).__name__.lower()
+Metrics = Iterable[Metric]
 
 
 def table(metrics: Metrics) -> str:
@@ -32,7 +28,7 @@ def table(metrics: Metrics) -> str:
     rows = ["| metric | type | labels | what it tells |", "|---|---|---|---|"]
     for it in metrics:
         labels = ", ".join(f"`{label}`" for label in it.labels if label not in OF_GROUP)
-        rows.append(f"| `{it.name}` | {kind(it)} | {labels} | {it.help} |")
+        rows.append(f"| `{it.name}` | {it.kind} | {labels} | {it.help} |")
     return "\n".join(rows) + "\n"
 
 
@@ -68,9 +64,9 @@ def test_docs_metrics_tables_match_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("metric", [*OfOperator().metrics, *OfSidecar().metrics], ids=lambda it: it.name)
-def test_metrics_names_and_help_follow_prometheus_conventions(metric: Counter | Gauge | Histogram) -> None:
+def test_metrics_names_and_help_follow_prometheus_conventions(metric: Metric) -> None:
     assert re.fullmatch(r"rota_[a-z_]+", metric.name)
-    assert metric.name.endswith("_total") == (kind(metric) == "counter")
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
     assert metric.help.endswith(".")
     assert "|" not in metric.help, "it stands in a table"
     assert len(set(metric.labels)) == len(metric.labels)

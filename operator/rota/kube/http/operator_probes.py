@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -10,7 +11,7 @@ from aiohttp import web
 from rota.http_server import SharedResponse, listen
 from rota.kube.client.informer import Follower, counted
 from rota.kube.telemetry.operator_metrics import Known, Measures
-from rota.metrics import CONTENT_TYPE
+from rota.metrics import Format
 
 PORT = 8080
 PROBE_PORT = 8081  # for the kubelet; it has its own connection limit, so clients of PORT cannot block probes
@@ -27,11 +28,14 @@ def ages(following: Sequence[Follower[Any]]) -> Mapping[str, float]:
 
 def metrics(measures: Measures, known: Known) -> web.RouteDef:
     """Return the route that Prometheus asks."""
+    responses = {
+        style: SharedResponse(partial(measures.text, known, style), {"content-type": style.value}) for style in Format
+    }
 
-    async def render() -> bytes:
-        return (await measures.text(known)).encode()
+    async def respond(request: web.Request) -> web.StreamResponse:
+        return await responses[Format.accepted(request.headers.get("accept", ""))].respond(request)
 
-    return web.get("/metrics", SharedResponse(render, {"content-type": CONTENT_TYPE}).respond)
+    return web.get("/metrics", respond)
 
 
 class Page:

@@ -14,10 +14,11 @@ from rota.kube.client.objects import Key
 from rota.kube.reconcile.reconciler import Done
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
+from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.delivery_metrics import DELIVERY_METRICS, DeliveryLook
 from rota.kube.telemetry.rebalances import News, Tally
 from rota.lag import Judgement
-from rota.metrics import Counter, Gauge, Histogram, Labels, render
+from rota.metrics import Format, Labels, LookedUp, Metric, Metrics, SeriesOf
 from rota.model import Holder, Queue, Reason, Use, reasons
 from rota.redelivery import Cause, Redelivered
 
@@ -76,147 +77,154 @@ class Measures:
         *,
         version: str = "",
         queues: bool = True,
+        trace_of: Callable[[Key, Rebalance], str] = lambda *_: "",
     ) -> None:
-        """Count nothing yet; `ages`: seconds since each kind was seen; `lost`: records missing from the journal."""
+        """Count nothing yet.
+
+        `ages`: seconds since each kind was seen; `lost`: records missing from the journal; `trace_of`: the id of a
+        rebalance's trace, empty if it has none.
+        """
         self.tallies: dict[Key, Tally] = {}
-        self._leads, self._ages = leads, ages
+        self._leads, self._ages, self._trace_of = leads, ages, trace_of
         self._queues = queues
         self._heard: dict[Labels, float] = {}
-        self.rebalances = Counter(
+        self._series: dict[Key, SeriesOf] = {}
+        self._metrics = metrics = Metrics()
+        self._rebalances = metrics.counter(
             "rota_rebalances_total",
             "Rebalances that are over, by the reason they began for and by outcome: Settled, or Forced where queues"
             " were taken from a member that was not heard.",
             (*OF_GROUP, "reason", "outcome"),
         )
-        self.rebalance = Histogram(
+        self._rebalance_seconds = metrics.histogram(
             "rota_rebalance_duration_seconds",
             "From the first document of a rebalance until every member obeys the last one.",
             OF_GROUP,
             LONG,
         )
-        self.handover = Histogram(
+        self._handover_seconds = metrics.histogram(
             "rota_handover_duration_seconds",
             "From a queue's revoke until its next owner obeys the document that grants it.",
             OF_GROUP,
             LONG,
         )
-        self.moved = Counter("rota_queues_moved_total", "Queues that were given to another member.", OF_GROUP)
-        self.held = Counter(
+        self._moved = metrics.counter("rota_queues_moved_total", "Queues that were given to another member.", OF_GROUP)
+        self._held = metrics.counter(
             "rota_gate_held_total", "Times that a gate began to hold queues back, by its reason.", (*OF_GROUP, "reason")
         )
-        self.redelivered = Counter(
+        self._redelivered = metrics.counter(
             "rota_redelivered_messages_total",
             "Messages that came again, by cause: handover (a drain timed out), crash or forced, where another process"
             " read their queue, and retry, where the app failed. An upper bound where a filter applies, an estimate for"
             " a member that ended without a word.",
             (*OF_GROUP, "cause"),
         )
-        self.planning = Histogram("rota_plan_duration_seconds", "How long making one plan took.")
-        self.writes = Counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
-        self._of_groups = (self.rebalances, self.rebalance, self.handover, self.moved, self.held, self.redelivered)
-        self._own = (
-            self.planning,
-            self.writes,
-            Gauge(
-                "rota_watch_age_seconds",
-                "Seconds since the API server last said something about a kind.",
-                ("kind",),
-                look=lambda: self._heard,
+        self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "How long making one plan took.")
+        self._writes = metrics.counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
+        metrics.gauge(
+            Metric(
+                "rota_watch_age_seconds", "Seconds since the API server last said something about a kind.", ("kind",)
             ),
-            Gauge(
-                "rota_journal_lost_total",
-                "Records that are missing in the journal, for its disk is full or too slow.",
-                look=lambda: {(): lost()},
-                kind="counter",
-            ),
-            Gauge("rota_leader", "Whether this operator leads: 1 or 0.", look=lambda: {(): float(leads())}),
-            Gauge("rota_build_info", "Always 1; the version.", ("version",), look=lambda: {(version,): 1}),
+            lambda: self._heard,
         )
+        missing = "Records that are missing in the journal, for its disk is full or too slow."
+        metrics.gauge(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): lost()})
+        metrics.gauge(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(leads())})
+        metrics.gauge(Metric("rota_build_info", "Always 1; the version.", ("version",)), lambda: {(version,): 1})
 
     @property
-    def metrics(self) -> tuple[Counter | Gauge | Histogram, ...]:
-        """Return every metric there is."""
-        return (*self._of_groups, *self._gauges(()), *self._own)
+    def metrics(self) -> list[Metric]:
+        """Every metric there is."""
+        return [*self._metrics.declared, *(it.metric for it in self._gauges(()))]
 
     # What happens.
 
     def take(self, done: Done, now: float) -> News:
         """Count what a round of a group did, and return it."""
-        labels = key = (done.group.namespace, done.group.name)
-        self.planning.observe(done.seconds)
+        key = (done.group.namespace, done.group.name)
+        self._plan_seconds.observe(done.seconds)
         for kind, count in done.writes.items():
-            self.writes.add(kind, by=count)
-        tally = self.tallies.get(key)
-        if tally is None:
-            tally = self.tallies[key] = Tally()
-            self._begin(*labels)
+            self._writes.labels(kind).inc(count)
+        tally = self.tallies.setdefault(key, Tally())
+        series = self._series_of(key)
         obeyed = {
             Holder(name, known.pod.metadata.uid): known.heard.report.generation
             for name, known in done.group.pods.items()
             if known.heard
         }
         news = tally.take(done.plan, done.group.record.document, obeyed, now)
-        self.moved.add(*labels, by=news.moved)
+        series.counter(self._moved, *key).inc(news.moved)
         for handover in news.handovers:
             if handover.before:
-                self.handover.observe(handover.seconds, *labels)
+                series.histogram(self._handover_seconds, *key).observe(handover.seconds)
         if news.held:
-            self.held.add(*labels, str(news.held))
+            series.counter(self._held, *key, str(news.held)).inc()
         if ended := news.ended:
-            self.rebalances.add(*labels, ended.reason, ended.outcome)
-            self.rebalance.observe(ended.seconds or 0.0, *labels)
+            trace = self._trace_of(key, ended)
+            series.counter(self._rebalances, *key, ended.reason, ended.outcome).inc()
+            rebalance_seconds = series.histogram(self._rebalance_seconds, *key)
+            rebalance_seconds.observe(ended.seconds or 0.0, {"trace_id": trace} if trace else None)
         return news
 
     def take_redelivered(self, key: Key, redelivered: Sequence[Redelivered]) -> None:
         """Count what came again with queues that were taken over."""
         for entry in redelivered:
-            self.redelivered.add(*key, entry.cause, by=entry.messages)
+            self.count_redelivered(key, entry.cause, entry.messages)
 
-    def _begin(self, *labels: str) -> None:
-        """Create the group's series with 0: `increase()` misses the first 1 of a series that did not exist."""
-        self.moved.add(*labels, by=0)
+    def count_redelivered(self, key: Key, cause: Cause, messages: int) -> None:
+        """Count messages of a group that came again."""
+        self._series_of(key).counter(self._redelivered, *key, cause).inc(messages)
+
+    def _series_of(self, key: Key) -> SeriesOf:
+        """Return a group's series; all begin with 0: `increase()` misses the first 1 of a series that did not exist."""
+        series = self._series.get(key)
+        if series is not None:
+            return series
+        series = self._series[key] = SeriesOf()
+        series.counter(self._moved, *key)
         for reason in reasons(Use.CAUSE):
-            self.rebalances.add(*labels, reason, "Settled", by=0)
-        self.rebalances.add(*labels, Reason.MEMBER_LOST, "Forced", by=0)
+            series.counter(self._rebalances, *key, reason, "Settled")
+        series.counter(self._rebalances, *key, Reason.MEMBER_LOST, "Forced")
         for reason in reasons(Use.GATE):
-            self.held.add(*labels, reason, by=0)
+            series.counter(self._held, *key, reason)
         for cause in Cause:
-            self.redelivered.add(*labels, cause, by=0)
-        for histogram in (self.rebalance, self.handover):
-            histogram.observe(0.0, *labels, times=0)
+            series.counter(self._redelivered, *key, cause)
+        for histogram in (self._rebalance_seconds, self._handover_seconds):
+            series.histogram(histogram, *key)
+        return series
 
     def forget(self, known: Callable[[Key], bool]) -> None:
-        """Forget groups that are no more, or are somebody else's to tell of."""
+        """Forget groups that do not exist any more, or that another operator reports."""
         self.tallies = {key: it for key, it in self.tallies.items() if known(key)}
-        for metric in self._of_groups:
-            metric.keep(lambda labels: known((labels[0], labels[1])))
+        for key in [key for key in self._series if not known(key)]:
+            self._series.pop(key).remove()
 
     # What is so.
 
-    async def text(self, known: Known) -> str:
+    async def text(self, known: Known, style: Format = Format.TEXT) -> bytes:
         """Render everything; a hundred thousand queues take a while, so gently, and then not on the loop."""
         self._heard = {(kind,): age for kind, age in self._ages().items()}
         if not self._leads():
             self.forget(lambda _: False)
-            return render(self._own)
+            return self._metrics.render(style)
         there = {*known.keys()}
         self.forget(there.__contains__)
         now = asyncio.get_running_loop().time()
         facts = [(key, fact) async for key in gently(sorted(there)) if (fact := known.fact(key))]
-        return await asyncio.to_thread(self._render, facts, now)
+        return await asyncio.to_thread(self._render, facts, now, style)
 
-    def _render(self, facts: list[tuple[Key, Fact]], now: float) -> str:
+    def _render(self, facts: list[tuple[Key, Fact]], now: float, style: Format) -> bytes:
         scraped = [
             _Scrape(key, fact, lag_totals.of_group(fact.group, fact.broker, fact.lag), fact.group.record.owners, now)
             for key, fact in facts
         ]
-        return render((*self._of_groups, *self._gauges(scraped), *self._own))
+        return self._metrics.render(style, self._gauges(scraped))
 
-    def _gauges(self, scraped: Sequence[_Scrape]) -> Iterator[Gauge]:
-        for name, help_, labels, read in _LOOKED_UP:
+    def _gauges(self, scraped: Sequence[_Scrape]) -> Iterator[LookedUp]:
+        for name, text, labels, read in _LOOKED_UP:
             if self._queues or name != "rota_queue_lag":
-                kind = "counter" if name.endswith("_total") else "gauge"
-                yield Gauge(name, help_, (*OF_GROUP, *labels), look=partial(_looked_up, scraped, read), kind=kind)
+                metric = Metric(name, text, (*OF_GROUP, *labels), "counter" if name.endswith("_total") else "gauge")
+                yield LookedUp(metric, partial(_looked_up, scraped, read))
 
 
 def _looked_up(scraped: Sequence[_Scrape], read: Look) -> dict[Labels, float]:

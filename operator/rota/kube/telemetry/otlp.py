@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 
 from rota.http_client import TooLongError, read_body
+from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry import traces
 from rota.kube.telemetry.rebalances import News
 from rota.kube.telemetry.traces import Trace
@@ -124,6 +125,11 @@ class Exporter:
         self._missing = 0  # traces that were lost since they cannot be sent
         self._troubled = self._partial = False  # whether that was told
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True)
+
+    def trace_of(self, key: tuple[str, str], rebalance: Rebalance) -> str:
+        """Return the id of the trace of a rebalance; empty if traces are sent to nobody."""
+        instance = self._told.resource.get("service.instance.id", "") if self._told else ""
+        return traces.trace_id(key, rebalance.at, instance) if self._told else ""
 
     def take(self, key: tuple[str, str], news: News) -> None:
         """Take what is new of a group, to be sent when there is time for it."""

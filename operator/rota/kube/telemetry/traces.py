@@ -39,6 +39,12 @@ def trace(key: tuple[str, str], past: Past, clock: float) -> Trace | None:
     return None if begun is None else Trace(*key, begun, past, clock)  # None in a status that a user edited
 
 
+def trace_id(key: tuple[str, str], at: str, instance: str) -> str:
+    """Return the id of the trace of the rebalance that began at a time, by the operator that is called `instance`."""
+    namespace, group = key
+    return blake2b(f"{namespace}/{group}/{at}/{instance}".encode(), digest_size=16).hexdigest()
+
+
 def request(traces: Sequence[Trace], resource: Mapping[str, str]) -> dict[str, Any]:
     """Return an ExportTraceServiceRequest; `resource` says who we are."""
     scope = {"name": "rota", "version": resource.get("service.version", "")}
@@ -76,8 +82,7 @@ def _spans(it: Trace, instance: str) -> Iterator[dict[str, Any]]:
     last = it.past.rebalance
     # What it took is measured as it is planned, and handovers when they are seen to be over, which is a bit later.
     end = max([it.begun + (last.seconds or 0.0), *(it.clock + one.obeyed for one in it.past.slowest)])
-    name = f"{it.namespace}/{it.group}/{last.at}/{instance}"
-    spans = _Spans(blake2b(name.encode(), digest_size=16).hexdigest(), it.begun)
+    spans = _Spans(trace_id((it.namespace, it.group), last.at, instance), it.begun)
     yield spans.span(0, None, "rebalance", (it.begun, end), _of_rebalance(it))
     for number, one in enumerate(it.past.slowest):
         yield from _of_handover(spans, 1 + 3 * number, one, it.clock)

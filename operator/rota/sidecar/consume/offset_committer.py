@@ -39,7 +39,7 @@ class OffsetCommitter:
                 return await self._commit_finished()
             except Exception as error:  # noqa: BLE001 - of one queue: it is counted, logged, and tried again
                 log_failure("Committing", self._queue, error)
-                self._shell.measures.commits.add("failed")
+                self._shell.measures.commits.labels("failed").inc()
                 return False
 
     async def _commit_finished(self) -> bool:
@@ -51,7 +51,7 @@ class OffsetCommitter:
         if self.in_doubt and await self._is_passed(commit):
             return True
         await self._send(commit.offset)
-        self._shell.measures.commits.add("done")
+        self._shell.measures.commits.labels("done").inc()
         self._window.answered(commit)
         self.in_doubt = False
         return True
@@ -98,7 +98,7 @@ class OffsetCommitter:
                 pulled = await consumer.pull(self._queue, offset, wait=0.0, commit=commit.offset, admission=admission)
         except TimeoutError:
             raise Unreachable(f"{self._queue.broker} did not answer within {PULL_AND_COMMIT_SECONDS:g} s") from None
-        self._shell.measures.commits.add("done")
+        self._shell.measures.commits.labels("done").inc()
         self._window.answered(commit)
         return pulled
 
@@ -108,7 +108,7 @@ class OffsetCommitter:
     def report_uncommitted(self) -> None:
         """Count the messages that are finished, and come again because their offset could not be committed."""
         number = self._window.uncommitted
-        self._shell.measures.uncommitted.add(by=number)
+        self._shell.measures.uncommitted.inc(number)
         _log.warning(
             "%s is released, but offset %d could not be committed: up to %d finished messages are delivered again",
             self._queue,

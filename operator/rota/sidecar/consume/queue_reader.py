@@ -134,7 +134,7 @@ class Reading:
         idle = self._shell.now() - max(self._asked_at, awake_since)
         if idle >= IDLE_SECONDS:
             _log.warning("A pull of %s has neither returned nor failed for %.0f s; it is sent again", self.queue, idle)
-            self._shell.measures.pulls.add("idle")
+            self._shell.measures.pulls.labels("idle").inc()
             self._pull_anew()
 
     def is_unread(self, awake_since: float) -> bool:
@@ -270,7 +270,7 @@ class Reading:
                     self.obstacle = "paused" if isinstance(error, SwitchedOff) else "failing"
                     if isinstance(error, Refused):
                         self._unanswered_since = None
-                    self._shell.measures.pulls.add(failure_of(error))
+                    self._shell.measures.pulls.labels(failure_of(error)).inc()
                     self._failed("Pulling", error, quietly=str(error) == told)
                     told = str(error)
                     self._refused_bytes = 0  # reserve no memory for a broker that does not answer
@@ -288,7 +288,7 @@ class Reading:
         self.obstacle = ""
         self._answered()
         self._shell.health.takes(self.queue)
-        self._shell.measures.pulls.add(result_of(found, admission))
+        self._shell.measures.pulls.labels(result_of(found, admission)).inc()
         self._count_filtered(asked, found)
         self.window.put(asked, found)
         self._refused_offset, self._refused_bytes = found.next, admission.refused_bytes

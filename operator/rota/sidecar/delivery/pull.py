@@ -277,7 +277,7 @@ class Pull:
         if handed:
             self._sweep_at(now + self._patience)
         if again := sum([it.attempt > 1 for it in handed]):
-            self._shell.measures.redelivered.add(by=again)
+            self._shell.measures.redelivered.inc(again)
         return msgspec.json.encode({"messages": handed})
 
     def _return(self, taken: Iterable[Taken]) -> None:
@@ -354,8 +354,9 @@ class Pull:
             together.setdefault((it.taken.delivery, it.message.topic), []).append(it)
         now = self._shell.now()
         for group in together.values():
-            self._shell.measures.answered(now - group[0].since)
-            self._shell.measures.ended([it.message for it in group], outcome, self._shell.settings.topics)
+            messages = [it.message for it in group]
+            self._shell.measures.answered(now - group[0].since, messages)
+            self._shell.measures.ended(messages, outcome, self._shell.settings.topics)
         self._changed(some)
 
     def _changed(self, some: Iterable[Open]) -> None:

@@ -183,8 +183,9 @@ class Push:
         if unfinished:
             self._endings.back(taken, unfinished, NOT_TAKEN_PAUSE if error else 0.0)
         now, went_wrong = self._shell.now(), "cut" if task.cancelled() else "failed" if error else ""
-        self._shell.measures.answered(now - taken.delivery.since)
-        for outcome, messages in [(went_wrong, unfinished)] if went_wrong else task.result():
+        outcomes = [(went_wrong, unfinished)] if went_wrong else task.result()
+        self._shell.measures.answered(now - taken.delivery.since, [it for _, messages in outcomes for it in messages])
+        for outcome, messages in outcomes:
             self._shell.measures.ended(messages, outcome, self._shell.settings.topics)
         if reading := self._shell.reading(taken.queue):
             reading.delivered_at = now
@@ -196,7 +197,7 @@ class Push:
         """Post a delivery and return the app's answer; None if it may not be sent any more."""
         push, generation = self._shell.settings.delivery.push, self._shell.generation
         if again := sum(attempt > 1 for _, attempt in attempts):
-            self._shell.measures.redelivered.add(by=again)
+            self._shell.measures.redelivered.inc(again)
         if push.max_batch > 1 or len(attempts) > 1:
             headers, body = cloudevents.BATCH, cloudevents.batch(attempts, generation)
         else:
@@ -229,7 +230,7 @@ class Push:
         now = self._shell.now()
         self._tell(answer)
         if self._in_doubt:
-            self._shell.measures.paused.add(by=now - self._since)
+            self._shell.measures.paused.inc(now - self._since)
         self._since = now
         if pauses is None:
             self._in_doubt, self._pause = False, 0.0

@@ -6,7 +6,7 @@ from typing import Protocol
 from aiohttp import web
 
 from rota.http_server import SharedResponse, listen
-from rota.metrics import CONTENT_TYPE
+from rota.metrics import Format
 from rota.sidecar.status.control_api import LIMITS, Control, Reports, encode_report
 from rota.sidecar.status.control_api import Shell as Controlled
 from rota.sidecar.status.waiting_hooks import WaitingHooks
@@ -23,7 +23,7 @@ class Status(Reports, Protocol):
     def unready(self) -> str:
         """Say why the member cannot work, if so."""
 
-    def metrics(self) -> str:
+    def metrics(self, style: Format) -> bytes:
         """Render what is counted."""
 
 
@@ -81,8 +81,9 @@ class Page:
             await self._shell.drained()
         return web.Response(text="drained\n")
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._shell.status.metrics(), headers={"content-type": CONTENT_TYPE})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        style = Format.accepted(request.headers.get("accept", ""))
+        return web.Response(body=self._shell.status.metrics(style), headers={"content-type": style.value})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="lives\n")

@@ -1,10 +1,13 @@
 """What a sidecar counts."""
 
+import re
 import time
 from collections.abc import Collection, Sequence
 
 from rota.brokers.message import Message
-from rota.metrics import Counter, Gauge, Histogram, render
+from rota.metrics import Format, Metric, Metrics, SeriesOf
+
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # of W3C's trace context
 
 
 class Measures:
@@ -12,53 +15,69 @@ class Measures:
 
     def __init__(self) -> None:
         """Start from nothing."""
-        self.messages = Counter("rota_sidecar_messages_total", "Messages by what came of them.", ("topic", "outcome"))
-        self.delivery = Histogram("rota_sidecar_delivery_duration_seconds", "From handing over to the app's answer.")
-        self.end_to_end = Histogram("rota_sidecar_end_to_end_seconds", "From sending by the producer to done.")
-        self.redelivered = Counter("rota_sidecar_redelivered_total", "Messages that had been handed over before.")
-        self.commits = Counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
-        self.uncommitted = Counter(
+        self._metrics = metrics = Metrics()
+        self._messages = metrics.counter(
+            "rota_sidecar_messages_total", "Messages by what came of them.", ("topic", "outcome")
+        )
+        self._delivery_seconds = metrics.histogram(
+            "rota_sidecar_delivery_duration_seconds", "From handing over to the app's answer."
+        )
+        self._end_to_end_seconds = metrics.histogram(
+            "rota_sidecar_end_to_end_seconds", "From sending by the producer to done."
+        )
+        self.redelivered = metrics.counter(
+            "rota_sidecar_redelivered_total", "Messages that had been handed over before."
+        )
+        self.commits = metrics.counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
+        self.pulls = metrics.counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
+        self.uncommitted = metrics.counter(
             "rota_sidecar_uncommitted_total",
             "Offsets finished but not committed when their queue was released: at most so many messages come again.",
         )
-        self.pulls = Counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
-        self.paused = Counter(
+        self.paused = metrics.counter(
             "rota_sidecar_paused_seconds_total", "Time for which the app was away or answered 404 to what is pushed."
         )
+        self._series = SeriesOf()
         self._inflight = self._buffered = self._generation = 0  # as they are while all of it is rendered
-        self._gauges = (
-            Gauge("rota_sidecar_inflight", "Messages that are at the app.", look=lambda: {(): self._inflight}),
-            Gauge(
-                "rota_sidecar_buffered",
-                "Messages that were fetched and are not finished.",
-                look=lambda: {(): self._buffered},
-            ),
-            Gauge("rota_sidecar_generation", "The generation that is obeyed.", look=lambda: {(): self._generation}),
+        metrics.gauge(Metric("rota_sidecar_inflight", "Messages that are at the app."), lambda: {(): self._inflight})
+        metrics.gauge(
+            Metric("rota_sidecar_buffered", "Messages that were fetched and are not finished."),
+            lambda: {(): self._buffered},
+        )
+        metrics.gauge(
+            Metric("rota_sidecar_generation", "The generation that is obeyed."), lambda: {(): self._generation}
         )
 
     @property
-    def metrics(self) -> tuple[Counter | Gauge | Histogram, ...]:
-        """Return every metric there is."""
-        counted = (self.messages, self.delivery, self.end_to_end, self.redelivered, self.commits, self.pulls)
-        return (*counted, self.uncommitted, self.paused, *self._gauges)
+    def metrics(self) -> list[Metric]:
+        """Every metric there is."""
+        return self._metrics.declared
 
-    def answered(self, seconds: float) -> None:
-        """Note how long a delivery was at the app."""
-        self.delivery.observe(seconds)
+    def answered(self, seconds: float, messages: Sequence[Message] = ()) -> None:
+        """Note how long a delivery was at the app; the first of its messages that is traced is the example."""
+        trace = next(filter(None, map(trace_of, messages)), "")
+        self._delivery_seconds.observe(seconds, {"trace_id": trace} if trace else None)
 
     def ended(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
         """Count messages of one topic by what came of them."""
         if messages:
-            self.messages.add(topic_label(messages[0], topics), outcome, by=len(messages))
+            topic = topic_label(messages[0], topics)
+            self._series.counter(self._messages, topic, outcome).inc(len(messages))
         if outcome == "done":
             now = time.time()
             for message in messages:
-                self.end_to_end.observe(max(0.0, now - message.born / 1000))
+                self._end_to_end_seconds.observe(max(0.0, now - message.born / 1000))
 
-    def text(self, *, inflight: int, buffered: int, generation: int) -> str:
+    def text(self, style: Format, *, inflight: int, buffered: int, generation: int) -> bytes:
         """Render all of it, with what is so at this moment."""
         self._inflight, self._buffered, self._generation = inflight, buffered, generation
-        return render(self.metrics)
+        return self._metrics.render(style)
+
+
+def trace_of(message: Message) -> str:
+    """Return the id of the trace that a message belongs to, by its property `traceparent`; empty if it has none."""
+    found = _TRACE_PARENT.fullmatch(message.properties.get("traceparent", ""))
+    return found[1] if found else ""
 
 
 def topic_label(message: Message, topics: Collection[str]) -> str:

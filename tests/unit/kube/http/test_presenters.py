@@ -278,7 +278,7 @@ async def test_broadcasting_queues_are_not_counted_as_unowned_in_metrics() -> No
         def keys(self) -> list[tuple[str, str]]:
             return [("shop", "orders")]
 
-    text = await Measures(lambda: True).text(Known())
+    text = (await Measures(lambda: True).text(Known())).decode()
     labels = '{namespace="shop",group="orders"}'
     assert f"rota_unowned_queues{labels} 0\n" in text
     assert f"rota_queue_unowned_seconds_total{labels} 0\n" in text

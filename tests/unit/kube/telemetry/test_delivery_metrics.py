@@ -30,7 +30,7 @@ class Known:
 
 
 async def scrape(deliveries: GroupDeliveries) -> list[str]:
-    text = await Measures(lambda: True).text(Known(deliveries))
+    text = (await Measures(lambda: True).text(Known(deliveries))).decode()
     return [line for line in text.splitlines() if line.startswith(("rota_deliver", "rota_delayed"))]
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from rota.brokers.message import Message
+from rota.metrics import Format
 from rota.model import Queue
 from rota.sidecar.status.sidecar_metrics import Measures
 
@@ -24,5 +25,6 @@ def test_metrics_count_messages_by_a_topic_of_the_group_or_else_of_the_queue(
 ) -> None:
     measures = Measures()
     measures.ended([Message(queue, 7, b"", properties)], "done", {"orders"})
-    counted = [it for it in measures.text(inflight=0, buffered=0, generation=0).splitlines() if "messages_total{" in it]
-    assert counted == [f'rota_sidecar_messages_total{{topic="{topic}",outcome="done"}} 1']
+    text = measures.text(Format.TEXT, inflight=0, buffered=0, generation=0).decode()
+    counted = [it for it in text.splitlines() if "messages_total{" in it]
+    assert counted == [f'rota_sidecar_messages_total{{outcome="done",topic="{topic}"}} 1.0']
