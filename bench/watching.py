@@ -38,7 +38,8 @@ from rota.kube.client.objects import ConfigMap, Custom, Metadata, Pod, record_of
 from rota.kube.http.operator_probes import metrics
 from rota.kube.reconcile.reconciler import Done
 from rota.kube.state.group import Group
-from rota.kube.telemetry.operator_metrics import Fact, Measures
+from rota.kube.telemetry.group_gauges import Fact
+from rota.kube.telemetry.operator_metrics import Measures
 from rota.model import RETRY, Queue
 from rota.planner import plan
 from rota.ranges import to_ranges

@@ -18,7 +18,7 @@ from rota.kube.http import presenters, schema
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import client_id
-from rota.kube.telemetry.operator_metrics import Fact
+from rota.kube.telemetry.group_gauges import Fact
 from rota.kube.telemetry.rebalances import Tally
 from rota.model import RETRY, Queue
 from rota.planner import View, plan, why

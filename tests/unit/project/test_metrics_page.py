@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rota.kube.telemetry.operator_metrics import OF_GROUP
+from rota.kube.telemetry.group_gauges import OF_GROUP
 from rota.kube.telemetry.operator_metrics import Measures as OfOperator
 from rota.metrics import Metric
 from rota.model import Reason, Use, reasons

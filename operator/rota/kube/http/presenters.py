@@ -13,7 +13,7 @@ from rota.kube.brokers.lag.lag_history import NOTHING
 from rota.kube.http import schema
 from rota.kube.state import rebalance
 from rota.kube.state.pod_state import client_id
-from rota.kube.telemetry.operator_metrics import Fact
+from rota.kube.telemetry.group_gauges import Fact
 from rota.model import RETRY, Holder, Queue
 from rota.spec.consumer_settings import ConsumerSettings, settings_of
 from rota.spec.resolved import read_settings, settings_digest

@@ -11,7 +11,8 @@ from rota.kube.http import presenters, schema
 from rota.kube.reconcile.controller import Brain
 from rota.kube.reconcile.reconciler import Done
 from rota.kube.state.group import Group
-from rota.kube.telemetry.operator_metrics import Fact, Measures
+from rota.kube.telemetry.group_gauges import Fact
+from rota.kube.telemetry.operator_metrics import Measures
 from rota.kube.telemetry.rebalances import News, Tally
 from rota.model import Queue, queue_of
 from rota.planner import why

@@ -18,7 +18,8 @@ from rota.kube.http import presenters, schema
 from rota.kube.state import rebalance
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
-from rota.kube.telemetry.operator_metrics import Fact, Measures
+from rota.kube.telemetry.group_gauges import Fact
+from rota.kube.telemetry.operator_metrics import Measures
 from rota.kube.telemetry.rebalances import Tally
 from rota.lag import Judgement
 from rota.model import Queue

@@ -8,7 +8,8 @@ from rota.kube.brokers.lag.lag_poller import Lag
 from rota.kube.client.objects import Custom, Metadata
 from rota.kube.state.broker_state import AtBroker
 from rota.kube.state.group import Group
-from rota.kube.telemetry.operator_metrics import Fact, Measures
+from rota.kube.telemetry.group_gauges import Fact
+from rota.kube.telemetry.operator_metrics import Measures
 from rota.kube.telemetry.rebalances import Tally
 
 LABELS = 'namespace="shop",group="orders"'
