@@ -1,4 +1,4 @@
-"""The operator's metrics: what it counts, and what is looked up at each scrape (`group_gauges`), so it is never stale."""
+"""The operator's metrics: what it counts; what is looked up at each scrape is in `group_gauges`."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
