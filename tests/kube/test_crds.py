@@ -188,7 +188,7 @@ async def test_crd_columns_show_the_fields_of_a_policy(api: Api, control_plane: 
     assert row.split()[:5] == ["calm", "Sticky", "Cooperative", "10", "false"]
 
 
-@pytest.mark.parametrize("name", ["cg", "group", "consumergroup", "rota"])
+@pytest.mark.parametrize("name", ["cg", "consumergroup", "rota"])
 async def test_crd_short_names_find_a_group(api: Api, control_plane: Cluster, namespace: str, name: str) -> None:
     await a_group(api, namespace, SPEC)
     assert control_plane.kubectl("get", name, "-n", namespace, "-o", "name") == "consumergroup.rota.dev/orders\n"
