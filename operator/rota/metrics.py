@@ -95,7 +95,7 @@ class Metrics:
         self.declared.append(Metric(name, text, labels, "histogram"))
         return Histogram(name, text, labels, buckets=tuple(bounds), registry=self._registry)
 
-    def gauge(self, metric: Metric, look: Callable[[], Mapping[Labels, float]]) -> None:
+    def look_up(self, metric: Metric, look: Callable[[], Mapping[Labels, float]]) -> None:
         """Declare what is looked up at each scrape."""
         self.declared.append(metric)
         self._looked_up.append(LookedUp(metric, look))
@@ -109,8 +109,30 @@ class Metrics:
         return (counted + "\n".join([*lines, end])).encode()
 
 
+class GroupCounter:
+    """A counter with some series for each group: so many that they are written as text, too."""
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self._by_group: dict[Labels, dict[Labels, float]] = {}
+
+    def add(self, group: Labels, *labels: str, by: float = 1) -> None:
+        """Count; adding 0 creates the series."""
+        series = self._by_group.setdefault(group, {})
+        series[labels] = series.get(labels, 0) + by
+
+    def forget(self, group: Labels) -> None:
+        """Remove the series of a group."""
+        self._by_group.pop(group, None)
+
+    def look(self) -> dict[Labels, float]:
+        """Return all series; copies are walked through, since a scrape is rendered in a thread."""
+        groups = [(group, [*series.items()]) for group, series in [*self._by_group.items()]]
+        return {(*group, *labels): value for group, series in groups for labels, value in series}
+
+
 class SeriesOf:
-    """The series of one group in several metrics: they are looked up once, and removed together."""
+    """Series of several metrics: they are looked up once, and removed together."""
 
     def __init__(self) -> None:
         """There is none yet."""

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from rota.metrics import Format, Labels, LookedUp, Metric, Metrics, SeriesOf
+from rota.metrics import Format, GroupCounter, Labels, LookedUp, Metric, Metrics, SeriesOf
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 
@@ -67,7 +67,7 @@ def test_metrics_of_python_and_of_the_process_are_rendered() -> None:
 def test_metrics_that_are_looked_up_are_read_at_scrape_time() -> None:
     metrics = Metrics()
     values: dict[Labels, float] = {("a",): 1.0}
-    metrics.gauge(Metric("rota_things", "Things.", ("kind",)), lambda: values)
+    metrics.look_up(Metric("rota_things", "Things.", ("kind",)), lambda: values)
     assert samples(metrics) == {("rota_things", ("a",)): 1}
     values |= {("a",): -0.25, ("b",): 3.0}
     assert samples(metrics) == {("rota_things", ("a",)): -0.25, ("rota_things", ("b",)): 3}
@@ -117,6 +117,18 @@ def test_metrics_series_of_a_group_are_removed_together() -> None:
     assert ("rota_things_total", ("orders", "a")) in samples(metrics), "it begins with 0"
     series.remove()
     assert samples(metrics) == {("rota_things_total", ("bills", "a")): 1}
+
+
+def test_metrics_counter_of_groups_begins_with_0_and_forgets_a_group() -> None:
+    metrics, counter = Metrics(), GroupCounter()
+    metrics.look_up(Metric("rota_things_total", "Things.", ("namespace", "group", "kind"), "counter"), counter.look)
+    counter.add(("shop", "orders"), "a", by=0)
+    counter.add(("shop", "bills"), "a", by=2)
+    counter.add(("shop", "bills"), "a")
+    orders, bills = (("rota_things_total", ("shop", group, "a")) for group in ("orders", "bills"))
+    assert samples(metrics) == {orders: 0, bills: 3}
+    counter.forget(("shop", "bills"))
+    assert samples(metrics) == {orders: 0}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rota.kube.reconcile.reconciler import Done
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.group_gauges import OF_GROUP, Fact, group_gauges
 from rota.kube.telemetry.rebalances import News, Tally
-from rota.metrics import Format, Labels, Metric, Metrics, SeriesOf
+from rota.metrics import Format, GroupCounter, Labels, Metric, Metrics, SeriesOf
 from rota.model import Holder, Reason, Use, reasons
 from rota.redelivery import Cause, Redelivered
 
@@ -51,11 +51,12 @@ class Measures:
         self._heard: dict[Labels, float] = {}
         self._series: dict[Key, SeriesOf] = {}
         self._metrics = metrics = Metrics()
-        self._rebalances = metrics.counter(
+        self._rebalances = self._group_counter(
             "rota_rebalances_total",
             "Rebalances that are over, by the reason they began for and by outcome: Settled, or Forced where queues"
             " were taken from a member that was not heard.",
-            (*OF_GROUP, "reason", "outcome"),
+            "reason",
+            "outcome",
         )
         self._rebalance_seconds = metrics.histogram(
             "rota_rebalance_duration_seconds",
@@ -69,29 +70,34 @@ class Measures:
             OF_GROUP,
             LONG,
         )
-        self._moved = metrics.counter("rota_queues_moved_total", "Queues that were given to another member.", OF_GROUP)
-        self._held = metrics.counter(
-            "rota_gate_held_total", "Times that a gate began to hold queues back, by its reason.", (*OF_GROUP, "reason")
+        self._moved = self._group_counter("rota_queues_moved_total", "Queues that were given to another member.")
+        self._held = self._group_counter(
+            "rota_gate_held_total", "Times that a gate began to hold queues back, by its reason.", "reason"
         )
-        self._redelivered = metrics.counter(
+        self._redelivered = self._group_counter(
             "rota_redelivered_messages_total",
             "Messages that came again, by cause: handover (a drain timed out), crash or forced, where another process"
             " read their queue, and retry, where the app failed. An upper bound where a filter applies, an estimate for"
             " a member that ended without a word.",
-            (*OF_GROUP, "cause"),
+            "cause",
         )
         self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "How long making one plan took.")
         self._writes = metrics.counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
-        metrics.gauge(
+        metrics.look_up(
             Metric(
                 "rota_watch_age_seconds", "Seconds since the API server last said something about a kind.", ("kind",)
             ),
             lambda: self._heard,
         )
         missing = "Records that are missing in the journal, for its disk is full or too slow."
-        metrics.gauge(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): lost()})
-        metrics.gauge(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(leads())})
-        metrics.gauge(Metric("rota_build_info", "Always 1; the version.", ("version",)), lambda: {(version,): 1})
+        metrics.look_up(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): lost()})
+        metrics.look_up(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(leads())})
+        metrics.look_up(Metric("rota_build_info", "Always 1; the version.", ("version",)), lambda: {(version,): 1})
+
+    def _group_counter(self, name: str, text: str, *labels: str) -> GroupCounter:
+        counter = GroupCounter()
+        self._metrics.look_up(Metric(name, text, (*OF_GROUP, *labels), "counter"), counter.look)
+        return counter
 
     @property
     def metrics(self) -> list[Metric]:
@@ -114,15 +120,15 @@ class Measures:
             if known.heard
         }
         news = tally.take(done.plan, done.group.record.document, obeyed, now)
-        series.counter(self._moved, *key).inc(news.moved)
+        self._moved.add(key, by=news.moved)
         for handover in news.handovers:
             if handover.before:
                 series.histogram(self._handover_seconds, *key).observe(handover.seconds)
         if news.held:
-            series.counter(self._held, *key, str(news.held)).inc()
+            self._held.add(key, str(news.held))
         if ended := news.ended:
             trace = self._trace_of(key, ended)
-            series.counter(self._rebalances, *key, ended.reason, ended.outcome).inc()
+            self._rebalances.add(key, ended.reason, ended.outcome)
             rebalance_seconds = series.histogram(self._rebalance_seconds, *key)
             rebalance_seconds.observe(ended.seconds or 0.0, {"trace_id": trace} if trace else None)
         return news
@@ -134,7 +140,8 @@ class Measures:
 
     def count_redelivered(self, key: Key, cause: Cause, messages: int) -> None:
         """Count messages of a group that came again."""
-        self._series_of(key).counter(self._redelivered, *key, cause).inc(messages)
+        self._series_of(key)
+        self._redelivered.add(key, cause, by=messages)
 
     def _series_of(self, key: Key) -> SeriesOf:
         """Return a group's series; all begin with 0: `increase()` misses the first 1 of a series that did not exist."""
@@ -142,14 +149,14 @@ class Measures:
         if series is not None:
             return series
         series = self._series[key] = SeriesOf()
-        series.counter(self._moved, *key)
+        self._moved.add(key, by=0)
         for reason in reasons(Use.CAUSE):
-            series.counter(self._rebalances, *key, reason, "Settled")
-        series.counter(self._rebalances, *key, Reason.MEMBER_LOST, "Forced")
+            self._rebalances.add(key, reason, "Settled", by=0)
+        self._rebalances.add(key, Reason.MEMBER_LOST, "Forced", by=0)
         for reason in reasons(Use.GATE):
-            series.counter(self._held, *key, reason)
+            self._held.add(key, reason, by=0)
         for cause in Cause:
-            series.counter(self._redelivered, *key, cause)
+            self._redelivered.add(key, cause, by=0)
         for histogram in (self._rebalance_seconds, self._handover_seconds):
             series.histogram(histogram, *key)
         return series
@@ -159,6 +166,8 @@ class Measures:
         self.tallies = {key: it for key, it in self.tallies.items() if known(key)}
         for key in [key for key in self._series if not known(key)]:
             self._series.pop(key).remove()
+            for counter in (self._rebalances, self._moved, self._held, self._redelivered):
+                counter.forget(key)
 
     # What is so.
 

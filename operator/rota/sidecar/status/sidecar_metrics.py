@@ -39,12 +39,12 @@ class Measures:
         )
         self._series = SeriesOf()
         self._inflight = self._buffered = self._generation = 0  # as they are while all of it is rendered
-        metrics.gauge(Metric("rota_sidecar_inflight", "Messages that are at the app."), lambda: {(): self._inflight})
-        metrics.gauge(
+        metrics.look_up(Metric("rota_sidecar_inflight", "Messages that are at the app."), lambda: {(): self._inflight})
+        metrics.look_up(
             Metric("rota_sidecar_buffered", "Messages that were fetched and are not finished."),
             lambda: {(): self._buffered},
         )
-        metrics.gauge(
+        metrics.look_up(
             Metric("rota_sidecar_generation", "The generation that is obeyed."), lambda: {(): self._generation}
         )
 
