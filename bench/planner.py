@@ -72,4 +72,4 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
 def _pod(name: str, generation: int, held: tuple[Queue, ...] = ()) -> Pod:
     uid = f"uid-{name}"
     report = Report(member=name, uid=uid, generation=generation, held=to_ranges(held), reads=2, incarnation="1")
-    return Pod(name=name, uid=f"uid-{name}", ready=True, steady=1000.0, age=1000.0, heard=Heard(report))
+    return Pod(name=name, uid=uid, ready=True, steady=1000.0, age=1000.0, heard=Heard(report))

@@ -131,36 +131,6 @@ class GroupCounter:
         return {(*group, *labels): value for group, series in groups for labels, value in series}
 
 
-class SeriesOf:
-    """Series of several metrics: they are looked up once, and removed together."""
-
-    def __init__(self) -> None:
-        """There is none yet."""
-        self._counters: dict[tuple[Counter, Labels], Counter] = {}
-        self._histograms: dict[tuple[Histogram, Labels], Histogram] = {}
-
-    def counter(self, counter: Counter, *labels: str) -> Counter:
-        """Return the series with these labels; it begins with 0."""
-        found = self._counters.get((counter, labels))
-        if found is None:
-            found = self._counters[counter, labels] = counter.labels(*labels)
-        return found
-
-    def histogram(self, histogram: Histogram, *labels: str) -> Histogram:
-        """Return the series with these labels."""
-        found = self._histograms.get((histogram, labels))
-        if found is None:
-            found = self._histograms[histogram, labels] = histogram.labels(*labels)
-        return found
-
-    def remove(self) -> None:
-        """Remove all of them from their metrics."""
-        for counter, labels in self._counters:
-            counter.remove(*labels)
-        for histogram, labels in self._histograms:
-            histogram.remove(*labels)
-
-
 def _number(value: float) -> str:
     if type(value) is int:
         return str(value)

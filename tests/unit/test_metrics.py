@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from rota.metrics import Format, GroupCounter, Labels, LookedUp, Metric, Metrics, SeriesOf
+from rota.metrics import Format, GroupCounter, Labels, LookedUp, Metric, Metrics
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 
@@ -104,19 +104,6 @@ def test_metrics_exemplar_names_a_trace_in_openmetrics_only() -> None:
     (exemplar,) = [it.exemplar for it in family.samples if it.exemplar]
     assert (exemplar.labels, exemplar.value) == ({"trace_id": "ab" * 16}, 0.5)
     assert b"trace_id" not in metrics.render(Format.TEXT)
-
-
-def test_metrics_series_of_a_group_are_removed_together() -> None:
-    metrics = Metrics()
-    counter = metrics.counter("rota_things_total", "Things.", ("group", "kind"))
-    histogram = metrics.histogram("rota_seconds", "Seconds.", ("group",), bounds=(1,))
-    counter.labels("bills", "a").inc()
-    series = SeriesOf()
-    assert series.counter(counter, "orders", "a") is series.counter(counter, "orders", "a")
-    series.histogram(histogram, "orders").observe(0.5)
-    assert ("rota_things_total", ("orders", "a")) in samples(metrics), "it begins with 0"
-    series.remove()
-    assert samples(metrics) == {("rota_things_total", ("bills", "a")): 1}
 
 
 def test_metrics_counter_of_groups_begins_with_0_and_forgets_a_group() -> None:

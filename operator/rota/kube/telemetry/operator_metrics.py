@@ -10,7 +10,7 @@ from rota.kube.reconcile.reconciler import Done
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.group_gauges import OF_GROUP, Fact, group_gauges
 from rota.kube.telemetry.rebalances import News, Tally
-from rota.metrics import Format, GroupCounter, Labels, Metric, Metrics, SeriesOf
+from rota.metrics import Format, GroupCounter, Labels, Metric, Metrics
 from rota.model import Holder, Reason, Use, reasons
 from rota.redelivery import Cause, Redelivered
 
@@ -49,7 +49,7 @@ class Measures:
         self._leads, self._ages, self._trace_of = leads, ages, trace_of
         self._queues = queues
         self._heard: dict[Labels, float] = {}
-        self._series: dict[Key, SeriesOf] = {}
+        self._begun: set[Key] = set()  # groups that have series
         self._metrics = metrics = Metrics()
         self._rebalances = self._group_counter(
             "rota_rebalances_total",
@@ -113,7 +113,7 @@ class Measures:
         for kind, count in done.writes.items():
             self._writes.labels(kind).inc(count)
         tally = self.tallies.setdefault(key, Tally())
-        series = self._series_of(key)
+        self._begin(key)
         obeyed = {
             Holder(name, known.pod.metadata.uid): known.heard.report.generation
             for name, known in done.group.pods.items()
@@ -123,14 +123,14 @@ class Measures:
         self._moved.add(key, by=news.moved)
         for handover in news.handovers:
             if handover.before:
-                series.histogram(self._handover_seconds, *key).observe(handover.seconds)
+                self._handover_seconds.labels(*key).observe(handover.seconds)
         if news.held:
             self._held.add(key, str(news.held))
         if ended := news.ended:
             trace = self._trace_of(key, ended)
             self._rebalances.add(key, ended.reason, ended.outcome)
-            rebalance_seconds = series.histogram(self._rebalance_seconds, *key)
-            rebalance_seconds.observe(ended.seconds or 0.0, {"trace_id": trace} if trace else None)
+            exemplar = {"trace_id": trace} if trace else None
+            self._rebalance_seconds.labels(*key).observe(ended.seconds or 0.0, exemplar)
         return news
 
     def take_redelivered(self, key: Key, redelivered: Sequence[Redelivered]) -> None:
@@ -140,15 +140,14 @@ class Measures:
 
     def count_redelivered(self, key: Key, cause: Cause, messages: int) -> None:
         """Count messages of a group that came again."""
-        self._series_of(key)
+        self._begin(key)
         self._redelivered.add(key, cause, by=messages)
 
-    def _series_of(self, key: Key) -> SeriesOf:
-        """Return a group's series; all begin with 0: `increase()` misses the first 1 of a series that did not exist."""
-        series = self._series.get(key)
-        if series is not None:
-            return series
-        series = self._series[key] = SeriesOf()
+    def _begin(self, key: Key) -> None:
+        """Create a group's series with 0: `increase()` misses the first 1 of a series that did not exist."""
+        if key in self._begun:
+            return
+        self._begun.add(key)
         self._moved.add(key, by=0)
         for reason in reasons(Use.CAUSE):
             self._rebalances.add(key, reason, "Settled", by=0)
@@ -158,14 +157,15 @@ class Measures:
         for cause in Cause:
             self._redelivered.add(key, cause, by=0)
         for histogram in (self._rebalance_seconds, self._handover_seconds):
-            series.histogram(histogram, *key)
-        return series
+            histogram.labels(*key)
 
     def forget(self, known: Callable[[Key], bool]) -> None:
         """Forget groups that do not exist any more, or that another operator reports."""
         self.tallies = {key: it for key, it in self.tallies.items() if known(key)}
-        for key in [key for key in self._series if not known(key)]:
-            self._series.pop(key).remove()
+        for key in [key for key in self._begun if not known(key)]:
+            self._begun.remove(key)
+            for histogram in (self._rebalance_seconds, self._handover_seconds):
+                histogram.remove(*key)
             for counter in (self._rebalances, self._moved, self._held, self._redelivered):
                 counter.forget(key)
 

@@ -3,9 +3,10 @@
 import re
 import time
 from collections.abc import Collection, Sequence
+from functools import cache
 
 from rota.brokers.message import Message
-from rota.metrics import Format, Metric, Metrics, SeriesOf
+from rota.metrics import Format, Metric, Metrics
 
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # of W3C's trace context
 
@@ -37,7 +38,7 @@ class Measures:
         self.paused = metrics.counter(
             "rota_sidecar_paused_seconds_total", "Time for which the app was away or answered 404 to what is pushed."
         )
-        self._series = SeriesOf()
+        self._messages_of = cache(self._messages.labels)  # which takes longer than counting
         self._inflight = self._buffered = self._generation = 0  # as they are while all of it is rendered
         metrics.look_up(Metric("rota_sidecar_inflight", "Messages that are at the app."), lambda: {(): self._inflight})
         metrics.look_up(
@@ -62,7 +63,7 @@ class Measures:
         """Count messages of one topic by what came of them."""
         if messages:
             topic = topic_label(messages[0], topics)
-            self._series.counter(self._messages, topic, outcome).inc(len(messages))
+            self._messages_of(topic, outcome).inc(len(messages))
         if outcome == "done":
             now = time.time()
             for message in messages:

@@ -1,0 +1,32 @@
+"""The series of groups: they begin with 0, and end with their group."""
+
+from rota.kube.telemetry.group_gauges import Fact
+from rota.kube.telemetry.operator_metrics import Measures
+from rota.redelivery import Cause
+
+ORDERS, BILLS = ("shop", "orders"), ("shop", "bills")
+
+
+class Groups:
+    """The groups that there are, of which nothing else is known."""
+
+    def __init__(self, *keys: tuple[str, str]) -> None:
+        self._keys = keys
+
+    def fact(self, _: tuple[str, str]) -> Fact | None:
+        return None
+
+    def keys(self) -> list[tuple[str, str]]:
+        return [*self._keys]
+
+
+async def test_metrics_series_of_a_group_begin_with_0_and_are_removed_together() -> None:
+    measures = Measures(lambda: True)
+    for key in (ORDERS, BILLS):
+        measures.count_redelivered(key, Cause.CRASH, 3)
+    lines = (await measures.text(Groups(ORDERS, BILLS))).decode().splitlines()
+    assert 'rota_redelivered_messages_total{namespace="shop",group="orders",cause="crash"} 3' in lines
+    assert 'rota_queues_moved_total{namespace="shop",group="orders"} 0' in lines
+    assert 'rota_handover_duration_seconds_count{group="orders",namespace="shop"} 0.0' in lines
+    left = (await measures.text(Groups(BILLS))).decode()
+    assert ("orders" in left, "bills" in left) == (False, True)
