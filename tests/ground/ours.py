@@ -24,14 +24,14 @@ async def _defined(api: Api, body: Object) -> Object:
     where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
     await api.patch(where, body, "apply")
 
-    async def served() -> bool:
+    async def served() -> bool:  # and established: the API server serves objects as soon as it accepts the names
         try:
             await api.get(f"/apis/{VERSION}/{body['spec']['names']['plural']}")
         except ApiError as error:
             if error.status not in BUSY:
                 raise
             return False
-        return True
+        return conditions(await api.get(where)).get("Established", {}).get("status") == "True"
 
     await soon(served)
     return await api.get(where)
