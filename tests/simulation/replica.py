@@ -11,14 +11,13 @@ import msgspec
 
 from rota.kube.brokers.registry import Places
 from rota.kube.client.api import Api
-from rota.kube.client.objects import DOCUMENTS, GROUP_LABEL, POKE, Custom, Key, Metadata, Pod, record_of
+from rota.kube.client.objects import DOCUMENTS, GROUP_LABEL, Custom, Key, Metadata, Pod, record_of
 from rota.kube.client.pod_status import SIDECAR
 from rota.kube.members.report_client import Reports
 from rota.kube.reconcile.controller import Brain
 from rota.kube.reconcile.reconciler import Done
 from rota.kube.workload.deployments import Fleets
 from rota.model import Queue
-from rota.planner import Poke
 from simulation.clock import Process
 from simulation.server import PodObject, Stored
 from simulation.stand_ins import UID, Brokers, GroupOfTheWorld, Members, Server, as_config_map
@@ -174,7 +173,6 @@ class Operator(Process):
     def shown(self, pod: PodObject) -> Pod:
         """Return a pod."""
         namespace, group = self.key
-        notes = {POKE: str(pod.poke)} if pod.poke != Poke() else {}
         running = {"started": pod.started, "state": {"running": {}} if pod.started else {}}
         body = {
             "metadata": {
@@ -183,7 +181,7 @@ class Operator(Process):
                 "uid": pod.uid,
                 "resourceVersion": str(pod.version),
                 "labels": {GROUP_LABEL: group},
-                "annotations": notes,
+                "annotations": pod.annotations,
                 "deletionTimestamp": "2026-11-21T08:00:00Z" if pod.terminating else None,
             },
             "spec": {

@@ -1,12 +1,11 @@
 """The API server and the broker of a simulated world: what is true, and what goes wrong on the way to it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rota.documents import PACKED, PLAIN
 from rota.model import RETRY, Queue
-from rota.planner import Poke
 from simulation.clock import Clock
 
 LOCK_LIVES = 60.0
@@ -31,7 +30,7 @@ class PodObject:
     ready: bool = False
     terminating: bool = False
     ended: bool = False
-    poke: Poke = Poke()  # noqa: RUF009 - a value
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

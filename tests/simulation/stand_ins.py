@@ -202,10 +202,11 @@ class Server:
             raise ApiError(404, "NotFound", f"{path} is not there")
         if pod.uid != uid:
             raise ApiError(409, "Conflict", f"{path} is another one")
-        poke = poke_of(body["metadata"]["annotations"])
-        self._world.api.patch(name, poke=poke)
+        annotations = {**pod.annotations, **body["metadata"]["annotations"]}
+        if annotations != pod.annotations:  # the server writes nothing if nothing changes
+            self._world.api.patch(name, annotations=annotations)
         if name in self._world.kubelets:
-            self._world.kubelets[name].poked(poke)
+            self._world.kubelets[name].poked(poke_of(annotations))
         return cast("T", Object(Metadata(name=name)))
 
     async def apply(self, _: str, body: Mapping[str, Any], _kind: type[T]) -> T:
