@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from ground.instance import sweep
 
@@ -40,6 +41,17 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
         if nodeid.startswith(ONE_NODE):
             return "the real node"
         return "Spark" if nodeid.startswith(ONE_SPARK) else super()._split_scope(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the test at which a worker crashed; other workers get its other tests, but not this one again."""
+        units = self.assigned_work[node].values()
+        unfinished = [(unit, test) for unit in units for test, is_done in unit.items() if not is_done]
+        if not unfinished:
+            return super().remove_node(node)  # type: ignore[no-any-return]
+        unit, crashed = unfinished[0]
+        unit[crashed] = True
+        super().remove_node(node)
+        return crashed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
