@@ -51,7 +51,7 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
         unit, crashed = unfinished[0]
         unit[crashed] = True
         super().remove_node(node)
-        return crashed
+        return str(crashed)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
