@@ -22,7 +22,8 @@ SMALL = {
 # a call to the JVM that is interrupted halfway breaks the session, and every later test of the worker would fail.
 PATIENCE = pytest.mark.timeout(1800, method="thread")
 
-# Most queries of these tests run once, on a few rows: to compile a query takes longer than to interpret it.
+# Most queries of these tests run once, on a few rows: to compile a query takes longer than to interpret it. Commands that
+# run as processes of their own, and the CronJob of tests/e2e, compile them as in production.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
@@ -42,15 +43,10 @@ def nobody_looks_on() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[SparkSession]:
-    """Return the session that all tests share; stop it at the end, or its JVM outlives them.
-
-    `make test` interprets queries; a run of all tests compiles them, as in production.
-    """
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Return the session that all tests share; stop it at the end, or its JVM outlives them."""
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
-    SETTINGS.update(SMALL)  # commands take this session, and would set it up anew
-    if pytestconfig.getoption("markexpr") == "not slow":
-        SETTINGS.update(INTERPRETED)
+    SETTINGS.update({**SMALL, **INTERPRETED})  # commands take this session, and would set it up anew
     made = session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
     yield made
     made.stop()
