@@ -22,6 +22,9 @@ from ground.instance import temporary
 from ground.ours import define
 from ground.report import say
 from rota.kube.client import kopf_watch
+from rota.kube.client.login.accounts import find_account
+from rota.kube.client.login.kubeconfig import LoginOptions
+from rota.kube.client.login.session import Login
 from rota.kube.client.objects import Custom
 
 GROUPS = int(os.environ.get("EVENTS_GROUPS", "2000"))
@@ -47,8 +50,9 @@ async def _measured(cluster: ControlPlane) -> list[Row]:
         await define(api)
         say(f"making {GROUPS:,} groups.")
         await all_of(partial(api.create, PATH, _group(number)) for number in range(GROUPS))
-        ours = await _followed(api, {})
-        peer = await _followed(api, KOPFS_DEFAULTS)
+        async with await Login.begin(find_account(LoginOptions())) as login:
+            ours = await _followed(api, login, {})
+            peer = await _followed(api, login, KOPFS_DEFAULTS)
     each = f"{GROUPS:,} groups, a status write a minute in each"
     return [
         Row(f"the first list of {GROUPS:,} groups passed on by kopf", Sample(ours.listed), Sample(peer.listed)),
@@ -72,7 +76,8 @@ class _Followed(NamedTuple):
 class _Watch:
     """kopf as the operator runs it, and when it called the handler for which version of which group."""
 
-    def __init__(self, changed: dict[str, float]) -> None:
+    def __init__(self, login: Login, changed: dict[str, float]) -> None:
+        self._login = login
         self.seen: set[str] = set()
         self.listed = asyncio.Event()
         self.called: dict[tuple[str, str], float] = {}
@@ -89,7 +94,7 @@ class _Watch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        registry = kopf_watch.registry((self.handle, self.handle), (_ignore, _ignore))
+        registry = kopf_watch.registry(self._login, (self.handle, self.handle), (_ignore, _ignore))
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=registry, identity="bench", settings=self._settings, standalone=True, clusterwide=True
@@ -101,9 +106,9 @@ def _ignore(_: Custom) -> None:
     """Take no notice."""
 
 
-async def _followed(api: Api, changed: dict[str, float]) -> _Followed:
+async def _followed(api: Api, login: Login, changed: dict[str, float]) -> _Followed:
     """List, then write statuses."""
-    watch, written = _Watch(changed), dict[tuple[str, str], float]()
+    watch, written = _Watch(login, changed), dict[tuple[str, str], float]()
     began = time.perf_counter()
     running = asyncio.create_task(watch.run())
     await watch.listed.wait()

@@ -1,11 +1,18 @@
 """How HTTP clients treat answers of servers that may be hostile: redirects, compression and long bodies."""
 
 import math
+import os
 from contextlib import AbstractAsyncContextManager, nullcontext
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-from aiohttp import ClientResponse
+from aiohttp import (
+    ClientConnectorError,
+    ClientHttpProxyError,
+    ClientProxyConnectionError,
+    ClientResponse,
+    ClientSSLError,
+)
 
 NOT_COMPRESSED: Final = {"Accept-Encoding": "identity"}
 
@@ -22,6 +29,32 @@ def is_redirect(status: int) -> bool:
 def is_compressed(response: ClientResponse) -> bool:
     """Whether the body is packed, although the client asked for one that is not."""
     return response.headers.get("Content-Encoding", "identity").strip().lower() != "identity"
+
+
+def describe_failure(error: Exception) -> str:
+    """Return why a request got no answer, as the system says it."""
+    if isinstance(error, TimeoutError):
+        return "it did not respond in time"
+    if isinstance(error, ClientHttpProxyError):
+        return f"the proxy refused with {error.status} {error.message}".rstrip()
+    if isinstance(error, ClientProxyConnectionError):
+        return f"the proxy {error.host}:{error.port} does not respond ({_of_system(error.os_error)})"
+    if isinstance(error, ClientSSLError):
+        return f"it does not speak https, or its certificate is not trusted ({_of_ssl(error)})"
+    if isinstance(error, ClientConnectorError):
+        return _of_system(error.os_error)
+    return str(error) or type(error).__name__
+
+
+def _of_ssl(error: Any) -> str:
+    """Return what is wrong with a certificate; the error's numbers are not the system's."""
+    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", error)
+    return getattr(cause, "verify_message", None) or getattr(cause, "reason", None) or type(cause).__name__
+
+
+def _of_system(error: OSError) -> str:
+    """Return the system's words for an error, which asyncio hides behind addresses."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
 async def read_body(

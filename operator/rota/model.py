@@ -169,6 +169,17 @@ class Run(NamedTuple):
     stop: int
 
 
+class Poke(NamedTuple):
+    """What a pod's annotation `rota.dev/generation` says: the generation, and how often the pod was poked for it."""
+
+    generation: int = 0
+    times: int = 0
+
+    def __str__(self) -> str:
+        """Spell it as the annotation does."""
+        return f"{self.generation}-{self.times}"
+
+
 def plain(text: str, most: int = 300) -> str:
     """Return a stranger's text as a part of a sentence: one line, not too long, and the same each time it is told."""
     line = re.sub(r"\b0x[0-9a-f]+\b", "0x…", " ".join(text.split())).encode(errors="replace").decode()

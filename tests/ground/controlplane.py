@@ -114,6 +114,7 @@ class ControlPlane(Cluster):
         self._run(
             "kube-apiserver",
             {
+                "min-request-timeout": 6 * 3600,  # seconds that a watch lasts; kubectl ends with its watch
                 "etcd-servers": f"http://{self.address}:{self._port('etcd', 2379)}",
                 "advertise-address": self.address,
                 "bind-address": self.address,

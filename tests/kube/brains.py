@@ -6,19 +6,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import kopf
-import pytest
-
 from ground.poll import soon
 from kube.members import KEY
+from logins import log_in
 from rota.brokers.memory import Memory
 from rota.brokers.port import Brokers
 from rota.brokers.rocketmq.admin import Cluster
 from rota.brokers.rocketmq.routing import Site
 from rota.kube import informers
 from rota.kube.brokers.registry import Places
-from rota.kube.client import kopf_watch
 from rota.kube.client.api import Api, ApiError, Params, Unanswered
+from rota.kube.client.login.session import Login
 from rota.kube.http.read_model import Sight
 from rota.kube.members.report_client import Reports
 from rota.kube.reconcile.controller import Brain
@@ -43,8 +41,8 @@ class Late:
 class Counting(Api):
     """The API server, and how often it was written to; `moment` is told before and after each write."""
 
-    def __init__(self, access: kopf.ConnectionInfo, moment: Callable[[], None]) -> None:
-        super().__init__(lambda: access)
+    def __init__(self, login: Login, moment: Callable[[], None]) -> None:
+        super().__init__(login)
         self.writes: list[str] = []
         self.reads: list[str] = []  # paths of objects and collections, watches aside
         self.refused: list[tuple[str, int]] = []  # writes that were not taken, and why
@@ -103,7 +101,8 @@ class Operator:
         self.done: list[Done] = []
 
     async def __aenter__(self) -> Self:
-        self.api = Counting(an_access(self._kubeconfig), self._moment)
+        self.login = await log_in(self._kubeconfig)
+        self.api = Counting(self.login, self._moment)
         self.reports = Reports(lambda _: (KEY,))
         self.places = Places(self.api, self._connect)
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api))
@@ -152,10 +151,4 @@ class Operator:
         await self.places.close()
         await self.reports.close()
         await self.api.__aexit__(None, None, None)
-
-
-def an_access(kubeconfig: Path) -> kopf.ConnectionInfo:
-    """Return the way to a cluster that a kubeconfig tells."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("KUBECONFIG", str(kubeconfig))
-        return kopf_watch.access()
+        await self.login.__aexit__()

@@ -1,22 +1,19 @@
-"""The API server as the operator asks and follows it: tokens that grow old, and a server that stands still."""
+"""The API server as the operator asks and follows it: a server that stands still."""
 
 import asyncio
 import logging
 import signal
-from dataclasses import replace
 
 import aiohttp
-import kopf
-import msgspec
 import pytest
 
 from ground import api as ground
 from ground.controlplane import Cluster, ControlPlane
 from ground.instance import Instance
 from ground.poll import soon
-from kube.brains import an_access
 from kube.members import a_pod
 from kube.world import a_group
+from logins import an_api
 from rota.documents import PLAIN
 from rota.kube import informers
 from rota.kube.client import api as ours
@@ -24,32 +21,6 @@ from rota.kube.client.informer import Follower
 from rota.kube.client.objects import ConfigMap, Custom, Pod
 from rota.kube.client.paths import GROUPS
 from rota.kube.http import operator_probes
-
-REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-WHO_AM_I = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-
-
-async def test_api_client_uses_a_newer_token_without_a_restart(
-    api: ground.Api, namespace: str, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    await api.create(accounts, {"metadata": {"name": "rota"}})
-    made = await api.create(
-        f"{accounts}/rota/token", {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    )
-    nobody = replace(an_access(control_plane.kubeconfig), certificate_data=None, private_key_data=None)
-    tokens = ["outdated", made["status"]["token"]]
-
-    def login() -> kopf.ConnectionInfo:
-        return replace(nobody, token=tokens[0])
-
-    async with ours.Api(login) as client:
-        with pytest.raises(ours.ApiError) as refused:
-            await client.create(REVIEWS, WHO_AM_I, msgspec.Raw)
-        assert refused.value.status == 401
-        tokens.pop(0)
-        monkeypatch.setattr(ours, "LOGIN_SECONDS", -1.0)
-        assert b"system:serviceaccount:" in bytes(await client.create(REVIEWS, WHO_AM_I, msgspec.Raw))
 
 
 async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_changes(
@@ -66,8 +37,7 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
     server = control_plane.instance.process("kube-apiserver")
     assert server
     seen: set[str] = set()
-    access = an_access(control_plane.kubeconfig)
-    async with ours.Api(lambda: access) as client:
+    async with an_api(control_plane.kubeconfig) as client:
         told = Follower(
             client,
             "pods",
@@ -96,9 +66,8 @@ async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
 ) -> None:
     """Groups and policies are kopf's to watch; an event that is lost there is lost until then."""
     monkeypatch.setattr(informers, "RESYNC_SECONDS", 0.2)
-    access = an_access(control_plane.kubeconfig)
     seen: dict[str, str] = {}
-    async with ours.Api(lambda: access) as client:
+    async with an_api(control_plane.kubeconfig) as client:
         groups = Follower(
             client,
             GROUPS,
@@ -125,11 +94,11 @@ async def test_watch_whose_events_were_lost_reports_a_deletion_with_the_version_
     api: ground.Api, namespace: str, control_plane: Cluster
 ) -> None:
     """The deleted object may have been written after it was last seen: by that version the deletion would be older."""
-    access, gone = an_access(control_plane.kubeconfig), list[ConfigMap]()
+    gone = list[ConfigMap]()
     where = f"/api/v1/namespaces/{namespace}/configmaps"
     record = {"metadata": {"name": "orders-rota"}, "data": {"assignment.json": "{}"}}
     await api.create(where, record)
-    async with ours.Api(lambda: access) as client:
+    async with an_api(control_plane.kubeconfig) as client:
         records = Follower(client, "configmaps", namespace, ConfigMap, seen=lambda _: None, gone=gone.append)
         await records.relist()
         written = await api.patch(f"{where}/orders-rota", {"data": {"assignment.json": "{}\n"}})
@@ -142,8 +111,8 @@ async def test_watch_whose_events_were_lost_reports_a_deletion_with_the_version_
 async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
     instance: Instance, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    access, address = an_access(control_plane.kubeconfig), instance.address()
-    async with ours.Api(lambda: access) as client, aiohttp.ClientSession() as session:
+    address = instance.address()
+    async with an_api(control_plane.kubeconfig) as client, aiohttp.ClientSession() as session:
         pods = Follower(client, "pods", "", Pod, seen=lambda _: None, gone=lambda _: None)
         port = instance.port("a page of ours", 18080)
         serving = await operator_probes.Page([pods], lambda: True).serve(address, port)
@@ -172,9 +141,8 @@ async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
     for name in names:
         size = 100_000 if int(name[-2:]) < 10 else 10
         await api.create(path, {"metadata": {"name": name, "labels": {"size": "large"}}, "data": {PLAIN: "a" * size}})
-    access = an_access(control_plane.kubeconfig)
     labelled = {"labelSelector": "size=large"}
-    async with ours.Api(lambda: access) as client:
+    async with an_api(control_plane.kubeconfig) as client:
         pages = [operator_probes.objects async for operator_probes in client.pages(path, ConfigMap, labelled)]
         assert [it.metadata.name for operator_probes in pages for it in operator_probes] == names
         assert max(sum(it.bytes_kept for it in operator_probes) for operator_probes in pages) <= 250_000

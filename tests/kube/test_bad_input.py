@@ -27,7 +27,8 @@ from rota.kube.brokers import registry, route_watcher
 from rota.kube.client.objects import Custom, Metadata
 from rota.kube.reconcile import apply, assignment_writer
 from rota.kube.state.group import Group
-from rota.planner import Poke, plan, situation
+from rota.model import Poke
+from rota.planner import plan, situation
 from rota.planner import status as planner_status
 
 pytestmark = pytest.mark.usefixtures("crds", "node")

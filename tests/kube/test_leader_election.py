@@ -9,7 +9,7 @@ import pytest
 
 from ground.api import Api as GroundApi
 from ground.controlplane import Cluster
-from kube.brains import an_access
+from logins import an_api
 from rota.kube.client import leader_election
 from rota.kube.client.api import Api
 from rota.kube.client.leader_election import POD_UID, Leader
@@ -19,7 +19,7 @@ Start = Callable[..., Any]
 
 @pytest.fixture
 async def client(control_plane: Cluster) -> AsyncIterator[Api]:
-    async with Api(lambda: an_access(control_plane.kubeconfig)) as client:
+    async with an_api(control_plane.kubeconfig) as client:
         yield client
 
 

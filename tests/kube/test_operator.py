@@ -18,6 +18,7 @@ from ground.rocketmq import RocketMQ
 from kube.members import GroupMembers, a_node
 from kube.operators import an_operator
 from rota.kube import informers
+from rota.kube.client.login.session import Login
 from rota.kube.reconcile.controller import Brain
 from rota.kube.reconcile.event_handlers import EventHandlers
 
@@ -204,7 +205,7 @@ async def test_watch_failure_ends_the_operator_with_an_error(
     monkeypatch.setattr(kopf, "spawn_tasks", ended)
     stop, brain = asyncio.Event(), object.__new__(Brain)
     brain.events = object.__new__(EventHandlers)
-    assert await informers.run_kopf(brain, (), lambda _: None, stop) == 1
+    assert await informers.run_kopf(object.__new__(Login), brain, (), lambda _: None, stop=stop) == 1
     assert stop.is_set()
     assert caplog.messages == [
         "Groups and policies cannot be watched any more, so this operator ends: 404 page not found"

@@ -17,8 +17,8 @@ from rota.kube.brokers import route_watcher
 from rota.kube.members import report_client
 from rota.kube.reconcile import observe
 from rota.kube.state import status_throttle
-from rota.model import RETRY, Queue
-from rota.planner import Poke, situation
+from rota.model import RETRY, Poke, Queue
+from rota.planner import situation
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 

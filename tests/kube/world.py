@@ -10,7 +10,7 @@ from ground.poll import PATIENCE_SECONDS, soon
 from kube.brains import Operator
 from kube.members import GroupMembers
 from rota.kube.client.objects import poke_of
-from rota.planner import Poke
+from rota.model import Poke
 
 GROUP = "orders"
 

@@ -22,8 +22,8 @@ SMALL = {
 # a call to the JVM that is interrupted halfway breaks the session, and every later test of the worker would fail.
 PATIENCE = pytest.mark.timeout(1800, method="thread")
 
-# Most queries of these tests run once, on a few rows: to compile a query takes longer than to interpret it. Commands that
-# run as processes of their own, and the CronJob of tests/e2e, compile them as in production.
+# Most queries of these tests run once, on a few rows: to compile a query takes longer than to interpret it. Commands
+# that run as processes of their own, and the CronJob of tests/e2e, compile them as in production.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 

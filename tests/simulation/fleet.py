@@ -5,8 +5,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from rota.model import Queue
-from rota.planner import Poke
+from rota.model import Poke, Queue
 from rota.reports import Report
 from rota.sidecar.member.member import Member, Step
 from rota.sidecar.member.queue_lifecycle import Act, Command, Event

@@ -2,10 +2,10 @@
 
 # ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,11 @@ from rota.cli.commands.pipeline.commands import pipeline
 from rota.cli.console.errors import Plain, plainly
 from rota.cli.console.output import show, table
 from rota.logs import FORMATS, LEVELS
+
+if TYPE_CHECKING:
+    from rota.cli.client.names import Scope
+    from rota.cli.client.watch import Target
+    from rota.kube.client.login.kubeconfig import LoginOptions
 
 Command = Callable[..., None]
 
@@ -24,6 +29,14 @@ OUTPUT = click.option(
 WIDE_OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
 )
+
+
+LOGIN = (
+    click.option("--kubeconfig", help="The kubeconfig; by default KUBECONFIG or ~/.kube/config."),
+    click.option("--context", help="The context of the kubeconfig; by default the current one."),
+)
+
+LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")
 
 
 @click.group(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
@@ -98,8 +111,28 @@ def on_operator(command: Command) -> Command:
             help="Without an address: where the operator's Lease is.",
         ),
         click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
-        click.option("--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
+        click.option("-w", "--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
+        *LOGIN,
+        click.option("--as", "impersonate", default="", help="The user in whose name to ask the API server."),
+        click.option("--as-group", "impersonate_groups", multiple=True, help="A group of that user, again for each."),
     )
+
+
+def _login(given: dict[str, Any]) -> "LoginOptions":
+    """Take the options that name an account."""
+    from rota.kube.client.login.kubeconfig import LoginOptions
+
+    return LoginOptions(**{name: given.pop(name) for name in LOGIN_NAMES if name in given})
+
+
+def _target(given: dict[str, Any]) -> "tuple[Target, Scope]":
+    """Take the options that name an operator and a namespace."""
+    from rota.cli.client.names import Scope
+    from rota.cli.client.watch import Target
+
+    login = _login(given)
+    names = ("operator", "operator_namespace", "lease")
+    return Target(**{name: given.pop(name) for name in names}, login=login), Scope(given.pop("namespace"), login)
 
 
 def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
@@ -136,8 +169,9 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
     instead of a live GROUP: why each queue moves that does; where none does, as without --current, an example too.
     """
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
-    where = {name: given.pop(name) for name in ["operator", "operator_namespace", "lease", "watch"]}
-    namespace, output = given.pop("namespace"), given.pop("output")
+    live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
+    output, is_watched = given.pop("output"), given.pop("watch")
+    target, scope = _target(given)
     if given["filename"] is None:
         _refuse(files, "describes a group on files: give -f, too, or leave it out")
         if group is None:
@@ -145,9 +179,9 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
         from rota.cli.client import watch
         from rota.cli.commands import status
 
-        watch.tell(status.why(group, queue, namespace), output=output, **where)
+        watch.tell(status.why(group, queue, scope), target, output=output, watch=is_watched)
         return
-    _refuse([*where, "namespace"], "is for a live group: leave -f or it out")
+    _refuse(live, "is for a live group: leave -f or it out")
     if queue is not None:
         raise ValueError(f"With -f the group is in the file: leave {group!r} out, or -f")
     from rota.cli.commands import explain
@@ -157,12 +191,13 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
     show(told, output, lambda: explain.sentences(told))
 
 
-def _refuse(names: list[str], why: str) -> None:
+def _refuse(names: Collection[str], why: str) -> None:
     """Refuse options that were typed and would say nothing."""
     context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise ValueError(f"--{name.replace('_', '-')} {why}")
+    for parameter in context.command.params:
+        is_typed = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if parameter.name in names and is_typed:
+            raise ValueError(f"{parameter.opts[-1]} {why}")
 
 
 @main.command()
@@ -171,12 +206,13 @@ def _refuse(names: list[str], why: str) -> None:
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Groups of all namespaces.")
 @OUTPUT
 @plainly
-def status(*, group: str | None, namespace: str | None, everywhere: bool, **where: Any) -> None:
+def status(*, group: str | None, everywhere: bool, **given: Any) -> None:
     """Say how the groups of a namespace fare, or all about one GROUP."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    watch.tell(status.status(group, namespace, everywhere=everywhere), **where)
+    target, scope = _target(given)
+    watch.tell(status.status(group, scope, everywhere=everywhere), target, **given)
 
 
 @main.command()
@@ -184,13 +220,14 @@ def status(*, group: str | None, namespace: str | None, everywhere: bool, **wher
 @click.argument("group")
 @WIDE_OUTPUT
 @plainly
-def members(*, group: str, namespace: str | None, output: str, **where: Any) -> None:
+def members(*, group: str, output: str, **given: Any) -> None:
     """Say who works for GROUP, and what keeps them from it; `-o wide` adds what their queues wait for."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
+    target, scope = _target(given)
     is_wide = output == "wide"
-    watch.tell(status.members(group, namespace, wide=is_wide), output="table" if is_wide else output, **where)
+    watch.tell(status.members(group, scope, wide=is_wide), target, output="table" if is_wide else output, **given)
 
 
 @main.command()
@@ -200,12 +237,13 @@ def members(*, group: str, namespace: str | None, output: str, **where: Any) -> 
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many queues, of each kind of topic.")
 @OUTPUT
 @plainly
-def lag(*, group: str, namespace: str | None, by: str, top: int | None, **where: Any) -> None:
+def lag(*, group: str, by: str, top: int | None, **given: Any) -> None:
     """Say how far GROUP is behind on each queue."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    watch.tell(status.lag(group, namespace, by, top), **where)
+    target, scope = _target(given)
+    watch.tell(status.lag(group, scope, by, top), target, **given)
 
 
 @main.command()
@@ -314,6 +352,8 @@ def inject(**given: Any) -> None:
     help="Whether it manages the Deployments of groups with a template.",
 )
 @click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
+@LOGIN[0]
+@LOGIN[1]
 @log_options
 @plainly
 def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **given: Any) -> None:
@@ -325,7 +365,8 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 
     logs.begin(log_level, log_format)
     named = options.namespaces(namespaces)
-    chosen = options.Options(namespaces=named, **{key: it for key, it in given.items() if it is not None})
+    login = _login(given)
+    chosen = options.Options(namespaces=named, login=login, **{key: it for key, it in given.items() if it is not None})
     sys.exit(operator.process(chosen))
 
 

@@ -10,6 +10,7 @@ import kopf
 from rota.kube.client import kopf_watch
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.informer import Follower, counted
+from rota.kube.client.login.session import Login
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Custom, Deployment, Pod
 from rota.kube.client.paths import GROUPS, POLICIES
 from rota.kube.reconcile.controller import Brain
@@ -115,14 +116,16 @@ async def _listed(follower: Follower[Any]) -> bool:
 
 
 async def run_kopf(
+    login: Login,
     brain: Brain,
     namespaces: Sequence[str],
     news: News,
+    *,
     stop: asyncio.Event,
     on_started: Callable[[], object] = lambda: None,
 ) -> int:
     """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY."""
-    registry = kopf_watch.registry(_groups(brain, news), (brain.events.policy_seen, brain.events.policy_gone))
+    registry = kopf_watch.registry(login, _groups(brain, news), (brain.events.policy_seen, brain.events.policy_gone))
     try:
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(

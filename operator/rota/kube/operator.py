@@ -14,10 +14,11 @@ from typing import Any
 from rota.aio import supervise
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
 from rota.kube.brokers.registry import Places
-from rota.kube.client import kopf_watch
 from rota.kube.client.api import Api
 from rota.kube.client.informer import Follower
 from rota.kube.client.leader_election import Leader
+from rota.kube.client.login.accounts import find_account
+from rota.kube.client.login.session import Login
 from rota.kube.http.events import Hub
 from rota.kube.http.operator_probes import Page, ages, metrics
 from rota.kube.http.read_model import Sight
@@ -62,13 +63,11 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
     """Run until stopped, by `stop` or by a signal; return the exit code, or NESTED_TOO_DEEPLY."""
     stop, code = stop or _heed(asyncio.Event()), 0
     async with AsyncExitStack() as open_:
-        api = await open_.enter_async_context(Api(kopf_watch.access))
-        beside = await open_.enter_async_context(Api(kopf_watch.access))  # the Lease waits for nothing else
+        login, api, lease_api = await _log_in(open_, options)
         places, hub = _places(open_, api, options), Hub()
         identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
         journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
-        traces = Exporter(settings(os.environ, identity, VERSION))
-        open_.push_async_callback(traces.close)
+        traces = _traces(open_, identity)
         # No group's Secret has a name with this end, whatever the group is called.
         keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
         brain, reports = _brain(open_, api, places, keys, options)
@@ -85,8 +84,9 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             for it in options.namespaces or [""]
         ]
         followed += [it for before, ours in kinds for it in [*before, *ours]]
-        leader = _leader(beside, identity, _leads(brain, outlets), options)
-        page = Page(followed, lambda: leader.leading, [metrics(measures, sight), *routes(sight, hub)])
+        leader = _leader(lease_api, identity, _leads(brain, outlets), options)
+        served = [metrics(measures, sight), *routes(sight, hub)]
+        page = Page(followed, lambda: leader.leading, served, login_problem=lambda: login.problem)
         await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port))
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
@@ -104,7 +104,9 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             async def watch() -> None:
                 nonlocal code
                 if has_kopf:  # it takes the signals for itself, and would then wait 5 s for all tasks
-                    code = await run_kopf(brain, here.result(), outlets.heard, stop, lambda: _heed(stop))
+                    code = await run_kopf(
+                        login, brain, here.result(), outlets.heard, stop=stop, on_started=lambda: _heed(stop)
+                    )
 
             async def begin() -> None:
                 here.set_result(await watchable_namespaces(followed, has_kopf=has_kopf))
@@ -119,6 +121,19 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             for task in reversed(running):
                 task.cancel()
     return code
+
+
+async def _log_in(open_: AsyncExitStack, options: Options) -> tuple[Login, Api, Api]:
+    """Return the login, connections, and connections for the Lease alone, which must not wait for other requests."""
+    login = await open_.enter_async_context(await Login.begin(find_account(options.login)))
+    await login.verify()
+    return login, await open_.enter_async_context(Api(login)), await open_.enter_async_context(Api(login))
+
+
+def _traces(open_: AsyncExitStack, identity: str) -> Exporter:
+    traces = Exporter(settings(os.environ, identity, VERSION))
+    open_.push_async_callback(traces.close)
+    return traces
 
 
 def _leader(api: Api, identity: str, leads: Callable[[bool], None], options: Options) -> Leader:

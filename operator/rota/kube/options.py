@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from rota.brokers.rocketmq.transport.address_policy import read_networks
 from rota.documents import SCHEMA
+from rota.kube.client.login.kubeconfig import LoginOptions
 from rota.kube.http.operator_probes import PORT, PROBE_PORT
 from rota.kube.state.queue_quota import MAX_QUEUES
 from rota.kube.telemetry.journal.journal_writer import LIMIT
@@ -36,6 +37,7 @@ class Options:
     document_schema: int = SCHEMA  # the highest in which assignments are written
     fleets: bool = True  # whether it manages the Deployments of groups with a template
     image: str = ""  # of sidecars
+    login: LoginOptions = field(default_factory=LoginOptions)  # with which account it asks the API server
 
 
 def namespaces(texts: Sequence[str]) -> list[str]:

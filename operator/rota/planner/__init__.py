@@ -17,7 +17,7 @@ from rota.planner.members import incarnations
 from rota.planner.members.standings import Standing, standings, works
 from rota.planner.moves import Draft, decide, document_of, foreign_queues
 from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
-from rota.planner.snapshot import Event, Heard, Plan, Pod, Poke, Snapshot, View
+from rota.planner.snapshot import Event, Heard, Plan, Pod, Snapshot, View
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time
@@ -28,7 +28,6 @@ __all__ = [
     "Measured",
     "Plan",
     "Pod",
-    "Poke",
     "Snapshot",
     "View",
     "Why",

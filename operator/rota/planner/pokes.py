@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from rota.documents import Assignment
-from rota.model import Holder, Queue
+from rota.model import Holder, Poke, Queue
 from rota.planner.members import incarnations
-from rota.planner.snapshot import Pod, Poke
+from rota.planner.snapshot import Pod
 
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
 

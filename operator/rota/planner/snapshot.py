@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rota.documents import SCHEMA, Assignment
 from rota.handover import Seen
-from rota.model import Holder, Queue, Reason, Verdict
+from rota.model import Holder, Poke, Queue, Reason, Verdict
 from rota.ranges import RangedQueues
 from rota.reports import Report
 from rota.spec import GroupSpec, PolicySpec
@@ -35,17 +35,6 @@ class Heard:
     def working(self) -> AbstractSet[Queue]:
         """Every queue that it may still deliver from or commit for."""
         return RangedQueues(self.report.held, self.report.releasing) if self.report.releasing else self.held
-
-
-class Poke(NamedTuple):
-    """What a pod's annotation `rota.dev/generation` says: the generation, and how often the pod was poked for it."""
-
-    generation: int = 0
-    times: int = 0
-
-    def __str__(self) -> str:
-        """Spell it as the annotation does."""
-        return f"{self.generation}-{self.times}"
 
 
 NEVER = Poke()

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
 
+from logins import a_kubeconfig
 from rota.cli import main
 from rota.cli.client import http
 from rota.cli.console.errors import LONGEST
@@ -182,28 +183,24 @@ async def test_cli_https_to_an_http_server_is_reported_as_such() -> None:
     assert "not permitted" not in told
 
 
-# The kubeconfig.
-
-USER = b"users: [{name: me, user: {token: t}}]\n"
-CONTEXT = b"current-context: a\ncontexts: [{name: a, context: {cluster: c, user: me}}]\n"
+# The login; `tests/unit/kube/client/login` has every mistake in a kubeconfig.
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (b"some words", "The kubeconfig cannot be used: it is not made as kubectl makes it, or has no server; mend it"),
-        (
-            b"contexts: 5",
-            "The kubeconfig cannot be used: it is not made as kubectl makes it, or has no server; mend it",
-        ),
-        (CONTEXT + USER + b"clusters: [{name: c}]", "The kubeconfig cannot be used: it is not made as kubectl makes"),
-        (b"\xff\xfe\x00", "The kubeconfig is no text in UTF-8; mend it, or give --operator"),
-        (b"", "The kubeconfig cannot be used: Current context is not set in kubeconfigs; mend it, or give --operator"),
-    ],
-)
-async def test_cli_kubeconfig_that_is_malformed_is_one_sentence(
-    text: bytes, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config").write_bytes(text)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    assert (await refused("status", "-n", "default")).startswith(sentence)
+async def test_cli_login_options_that_name_nothing_are_one_sentence(tmp_path: Path) -> None:
+    config = str(a_kubeconfig(tmp_path / "config", "http://127.0.0.1:1"))
+    otherwise = ", or give --operator with its address, as after kubectl port-forward"
+    missing = await refused("status", "--kubeconfig", "/none")
+    assert missing.startswith("The kubeconfig /none cannot be read: No such file or directory; set KUBECONFIG")
+    assert await refused("status", "--kubeconfig", config, "--context", "prod") == (
+        "The kubeconfig has no context 'prod'; kubectl config view shows what it has" + otherwise
+    )
+    assert await refused("status", "--kubeconfig", config, "--as-group", "readers") == (
+        "--as-group names a group without a user; give --as, too" + otherwise
+    )
+
+
+async def test_cli_login_options_are_refused_for_a_group_on_files(tmp_path: Path) -> None:
+    (tmp_path / "group.yaml").write_text("")
+    given = ("explain", "-f", str(tmp_path / "group.yaml"))
+    assert await refused(*given, "--as", "jane") == "--as is for a live group: leave -f or it out"
+    assert await refused(*given, "--watch") == "--watch is for a live group: leave -f or it out"

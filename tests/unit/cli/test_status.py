@@ -570,8 +570,8 @@ async def test_cli_relays_the_operators_error_through_the_api_server(api: Servic
     [
         (no(404), None, "There is no Lease rota in namespace rota-system; see whether the operator runs"),
         (no(403), None, "You may not read the Lease rota in namespace rota-system; ask for the right to get leases"),
-        (no(401), None, "The API server does not know you"),
-        (no(403, 'User "system:anonymous" cannot get leases'), None, "The API server does not know you"),
+        (no(401), None, "The API server rejects the credentials of the kubeconfig; log in again, or give --operator"),
+        (no(403, 'User "system:anonymous" cannot get leases'), None, "The API server rejects the credentials"),
         (no(500, "etcd is away"), None, "The Lease rota in namespace rota-system cannot be read: etcd is away"),
         ((200, b"<html>log in</html>"), None, "look at the kubeconfig and its cluster"),
         ((200, held_by("")), None, "Nobody leads: no one holds the Lease rota in namespace rota-system"),
@@ -584,7 +584,7 @@ async def test_cli_relays_the_operators_error_through_the_api_server(api: Servic
         ((200, held_by("my laptop/7")), None, "is held by 'my laptop/7', which is no pod; give --operator"),
         (None, no(404), "rota-0 holds the Lease rota, and is no pod in namespace rota-system; wait until another one"),
         (None, no(403), "You may not ask pod rota-0, which leads; ask for the right to get pods/proxy"),
-        (None, no(401), "The API server does not know you"),
+        (None, no(401), "The API server rejects the credentials"),
         (None, no(503, "connection refused"), "The API server cannot reach pod rota-0 in namespace rota-system: conn"),
         ((200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")), no(404), "Nobody leads: rota-0 should have renewed"),
         ((200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")), no(503), "Nobody leads: rota-0 should have renewed"),
@@ -607,10 +607,11 @@ async def test_cli_ignores_an_expired_lease_while_its_holder_responds(api: Servi
     ("text", "sentence"),
     [
         (None, "config cannot be read: No such file or directory; set KUBECONFIG to the cluster's file, or give"),
-        ("a: [", "The kubeconfig is no YAML; mend it, or give --operator"),
-        ("current-context: gone", "The kubeconfig has no 'gone', which it refers to"),
-        ("{}", "The kubeconfig cannot be used: Current context is not set in kubeconfigs"),
-        ("[]", "The kubeconfig cannot be used: "),
+        ("a: [", "config is no YAML; correct it, or give --operator"),
+        (
+            "current-context: gone",
+            "The kubeconfig has no context 'gone'; kubectl config view shows what it has, or",
+        ),
     ],
 )
 async def test_cli_kubeconfig_that_is_unusable_is_one_sentence(text: str | None, sentence: str, tmp_path: Path) -> None:
@@ -620,7 +621,7 @@ async def test_cli_kubeconfig_that_is_unusable_is_one_sentence(text: str | None,
 
 
 async def test_cli_without_kubeconfig_says_how_to_set_one() -> None:
-    await refused("There is no kubeconfig and no service account; set KUBECONFIG", "status")
+    await refused("There is no kubeconfig (~/.kube/config) and no service account; set KUBECONFIG", "status")
 
 
 async def test_cli_unreachable_api_server_is_one_sentence(api: Service, tmp_path: Path, unused_tcp_port: int) -> None:

@@ -10,8 +10,8 @@ import pytest
 from builders import BEGUN, LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
 from rota.documents import Assignment, Release, Share, read_assignment, write_assignment
 from rota.handover import Proof
-from rota.model import Holder, Queue, Reason, Roster, Verdict
-from rota.planner import Event, Measured, Plan, Pod, Poke, Snapshot, beside_foreigners, plan, pokes, record, target
+from rota.model import Holder, Poke, Queue, Reason, Roster, Verdict
+from rota.planner import Event, Measured, Plan, Pod, Snapshot, beside_foreigners, plan, pokes, record, target
 from rota.planner.members.standings import Standing, in_motion, standings
 from rota.planner.target import options
 from rota.spec import Handover, PolicySpec

@@ -19,8 +19,8 @@ from builders import (
     obeying,
 )
 from rota.documents import Assignment, read_assignment
-from rota.model import Holder, Queue, Reason, Verdict
-from rota.planner import Plan, Pod, Poke, Snapshot, plan
+from rota.model import Holder, Poke, Queue, Reason, Verdict
+from rota.planner import Plan, Pod, Snapshot, plan
 from rota.planner.record import BELIEVED
 from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time

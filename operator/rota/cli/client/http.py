@@ -1,15 +1,13 @@
 """Requests to the operator at its own address."""
 
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from rota.cli.client.requests import MOST, Ask, NoAnswer
-from rota.http_client import TooLongError, is_redirect, read_body
+from rota.http_client import TooLongError, describe_failure, is_redirect, read_body
 from rota.model import plain
 
 SECONDS = 10.0  # for one answer
@@ -59,21 +57,5 @@ async def _whole(told: aiohttp.ClientResponse, address: str) -> bytes:
         raise NoAnswer(f"The answer at {address} is larger than {MOST >> 20} MiB; is it Rota's operator?") from None
 
 
-def _why(error: Any) -> str:
-    if isinstance(error, TimeoutError):
-        return f"nothing came for {SECONDS:g} s"
-    if isinstance(error, aiohttp.ClientSSLError):  # its numbers are not the system's
-        return f"it does not speak https, or its certificate is not trusted ({_of_ssl(error)})"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return _of_the_system(error.os_error)
-    return str(error) or type(error).__name__
-
-
-def _of_ssl(error: Any) -> str:
-    found = getattr(error, "os_error", None) or getattr(error, "certificate_error", error)
-    return getattr(found, "verify_message", None) or getattr(found, "reason", None) or type(found).__name__
-
-
-def _of_the_system(error: OSError) -> str:
-    """Return a system's word for what is wrong; asyncio hides it behind addresses."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+def _why(error: Exception) -> str:
+    return f"nothing came for {SECONDS:g} s" if isinstance(error, TimeoutError) else describe_failure(error)

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
-import kopf
 import msgspec
-import yaml
 
 from rota.cli.client.requests import MOST, Ask, NoAnswer
 from rota.cli.console.formatting import ago
-from rota.kube.client import kopf_watch
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.leader_election import Lease, LeaseSpec
+from rota.kube.client.login.accounts import find_account
+from rota.kube.client.login.kubeconfig import LoginError, LoginOptions
+from rota.kube.client.login.session import Login
 from rota.kube.client.paths import object_path, proxy_path
 from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
@@ -33,8 +33,8 @@ class _Status(msgspec.Struct):
 
 
 @asynccontextmanager
-async def through(namespace: str, lease: str) -> AsyncIterator[Ask]:
-    """Yield a way to ask whoever leads; each question looks anew who that is."""
+async def through(namespace: str, lease: str, options: LoginOptions) -> AsyncIterator[Ask]:
+    """Yield a way to ask the operator that leads; each request reads the Lease again."""
     for option, name, is_valid in (
         ("--operator-namespace", namespace, is_dns_label),
         ("--lease", lease, is_dns_subdomain),
@@ -43,7 +43,7 @@ async def through(namespace: str, lease: str) -> AsyncIterator[Ask]:
             raise ValueError(
                 f"{option} {name!r} is no name; give that of the operator's, rota-system and rota by default"
             )
-    async with _api() as api:
+    async with await _log_in(options) as login, Api(login) as api:
 
         async def ask(asked: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
@@ -59,32 +59,11 @@ async def through(namespace: str, lease: str) -> AsyncIterator[Ask]:
         yield ask
 
 
-def _api() -> Api:
+async def _log_in(options: LoginOptions) -> Login:
     try:
-        return Api(_access)
-    except NoAnswer:
-        raise
-    except (AttributeError, TypeError):  # Python's words for what is in the wrong place, or missing
-        told = "it is not made as kubectl makes it, or has no server"
-        raise NoAnswer(f"The kubeconfig cannot be used: {told}; mend it, {OTHERWISE}") from None
-    except UnicodeDecodeError:
-        raise NoAnswer(f"The kubeconfig is no text in UTF-8; mend it, {OTHERWISE}") from None
-    except Exception as error:  # noqa: BLE001 - whatever Python does at certificates that are none
-        raise NoAnswer(f"The kubeconfig cannot be used: {_told(error)}; mend it, {OTHERWISE}") from None
-
-
-def _access() -> kopf.ConnectionInfo:
-    try:
-        return kopf_watch.access()
-    except kopf_watch.LoginFailed as error:
+        return await Login.begin(find_account(options))
+    except LoginError as error:
         raise NoAnswer(f"{error}, {OTHERWISE}") from None
-    except OSError as error:
-        where = f"The kubeconfig {error.filename} cannot be read: {error.strerror}"
-        raise NoAnswer(f"{where}; set KUBECONFIG to the cluster's file, {OTHERWISE}") from None
-    except yaml.YAMLError:
-        raise NoAnswer(f"The kubeconfig is no YAML; mend it, {OTHERWISE}") from None
-    except KeyError as error:
-        raise NoAnswer(f"The kubeconfig has no {error}, which it refers to; mend it, {OTHERWISE}") from None
 
 
 async def _who_leads(api: Api, namespace: str, lease: str) -> LeaseSpec:
@@ -120,10 +99,7 @@ def _without_lease(error: ApiError, namespace: str, lease: str) -> str:
 
 
 def _unauthorized() -> str:
-    return (
-        "The API server does not know you: the kubeconfig needs a token, a password or a certificate, "
-        f"since log-in programs (exec) are not run; mend it, {OTHERWISE}"
-    )
+    return f"The API server rejects the credentials of the kubeconfig; log in again, {OTHERWISE}"
 
 
 def _refused(status: int, message: str, namespace: str, lease: str, found: LeaseSpec) -> str:
@@ -158,9 +134,3 @@ def _of_the_server(body: bytes) -> str:
     except (msgspec.DecodeError, RecursionError):
         return ""
     return told.message or "it gives no reason" if told.kind == "Status" else ""
-
-
-def _told(error: Exception) -> str:
-    name = getattr(error, "filename", None)
-    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"{name}: {said}" if name else said.rstrip(".")

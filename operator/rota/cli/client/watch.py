@@ -15,6 +15,7 @@ import msgspec
 from rota.cli.client.http import direct
 from rota.cli.client.requests import Ask, NoAnswer, answer
 from rota.cli.console.output import clean, show
+from rota.kube.client.login.kubeconfig import LoginOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,13 +39,20 @@ class _Paper(io.StringIO):
         return True
 
 
-def tell(
-    question: Question[T], *, operator: str | None, operator_namespace: str, lease: str, output: str, watch: bool
-) -> None:
-    """Print the answer; who watches reads on until Ctrl-C."""
+class Target(NamedTuple):
+    """Which operator to ask: at its address, or the pod that holds its Lease in the cluster of a login."""
+
+    operator: str | None
+    operator_namespace: str
+    lease: str
+    login: LoginOptions
+
+
+def tell(question: Question[T], target: Target, *, output: str, watch: bool) -> None:
+    """Print the answer; with `watch`, each change of it until Ctrl-C."""
 
     async def run() -> None:
-        async with _connect(operator, operator_namespace, lease) as ask:
+        async with _connect(target) as ask:
 
             async def look() -> T:
                 return question.of_it(await answer(ask, question.path, question.params, question.kind))
@@ -59,13 +67,13 @@ def tell(
     asyncio.run(run())
 
 
-def _connect(operator: str | None, namespace: str, lease: str) -> AbstractAsyncContextManager[Ask]:
-    """Return the way to the operator: its address, or the pod that holds its Lease."""
-    if operator is not None:
-        return direct(operator)
+def _connect(target: Target) -> AbstractAsyncContextManager[Ask]:
+    """Return the way to the operator."""
+    if target.operator is not None:
+        return direct(target.operator)
     from rota.cli.client import proxy  # noqa: PLC0415 - Kubernetes only for those who need it
 
-    return proxy.through(namespace, lease)
+    return proxy.through(target.operator_namespace, target.lease, target.login)
 
 
 def _show(question: Question[T], value: T, output: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rota.cli.client.names import group_of, namespace_of
+from rota.cli.client.names import Scope
 from rota.cli.client.watch import Question
 from rota.cli.console.formatting import ago, duration, number, rate, rows, say, unknown
 from rota.kube.http.schema import Detail, Groups, Member, Operator, Queue, Reasons, Summary, Topic
@@ -18,15 +18,15 @@ from rota.sentences import count
 MOST_REBALANCES = 10  # in a table; all that the operator remembers are in -o json
 
 
-def status(group: str | None, namespace: str | None, *, everywhere: bool) -> Question[Any]:
+def status(group: str | None, scope: Scope, *, everywhere: bool) -> Question[Any]:
     """Ask how groups fare, or all about one."""
     if group is not None:
         if everywhere:
             raise ValueError(f"--all-namespaces is for all groups, and {group} is one; leave one of them out")
-        return Question(_path(group, namespace), Detail, _tell_status)
-    if everywhere and namespace is not None:
+        return Question(_path(group, scope), Detail, _tell_status)
+    if everywhere and scope.given is not None:
         raise ValueError("--all-namespaces is for all of them, and --namespace for one; leave one of them out")
-    within = None if everywhere else namespace_of(namespace)
+    within = None if everywhere else scope.namespace
 
     def there(told: Groups) -> Groups:
         """Return those in the namespace that is meant."""
@@ -35,12 +35,12 @@ def status(group: str | None, namespace: str | None, *, everywhere: bool) -> Que
     return Question("/v1/groups", Groups, lambda told: _tell_groups(told, within), of_it=there)
 
 
-def members(group: str, namespace: str | None, *, wide: bool = False) -> Question[Detail]:
+def members(group: str, scope: Scope, *, wide: bool = False) -> Question[Detail]:
     """Ask who works for a group."""
-    return Question(_path(group, namespace), Detail, lambda told: _tell_members(told, wide=wide))
+    return Question(_path(group, scope), Detail, lambda told: _tell_members(told, wide=wide))
 
 
-def lag(group: str, namespace: str | None, by: str, top: int | None) -> Question[Detail]:
+def lag(group: str, scope: Scope, by: str, top: int | None) -> Question[Detail]:
     """Ask how far a group is behind, queue by queue."""
 
     def first(told: Detail) -> Detail:
@@ -49,17 +49,17 @@ def lag(group: str, namespace: str | None, by: str, top: int | None) -> Question
         kinds = [[it for it in ordered if it.kind == kind][:top] for kind in ("Subscribed", "Retry")]
         return msgspec.structs.replace(told, queues=[it for kind in kinds for it in kind])
 
-    return Question(_path(group, namespace), Detail, _tell_lag, of_it=first)
+    return Question(_path(group, scope), Detail, _tell_lag, of_it=first)
 
 
-def why(group: str, queue: str | None, namespace: str | None) -> Question[Reasons]:
+def why(group: str, queue: str | None, scope: Scope) -> Question[Reasons]:
     """Ask why a queue has its owner, or an example for each member."""
     params = {} if queue is None else {"queue": str(queue_of(queue))}
-    return Question(f"{_path(group, namespace)}/why", Reasons, _tell_why, params)
+    return Question(f"{_path(group, scope)}/why", Reasons, _tell_why, params)
 
 
-def _path(group: str, namespace: str | None) -> str:
-    within, name = group_of(group, namespace)
+def _path(group: str, scope: Scope) -> str:
+    within, name = scope.group(group)
     return f"/v1/groups/{within}/{name}"
 
 

@@ -7,17 +7,17 @@ known: a write may have happened or not.
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
 import aiohttp
-import kopf
 import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rota.http_client import TooLongError, is_redirect, read_body
+from rota.http_client import TooLongError, describe_failure, is_redirect, read_body
+from rota.kube.client.login.session import Login
 from rota.model import plain
 from rota.nesting import without_deep_values
 
@@ -25,7 +25,6 @@ T = TypeVar("T")
 Params = Mapping[str, str]
 
 MANAGER: Final = "rota"  # whose fields they are in a server-side apply
-LOGIN_SECONDS = 60.0  # for which a token is used without looking whether there is a newer one
 MAX_OBJECTS = 500  # in one response to a list
 MAX_PAGE_BYTES = 4 * 2**20  # of one response; if a page is larger, a smaller one is requested
 WATCH_SECONDS = 300  # a watch ends after so long, and is begun anew
@@ -117,17 +116,11 @@ class Page(NamedTuple, Generic[T]):
 class Api:
     """Connections to one API server."""
 
-    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
-        """Connect when something is asked; `login` finds the way, now and again: a pod's token lives for an hour."""
-        self._login, self._access, self._logged_in = login, login(), asyncio.get_running_loop().time()
-        access = self._access
-        self._session = aiohttp.ClientSession(
-            access.server.rstrip("/"),
-            connector=aiohttp.TCPConnector(ssl=access.as_ssl_context(), limit=0),
-            timeout=_REQUEST,
-            read_bufsize=MAX_OBJECT_BYTES // 2,  # a line of a watch may have twice that
-            trust_env=access.trust_env,
-        )
+    def __init__(self, login: Login) -> None:
+        """Connect when something is asked."""
+        self._server = login.server
+        # A line of a watch may have twice the size of the buffer.
+        self._session = login.open_session(timeout=_REQUEST, read_bufsize=MAX_OBJECT_BYTES // 2)
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def __aenter__(self) -> Self:
@@ -195,8 +188,8 @@ class Api:
             "timeoutSeconds": str(WATCH_SECONDS + random.randrange(60)),  # noqa: S311 - not all at once
         }
         try:
-            options: dict[str, Any] = {"timeout": _WATCH, "headers": self._headers(), "allow_redirects": False}
-            async with self._session.get(path, params=asked, **options) as answer:
+            options: dict[str, Any] = {"timeout": _WATCH, "allow_redirects": False}
+            async with self._session.get(self._server + path, params=asked, **options) as answer:
                 _check_not_redirected("GET", path, answer)
                 if answer.status != HTTPStatus.OK:
                     raise _refusal(answer.status, await answer.read())
@@ -207,9 +200,9 @@ class Api:
                     at = _read(news.object, _Versioned).metadata.resource_version
                     yield news.type, None if news.type == "BOOKMARK" else _read(news.object, kind), at
         except HttpProcessingError as error:  # the same event would come again
-            raise ApiError(HTTPStatus.GONE, "Expired", f"An event is too long: {_told(error)}") from None
+            raise ApiError(HTTPStatus.GONE, "Expired", f"An event is too long: {error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unanswered(f"The watch of {path} broke: {_told(error)}") from None
+            raise Unanswered(f"The watch of {path} broke: {describe_failure(error)}") from None
 
     async def create(self, path: str, body: Mapping[str, Any], kind: type[T], params: Params | None = None) -> T:
         """Post an object to its collection."""
@@ -232,18 +225,11 @@ class Api:
         """Delete just this object, not one that was made anew under its name."""
         await self._ask("DELETE", path, {"preconditions": {"uid": uid}})
 
-    def _headers(self) -> dict[str, str]:
-        now = asyncio.get_running_loop().time()
-        if now > self._logged_in + LOGIN_SECONDS:
-            self._access, self._logged_in = self._login(), now
-        headers: dict[str, str] = self._access.as_http_headers()
-        return headers
-
     async def _once(
         self, method: str, path: str, *, limit_bytes: float, **sent: Any
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send one request. A redirect is not followed: the request carries credentials for this server alone."""
-        async with self._session.request(method, path, allow_redirects=False, **sent) as response:
+        async with self._session.request(method, self._server + path, allow_redirects=False, **sent) as response:
             _check_not_redirected(method, path, response)
             try:
                 return response, await read_body(response, limit_bytes)
@@ -276,7 +262,7 @@ class Api:
         limit_bytes: float = math.inf,
     ) -> tuple[int, bytes]:
         data = None if body is None else msgspec.json.encode(body)
-        headers = {**self._headers(), "Content-Type": content}
+        headers = {"Content-Type": content}
         try:
             async with self._room:
                 sent: dict[str, Any] = {"data": data, "params": params, "headers": headers, "limit_bytes": limit_bytes}
@@ -285,7 +271,7 @@ class Api:
                     await asyncio.sleep(_wait(answer))
                     answer, told = await self._once(method, path, **sent)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unanswered(f"The API server did not answer {method} {path}: {_told(error)}") from None
+            raise Unanswered(f"The API server did not answer {method} {path}: {describe_failure(error)}") from None
         return answer.status, told
 
 
@@ -311,10 +297,6 @@ def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
             return msgspec.json.decode(without_deep_values(bytes(text), DEEPEST), type=kind)
     except msgspec.DecodeError as error:  # a proxy in between, or an object that is none
         raise Unanswered(f"What the API server answered is no {kind.__name__}: {error}") from None
-
-
-def _told(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _refusal(status: int, text: bytes) -> ApiError:

@@ -3,45 +3,45 @@
 Only `on.event`: no finalizer keeps an object, no annotation is left on one, no log line becomes an Event.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import kopf
 import msgspec
 
+from rota.kube.client.login.session import Login
 from rota.kube.client.objects import Custom
 from rota.kube.client.paths import GROUPS, POLICIES
 
 VERSION = "rota.dev/v1alpha1"
 
 
-class LoginFailed(ValueError):  # noqa: N818 - it is what happened
-    """There is no way to the API server."""
-
-
+RELOGIN_SECONDS = 10.0  # between two sessions because the API server rejected the credentials
 Told = Callable[[Custom], None]
 
 
-def registry(groups: tuple[Told, Told], policies: tuple[Told, Told]) -> kopf.OperatorRegistry:
-    """Return handlers that tell what is seen, and what is gone, of groups and of policies."""
+def registry(login: Login, groups: tuple[Told, Told], policies: tuple[Told, Told]) -> kopf.OperatorRegistry:
+    """Return handlers that pass on groups and policies that change or are deleted; kopf asks with this login."""
     found = kopf.OperatorRegistry()
-    kopf.on.login(registry=found)(_login)
+    kopf.on.login(registry=found)(_session_opener(login))
     for kind, (seen, gone) in ((GROUPS, groups), (POLICIES, policies)):
         kopf.on.event(VERSION, kind, registry=found, id=kind)(_handler(seen, gone))
     return found
 
 
-def access() -> kopf.ConnectionInfo:
-    """Find the way to the API server: the pod's own account, or else the kubeconfig."""
-    known = settings()
-    found = kopf.login_with_service_account(settings=known) or kopf.login_with_kubeconfig(settings=known)
-    if found is None:
-        raise LoginFailed("There is no kubeconfig and no service account; set KUBECONFIG to the cluster's file")
-    return found
+def _session_opener(login: Login) -> Callable[..., Any]:
+    opened_before = False
 
+    async def open_session(**_: Any) -> kopf.AiohttpSession:
+        """Open a session for kopf, which closes it after a 401 and asks for another."""
+        nonlocal opened_before
+        if opened_before:
+            await asyncio.sleep(RELOGIN_SECONDS)
+        opened_before = True
+        return kopf.AiohttpSession(server=login.server, aiohttp_session=login.open_session())
 
-def _login(**_: Any) -> kopf.ConnectionInfo:
-    return access()
+    return open_session
 
 
 def _handler(seen: Told, gone: Told) -> Callable[..., Any]:

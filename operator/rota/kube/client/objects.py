@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr, replace
 
 from rota.documents import PACKED, PLAIN
 from rota.kube.client.pod_status import SIDECAR, PodStatus, status_of_sidecar
-from rota.planner import Poke
+from rota.model import Poke
 
 GROUP_LABEL = "rota.dev/group"
 POKE = "rota.dev/generation"

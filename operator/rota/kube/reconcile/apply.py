@@ -23,8 +23,8 @@ from rota.kube.client.objects import (
 from rota.kube.client.paths import GROUPS, collection_path, object_path
 from rota.kube.state.group import Group
 from rota.logs import of_group
-from rota.model import Holder
-from rota.planner import Event, Poke
+from rota.model import Holder, Poke
+from rota.planner import Event
 from rota.timestamps import format_time
 
 AT_ONCE = 20  # pokes of one group under way

@@ -25,8 +25,8 @@ from rota.kube.reconcile.planning import Planning
 from rota.kube.reconcile.status_publisher import Telling
 from rota.kube.state.group import Group
 from rota.kube.workload.deployments import Fleets
-from rota.model import Reason, Verdict, plain
-from rota.planner import Plan, Poke, Snapshot, plan
+from rota.model import Poke, Reason, Verdict, plain
+from rota.planner import Plan, Snapshot, plan
 
 SETTINGS_POKES_A_SECOND = 100.0  # of all groups together: a kubelet shows changed settings within a minute anyway
 SETTINGS_POKES_AT_ONCE = 100

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from rota.model import Holder, Queue
-from rota.planner import Heard, Pod, Poke
+from rota.model import Holder, Poke, Queue
+from rota.planner import Heard, Pod
 from rota.ranges import to_ranges
 from rota.reports import Report
 

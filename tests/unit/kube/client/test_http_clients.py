@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-import kopf
 import msgspec
 import pytest
 from aiohttp import web
@@ -15,7 +14,8 @@ from aiohttp import web
 import rota
 from builders import a_report
 from ground.poll import PATIENCE_SECONDS
-from rota.kube.client.api import Api, Unanswered
+from logins import a_kubeconfig, an_api
+from rota.kube.client.api import Unanswered
 from rota.kube.members import report_client
 from rota.kube.members.report_client import Endpoint, Reports
 from rota.model import Reason
@@ -155,10 +155,9 @@ async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeyp
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_http_client_for_the_api_server_follows_no_redirect(status: int) -> None:
+async def test_http_client_for_the_api_server_follows_no_redirect(status: int, tmp_path: Path) -> None:
     async with recording() as victim, recording(redirect_to(victim.port, status, "/api/v1/pods")) as server:
-        access = kopf.ConnectionInfo(server=f"http://{HOST}:{server.port}", token="anything")  # noqa: S106 - of nobody
-        async with Api(lambda: access) as api:
+        async with an_api(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{server.port}")) as api:
             with pytest.raises(
                 Unanswered, match=r"GET /api/v1/pods was answered by a redirect to .*, which is not followed"
             ):
@@ -174,15 +173,16 @@ async def test_http_client_for_the_api_server_follows_no_redirect(status: int) -
         assert victim.requests == []
 
 
-async def test_http_client_limits_the_decompressed_size_of_a_proxied_response() -> None:
+async def test_http_client_limits_the_decompressed_size_of_a_proxied_response(tmp_path: Path) -> None:
     async def answer_with_a_bomb(_: web.Request) -> web.Response:
         return web.Response(body=gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"})
 
-    async with recording(answer_with_a_bomb) as server:
-        access = kopf.ConnectionInfo(server=f"http://{HOST}:{server.port}")
-        async with Api(lambda: access) as api:
-            with pytest.raises(Unanswered, match="is too long"):
-                await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 2**20)
+    async with (
+        recording(answer_with_a_bomb) as server,
+        an_api(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{server.port}")) as api,
+    ):
+        with pytest.raises(Unanswered, match="is too long"):
+            await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 2**20)
 
 
 def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
@@ -191,11 +191,12 @@ def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
         f"{path.relative_to(root)}"
         for path in root.rglob("*.py")
         if re.search(
-            r"aiohttp\.(ClientSession|request)\(|create_connection\(_Connection|kopf\.run_tasks\(", path.read_text()
+            r"aiohttp\.(ClientSession|request)\(|\.open_session\(|create_connection\(_Connection",
+            path.read_text(),
         )
     }
     rows = re.findall(r"^\| `([a-z_/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE)
     assert openers <= {*rows}, "docs/architecture.md, HTTP clients"
-    kube = ("client/api", "telemetry/otlp", "members/report_client", "informers")
+    kube = ("client/api", "telemetry/otlp", "members/report_client", "client/kopf_watch")
     assert openers >= {f"kube/{name}.py" for name in kube}
     assert openers >= {"cli/client/http.py", "sidecar/delivery/http_post.py"}

@@ -1,0 +1,232 @@
+"""Requests carry credentials, which are renewed when the server rejects them; proxies that refuse are one sentence."""
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from logins import a_kubeconfig, an_api, log_in
+from rota.kube.client.api import ApiError
+from rota.kube.client.kopf_watch import _session_opener
+from rota.kube.client.login import session
+from rota.kube.client.login.kubeconfig import LoginError
+
+HOST = "127.0.0.1"
+VERSION = "client.authentication.k8s.io/v1"
+
+
+class Server:
+    """An API server that accepts one token, and remembers what it was asked with."""
+
+    def __init__(self) -> None:
+        self.accepts = "Bearer t"
+        self.port = 0
+        self.requests: list[tuple[str, str]] = []
+        self.headers: list[CIMultiDictProxy[str]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests.append((request.method, request.path))
+        self.headers.append(request.headers)
+        if request.headers.get("Authorization") != self.accepts:
+            return web.json_response({"kind": "Status", "reason": "Unauthorized", "code": 401}, status=401)
+        return web.json_response({"body": await request.text()})
+
+
+@asynccontextmanager
+async def serving(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[int]:
+    runner = web.ServerRunner(web.Server(handle))
+    await runner.setup()
+    site = web.TCPSite(runner, HOST, 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    found = Server()
+    async with serving(found.handle) as found.port:
+        yield found
+
+
+async def test_login_sends_token_impersonation_and_user_agent_below_the_servers_path(
+    server: Server, tmp_path: Path
+) -> None:
+    config = a_kubeconfig(tmp_path / "config", f"{server.url}/k8s/clusters/c-1/")
+    async with an_api(config, impersonate="jane", impersonate_groups=["a", "b"]) as api:
+        await api.get("/api/v1/pods", msgspec.Raw)
+    (headers,) = server.headers
+    assert server.requests == [("GET", "/k8s/clusters/c-1/api/v1/pods")]
+    assert headers["User-Agent"].startswith("rota/")
+    assert (headers["Impersonate-User"], headers.getall("Impersonate-Group")) == ("jane", ["a", "b"])
+
+
+async def test_login_renews_a_token_that_the_server_rejects_and_sends_the_request_again(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("t")
+    config = a_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
+    async with an_api(config) as api:
+        await api.get("/a", msgspec.Raw)
+        server.accepts = "Bearer newer"
+        with pytest.raises(ApiError) as refused:
+            await api.get("/b", msgspec.Raw)
+        assert refused.value.status == 401
+        (tmp_path / "token").write_text("newer")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(session, "RETRY_SECONDS", -1.0)
+            body = await api.create("/c", {"sent": "twice"}, msgspec.Raw)
+    assert msgspec.json.decode(bytes(body)) == {"body": '{"sent":"twice"}'}
+    assert server.requests == [("GET", "/a"), ("GET", "/b"), ("POST", "/c"), ("POST", "/c")]
+
+
+async def test_login_renews_credentials_in_the_background(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "RENEW_SECONDS", -1.0)
+    (tmp_path / "token").write_text("t")
+    config = a_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
+    async with await log_in(config) as login, login.open_session() as opened:
+        (tmp_path / "token").write_text("newer")
+        server.accepts = "Bearer newer"
+        for _ in range(100):
+            async with opened.get(f"{login.server}/a") as response:
+                if response.status == 200:
+                    break
+        assert response.status == 200
+        assert server.requests.count(("GET", "/a")) > 1, "the first request did not wait"
+        config.unlink()
+        while not login.problem:
+            async with opened.get(f"{login.server}/b") as response:
+                assert response.status == 200
+            await asyncio.sleep(0.01)
+        assert "config cannot be read: No such file or directory" in login.problem
+
+
+async def test_login_runs_a_program_again_only_when_its_token_expires_or_is_rejected(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "RENEW_SECONDS", -1.0)
+    runs = tmp_path / "runs"
+    text = (
+        f"import json; runs = open({str(runs)!r}, 'a'); runs.write('x'); runs.close();"
+        f"status = dict(token='t%d' % len(open({str(runs)!r}).read()), expirationTimestamp='2999-01-01T00:00:00Z');"
+        f"print(json.dumps(dict(apiVersion={VERSION!r}, kind='ExecCredential', status=status)))"
+    )
+    program = {"exec": {"apiVersion": VERSION, "command": sys.executable, "args": ["-c", text]}}
+    server.accepts = "Bearer t1"
+    async with an_api(a_kubeconfig(tmp_path / "config", server.url, program)) as api:
+        for _ in range(5):
+            await api.get("/a", msgspec.Raw)
+        assert runs.read_text() == "x"
+        server.accepts = "Bearer t2"
+        await asyncio.gather(*(api.get("/b", msgspec.Raw) for _ in range(5)))
+    assert runs.read_text() == "xx"
+
+
+async def test_login_gives_the_token_to_no_other_server(server: Server, tmp_path: Path) -> None:
+    async def send_on(_: web.BaseRequest) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(f"{server.url}/api/v1/pods")
+
+    async with serving(send_on) as port, await log_in(a_kubeconfig(tmp_path / "c", f"http://{HOST}:{port}")) as login:
+        opened = (await _session_opener(login)()).aiohttp_session
+        async with opened, opened.get(f"{login.server}/api/v1/pods") as response:
+            assert response.status == 401
+    (headers,) = server.headers
+    assert "Authorization" not in headers
+
+
+async def test_login_verification_reports_rejected_credentials(server: Server, tmp_path: Path) -> None:
+    async with await log_in(a_kubeconfig(tmp_path / "config", server.url)) as login:
+        await login.verify()
+        server.accepts = "nobody"
+        with pytest.raises(LoginError, match=r"^The API server http://.* rejects the credentials; log in again$"):
+            await login.verify()
+
+
+async def test_login_verification_reports_a_proxy_that_refuses_or_does_not_respond(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    async def refuse(_: web.BaseRequest) -> web.StreamResponse:
+        raise web.HTTPForbidden
+
+    server = "https://api.example:6443"
+    async with serving(refuse) as port:
+        config = a_kubeconfig(tmp_path / "config", server, cluster={"proxy-url": f"http://{HOST}:{port}"})
+        async with await log_in(config) as login:
+            with pytest.raises(
+                LoginError, match=rf"^The API server {server} cannot be reached: the proxy refused with 403"
+            ):
+                await login.verify()
+    config = a_kubeconfig(tmp_path / "config", server, cluster={"proxy-url": f"http://{HOST}:{unused_tcp_port}"})
+    async with await log_in(config) as login:
+        with pytest.raises(LoginError, match=r"the proxy 127\.0\.0\.1:\d+ does not respond \(Connection refused\)"):
+            await login.verify()
+
+
+async def test_login_verification_passes_while_the_server_is_not_there_yet(
+    tmp_path: Path, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await log_in(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{unused_tcp_port}")) as login:
+        await login.verify()
+    assert "does not respond: Connection refused" in caplog.text
+
+
+def token_of(**claims: Any) -> dict[str, Any]:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return {"auth-provider": {"name": "oidc", "config": {"id-token": f"e30.{payload}.c2ln"}}}
+
+
+async def test_login_with_openid_connect_sends_the_id_token(server: Server, tmp_path: Path) -> None:
+    user = token_of(exp=32503680000)
+    server.accepts = f"Bearer {user['auth-provider']['config']['id-token']}"
+    async with an_api(a_kubeconfig(tmp_path / "config", server.url, user)) as api:
+        await api.get("/a", msgspec.Raw)
+
+
+@pytest.mark.parametrize(
+    ("user", "sentence"),
+    [
+        (token_of(exp=1), "The kubeconfig's id-token has expired; run any command of kubectl, which renews it"),
+        ({"auth-provider": {"name": "oidc"}}, "has no id-token that can be read; log in with kubectl"),
+        ({"auth-provider": {"name": "gcp"}}, "The kubeconfig's auth-provider 'gcp' is no longer supported"),
+        ({"auth-provider": "oidc"}, "The kubeconfig's auth-provider 'None' is no longer supported"),
+        ({"tokenFile": "missing"}, "The kubeconfig cannot be used: "),
+        ({"client-certificate-data": "abc", "client-key-data": "abc"}, "The kubeconfig cannot be used: "),
+        ({"client-certificate": "none.crt", "client-key": "none.key"}, "The kubeconfig cannot be used: "),
+        ({"client-certificate-data": "bm9uZQ==", "client-key-data": "bm9uZQ=="}, "The client certificate or its key"),
+    ],
+)
+async def test_login_with_unusable_credentials_is_one_sentence(
+    user: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LoginError) as refused:
+        await log_in(a_kubeconfig(tmp_path / "config", "https://one", user))
+    assert sentence in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+async def test_login_with_an_unusable_certificate_authority_is_one_sentence(tmp_path: Path) -> None:
+    authority = {"certificate-authority-data": "bm9uZQ=="}
+    with pytest.raises(LoginError, match=r"^The cluster's certificate authority .* is no certificate"):
+        await log_in(a_kubeconfig(tmp_path / "config", "https://one", cluster=authority))
+
+
+async def test_login_impersonates_no_group_without_a_user(tmp_path: Path) -> None:
+    with pytest.raises(LoginError, match="--as-group names a group without a user; give --as, too"):
+        await log_in(a_kubeconfig(tmp_path / "config", "https://one"), impersonate_groups=["a"])
