@@ -20,6 +20,13 @@ LONGEST_FIRST = ("e2e", "pipeline", "simulation", "kube", "sidecar", "chart", "g
 ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_real_node.py")
 ONE_SPARK = ("tests/pipeline/",)
 WITH_BROKER = tuple(f"tests/{folder}/" for folder in ("kube", "sidecar", "chart", "ground", "images", "brokers"))
+# Tests that take minutes have a longer time-out, for machines that are slow and busy. A test of the pipeline that hangs
+# ends its worker process, and another one is started: a call to the JVM that is interrupted halfway breaks the session,
+# and every later test of the worker would fail.
+PATIENCE = {
+    "e2e": pytest.mark.timeout(2400),
+    "pipeline": pytest.mark.timeout(2400, method="thread"),
+}
 # Servers of the whole run that keep a core busy: the next test of the worker does without them.
 ENDED_EARLY = {
     ONE_NODE[:1]: ("shipping", "broker", "release"),
@@ -57,7 +64,14 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the folders that take longest: a long file that is left for the end keeps one worker busy alone."""
     rank = {folder: number for number, folder in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: rank.get(item.path.relative_to(TESTS).parts[0], len(rank)))
+    items.sort(key=lambda item: rank.get(_folder_of(item), len(rank)))
+    for item in items:
+        if mark := PATIENCE.get(_folder_of(item)):
+            item.add_marker(mark)
+
+
+def _folder_of(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,7 @@ import pytest
 from chart.charts import CHART
 from e2e.release import HOME, WAIT, Installed
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.node
 
 JOURNAL, HISTORY, POLICIES = "journal", "history", "tried"
 POLICY = "kind: RebalancePolicy\nmetadata: {name: even}\nspec: {strategy: Balanced}\n"

@@ -18,20 +18,9 @@ SMALL = {
     "spark.sql.adaptive.enabled": "false",  # tiny frames: planning them anew costs more than it saves
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # C2 pays off after minutes only
 }
-# A slow machine compiles queries for minutes. A test that hangs ends its worker process, and another one is started:
-# a call to the JVM that is interrupted halfway breaks the session, and every later test of the worker would fail.
-PATIENCE = pytest.mark.timeout(1800, method="thread")
-
 # Most queries of these tests run once, on a few rows: to compile a query takes longer than to interpret it. Commands
 # that run as processes of their own, and the CronJob of tests/e2e, compile them as in production.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder their own time-out."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(PATIENCE)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -72,7 +72,6 @@ def watched(words: Words) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.slow("each command line of docs/pipeline.md, typed")
 def test_docs_pipeline_page_commands_all_run_and_write_their_output(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version  # whose session the commands take
