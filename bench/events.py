@@ -50,7 +50,7 @@ async def _measured(cluster: ControlPlane) -> list[Row]:
         await define(api)
         say(f"making {GROUPS:,} groups.")
         await all_of(partial(api.create, PATH, _group(number)) for number in range(GROUPS))
-        async with await Login.begin(find_account(LoginOptions())) as login:
+        async with await Login.create(find_account(LoginOptions())) as login:
             ours = await _followed(api, login, {})
             peer = await _followed(api, login, KOPFS_DEFAULTS)
     each = f"{GROUPS:,} groups, a status write a minute in each"

@@ -42,7 +42,7 @@ def with_user(path: Path, kubeconfig: Path, user: dict[str, Any], **cluster: Any
 
 async def log_in(kubeconfig: Path, **options: Any) -> Login:
     """Log in with a kubeconfig."""
-    return await Login.begin(find_account(LoginOptions(kubeconfig=str(kubeconfig), **options)))
+    return await Login.create(find_account(LoginOptions(kubeconfig=str(kubeconfig), **options)))
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from aiohttp import (
     ClientHttpProxyError,
     ClientProxyConnectionError,
     ClientResponse,
+    ClientResponseError,
     ClientSSLError,
 )
 
@@ -35,8 +36,9 @@ def describe_failure(error: Exception) -> str:
     """Return why a request got no answer, as the system says it."""
     if isinstance(error, TimeoutError):
         return "it did not respond in time"
-    if isinstance(error, ClientHttpProxyError):
-        return f"the proxy refused with {error.status} {error.message}".rstrip()
+    if isinstance(error, ClientResponseError):  # its text has the URL, and perhaps a proxy's password
+        prefix = "the proxy refused with " if isinstance(error, ClientHttpProxyError) else ""
+        return f"{prefix}{error.status} {error.message}".strip()
     if isinstance(error, ClientProxyConnectionError):
         return f"the proxy {error.host}:{error.port} does not respond ({_of_system(error.os_error)})"
     if isinstance(error, ClientSSLError):

@@ -1,4 +1,4 @@
-"""Logins to a real API server: by token, program and certificate, through a proxy, and what an operator refuses."""
+"""Logins to a real API server: by token, exec plugin and certificate, through a proxy, and what an operator refuses."""
 
 import asyncio
 import base64
@@ -55,7 +55,7 @@ async def test_login_uses_a_newer_token_of_a_file_without_a_restart(
         assert await who_asks(client) == f"system:serviceaccount:{namespace}:rota"
 
 
-async def test_login_by_a_program_uses_the_token_that_it_prints(
+async def test_login_by_exec_plugin_uses_the_token_that_it_prints(
     token: str, namespace: str, control_plane: Cluster, tmp_path: Path
 ) -> None:
     response = json.dumps({"apiVersion": PROGRAMS, "kind": "ExecCredential", "status": {"token": token}})
@@ -65,7 +65,7 @@ async def test_login_by_a_program_uses_the_token_that_it_prints(
         assert await who_asks(client) == f"system:serviceaccount:{namespace}:rota"
 
 
-async def test_login_by_a_program_uses_the_certificate_that_it_prints(
+async def test_login_by_exec_plugin_uses_the_certificate_that_it_prints(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     user = yaml.safe_load(control_plane.user("by-program", "jane").read_text())["users"][0]["user"]
@@ -132,10 +132,10 @@ NO_SUCH_PROGRAM = {"exec": {"apiVersion": PROGRAMS, "command": "rota-no-such-pro
 @pytest.mark.parametrize(
     ("user", "options", "sentence"),
     [
-        (NO_SUCH_PROGRAM, (), "The kubeconfig's login program rota-no-such-program is not there; install it"),
+        (NO_SUCH_PROGRAM, (), "The exec plugin rota-no-such-program of the kubeconfig was not found; install it"),
         ({"token": "outdated"}, (), r"The API server https://\S+ rejects the credentials; log in again"),
-        ({}, ("--context", "none"), "The kubeconfig has no context 'none'; kubectl config view shows what it has"),
-        ({}, ("--kubeconfig", "/none"), "The kubeconfig /none cannot be read: No such file or directory; .*"),
+        ({}, ("--context", "none"), "The kubeconfig has no context 'none'; kubectl config view shows its entries"),
+        ({}, ("--kubeconfig", "/none"), "The kubeconfig /none does not exist; .*"),
     ],
 )
 async def test_login_of_an_operator_that_fails_exits_with_one_sentence(

@@ -1,42 +1,17 @@
-"""The `rota` command line (also `kubectl rota`): each command imports the room it needs, and only that."""
+"""The `rota` command line (also `kubectl rota`): each command imports the package it needs, and only that."""
 
 # ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from rota.cli.commands.pipeline.commands import pipeline
 from rota.cli.console.errors import Plain, plainly
 from rota.cli.console.output import show, table
-from rota.logs import FORMATS, LEVELS
-
-if TYPE_CHECKING:
-    from rota.cli.client.names import Scope
-    from rota.cli.client.watch import Target
-    from rota.kube.client.login.kubeconfig import LoginOptions
-
-Command = Callable[..., None]
-
-OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
-)
-
-
-WIDE_OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
-)
-
-
-LOGIN = (
-    click.option("--kubeconfig", help="The kubeconfig; by default KUBECONFIG or ~/.kube/config."),
-    click.option("--context", help="The context of the kubeconfig; by default the current one."),
-)
-
-LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")
+from rota.cli.options import LOGIN, LOGIN_NAMES, OUTPUT, WIDE_OUTPUT, log_options, on_files, on_operator, target_of
 
 
 @click.group(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,99 +21,6 @@ def main() -> None:
 
 
 main.add_command(pipeline)
-
-
-def log_options(command: Command) -> Command:
-    """Add the options of a command that runs on and logs."""
-    return _with(
-        command,
-        click.option(
-            "--log-level",
-            envvar="ROTA_LOG_LEVEL",
-            type=click.Choice(LEVELS),
-            default="info",
-            show_default=True,
-            help="What it logs; debug: also what it asks members and brokers.",
-        ),
-        click.option(
-            "--log-format",
-            envvar="ROTA_LOG_FORMAT",
-            type=click.Choice(FORMATS),
-            default="json",
-            show_default=True,
-            help="How it logs; text is for people.",
-        ),
-    )
-
-
-def on_files(command: Command, *, required: bool = True) -> Command:
-    """Add the options that describe a group without a cluster; `rota.cli.console.inputs` reads them."""
-    return _with(
-        command,
-        click.option(
-            "-f", "--filename", required=required, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin)."
-        ),
-        click.option("--policy", help="A policy in the file, instead of the one that the group names."),
-        click.option(
-            "--members",
-            default="3",
-            show_default=True,
-            help="How many, or their names (beside --foreign: client ids).",
-        ),
-        click.option("--queues", multiple=True, help="TOPIC=BROKER:N,BROKER:N; once for each topic."),
-        click.option("--name-server", help="Where to ask for the queues that there are: host:9876."),
-        click.option(
-            "--rooms", default="", help="The members' rooms, where the policy asks for them: m0=east,m1=west."
-        ),
-        click.option("--foreign", default="", help="Client ids of consumers in the group that are not Rota's: a,b."),
-        click.option(
-            "--current", type=Path, help="Present owners: what `rota plan -o json` printed, or an assignment.json."
-        ),
-    )
-
-
-def on_operator(command: Command) -> Command:
-    """Add the options that name a group and the operator; `rota.cli.client.watch` takes the latter."""
-    return _with(
-        command,
-        click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
-        click.option("--operator", envvar="ROTA_OPERATOR", help="The operator's address, http://127.0.0.1:8080."),
-        click.option(
-            "--operator-namespace",
-            envvar="ROTA_OPERATOR_NAMESPACE",
-            default="rota-system",
-            show_default=True,
-            help="Without an address: where the operator's Lease is.",
-        ),
-        click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
-        click.option("-w", "--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
-        *LOGIN,
-        click.option("--as", "impersonate", default="", help="The user in whose name to ask the API server."),
-        click.option("--as-group", "impersonate_groups", multiple=True, help="A group of that user, again for each."),
-    )
-
-
-def _login(given: dict[str, Any]) -> "LoginOptions":
-    """Take the options that name an account."""
-    from rota.kube.client.login.kubeconfig import LoginOptions
-
-    return LoginOptions(**{name: given.pop(name) for name in LOGIN_NAMES if name in given})
-
-
-def _target(given: dict[str, Any]) -> "tuple[Target, Scope]":
-    """Take the options that name an operator and a namespace."""
-    from rota.cli.client.names import Scope
-    from rota.cli.client.watch import Target
-
-    login = _login(given)
-    names = ("operator", "operator_namespace", "lease")
-    return Target(**{name: given.pop(name) for name in names}, login=login), Scope(given.pop("namespace"), login)
-
-
-def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @main.command()
@@ -171,7 +53,7 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
     output, is_watched = given.pop("output"), given.pop("watch")
-    target, scope = _target(given)
+    target, scope = target_of(given)
     if given["filename"] is None:
         _refuse(files, "describes a group on files: give -f, too, or leave it out")
         if group is None:
@@ -204,15 +86,16 @@ def _refuse(names: Collection[str], why: str) -> None:
 @on_operator
 @click.argument("group", required=False)
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Groups of all namespaces.")
-@OUTPUT
+@WIDE_OUTPUT
 @plainly
-def status(*, group: str | None, everywhere: bool, **given: Any) -> None:
+def status(*, group: str | None, everywhere: bool, output: str, **given: Any) -> None:
     """Say how the groups of a namespace fare, or all about one GROUP."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = _target(given)
-    watch.tell(status.status(group, scope, everywhere=everywhere), target, **given)
+    target, scope = target_of(given)
+    question = status.status(group, scope, everywhere=everywhere, wide=output == "wide")
+    watch.tell(question, target, output=output, **given)
 
 
 @main.command()
@@ -225,9 +108,8 @@ def members(*, group: str, output: str, **given: Any) -> None:
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = _target(given)
-    is_wide = output == "wide"
-    watch.tell(status.members(group, scope, wide=is_wide), target, output="table" if is_wide else output, **given)
+    target, scope = target_of(given)
+    watch.tell(status.members(group, scope, wide=output == "wide"), target, output=output, **given)
 
 
 @main.command()
@@ -242,7 +124,7 @@ def lag(*, group: str, by: str, top: int | None, **given: Any) -> None:
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = _target(given)
+    target, scope = target_of(given)
     watch.tell(status.lag(group, scope, by, top), target, **given)
 
 
@@ -259,6 +141,17 @@ def strategies(output: str) -> None:
         for name, strategy in STRATEGIES.items()
     ]
     show(known, output, lambda: table(known))
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@plainly
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete commands and options."""
+    from click.shell_completion import BashComplete, FishComplete, ZshComplete
+
+    complete = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
+    click.echo(complete(main, {}, "rota", "_ROTA_COMPLETE").source())
 
 
 @main.command()
@@ -362,10 +255,11 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 
     from rota import logs
     from rota.kube import operator, options
+    from rota.kube.client.login.kubeconfig import LoginOptions
 
     logs.begin(log_level, log_format)
     named = options.namespaces(namespaces)
-    login = _login(given)
+    login = LoginOptions(kubeconfig=given.pop("kubeconfig"), context=given.pop("context"))
     chosen = options.Options(namespaces=named, login=login, **{key: it for key, it in given.items() if it is not None})
     sys.exit(operator.process(chosen))
 

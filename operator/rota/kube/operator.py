@@ -61,9 +61,10 @@ def process(options: Options) -> int:
 
 async def operate(options: Options, stop: asyncio.Event | None = None, *, has_kopf: bool = True) -> int:
     """Run until stopped, by `stop` or by a signal; return the exit code, or NESTED_TOO_DEEPLY."""
-    stop, code = stop or _heed(asyncio.Event()), 0
+    code = 0
     async with AsyncExitStack() as open_:
-        login, api, lease_api = await _log_in(open_, options)
+        login, api, lease_api = await _log_in(open_, options)  # signals end the process until it is done
+        stop = stop or _heed(asyncio.Event())
         places, hub = _places(open_, api, options), Hub()
         identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
         journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
@@ -86,7 +87,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
         followed += [it for before, ours in kinds for it in [*before, *ours]]
         leader = _leader(lease_api, identity, _leads(brain, outlets), options)
         served = [metrics(measures, sight), *routes(sight, hub)]
-        page = Page(followed, lambda: leader.leading, served, login_problem=lambda: login.problem)
+        page = Page(followed, lambda: leader.leading, served, is_rejected=lambda: bool(login.problem))
         await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port))
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
@@ -125,7 +126,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
 
 async def _log_in(open_: AsyncExitStack, options: Options) -> tuple[Login, Api, Api]:
     """Return the login, connections, and connections for the Lease alone, which must not wait for other requests."""
-    login = await open_.enter_async_context(await Login.begin(find_account(options.login)))
+    login = await open_.enter_async_context(await Login.create(find_account(options.login)))
     await login.verify()
     return login, await open_.enter_async_context(Api(login)), await open_.enter_async_context(Api(login))
 

@@ -103,7 +103,7 @@ async def test_cli_json_and_yaml_keep_printable_unicode() -> None:
 async def test_cli_table_has_no_trailing_spaces_or_blank_lines() -> None:
     async with saying(groups()) as url:
         lines = (await rota("status", "-A", "--operator", url)).stdout.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert [line for line in lines if not line or line != line.rstrip()] == []
 
 
@@ -190,13 +190,18 @@ async def test_cli_login_options_that_name_nothing_are_one_sentence(tmp_path: Pa
     config = str(a_kubeconfig(tmp_path / "config", "http://127.0.0.1:1"))
     otherwise = ", or give --operator with its address, as after kubectl port-forward"
     missing = await refused("status", "--kubeconfig", "/none")
-    assert missing.startswith("The kubeconfig /none cannot be read: No such file or directory; set KUBECONFIG")
+    assert missing.startswith("The kubeconfig /none does not exist; set KUBECONFIG")
     assert await refused("status", "--kubeconfig", config, "--context", "prod") == (
-        "The kubeconfig has no context 'prod'; kubectl config view shows what it has" + otherwise
+        "The kubeconfig has no context 'prod'; kubectl config view shows its entries" + otherwise
     )
     assert await refused("status", "--kubeconfig", config, "--as-group", "readers") == (
-        "--as-group names a group without a user; give --as, too" + otherwise
+        "A group, uid or extra field to impersonate needs a user, too; give --as" + otherwise
     )
+
+
+async def test_cli_impersonation_is_refused_for_an_operator_at_an_address() -> None:
+    told = await refused("status", "--operator", "http://127.0.0.1:1", "--as", "jane")
+    assert told == "--as needs the API server, and --operator does not ask it; leave one of them out"
 
 
 async def test_cli_login_options_are_refused_for_a_group_on_files(tmp_path: Path) -> None:

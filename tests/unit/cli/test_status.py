@@ -215,6 +215,34 @@ async def test_cli_shows_impossible_figures_as_unknown(operator: Service) -> Non
     assert (await told(operator, "members", "shop/orders"))[1].endswith("Ready unknown unknown unknown")
 
 
+async def test_cli_status_wide_adds_generation_retries_dead_letters_and_message(operator: Service) -> None:
+    head, line = await told(operator, "status", "-n", "shop", "-o", "wide")
+    assert head.endswith("LAST REBALANCE GENERATION RETRYING DEAD LETTERS MESSAGE")
+    assert line.endswith("1 forced 7 0 2 Each of 16 queues has an owner that works it")
+
+
+async def test_cli_output_name_prints_objects_as_kubectl_takes_them(operator: Service) -> None:
+    assert await told(operator, "status", "-n", "shop", "-o", "name") == ["consumergroup.rota.dev/orders"]
+    assert await told(operator, "status", "shop/orders", "-o", "name") == ["consumergroup.rota.dev/orders"]
+    assert await told(operator, "members", "shop/orders", "-o", "name") == ["pod/m-0", "pod/m-1"]
+
+
+async def test_cli_table_in_a_pipe_has_no_lines_and_columns_three_spaces_apart(operator: Service) -> None:
+    head, line = (await rota("status", "-n", "shop", "--operator", operator.url)).output.splitlines()
+    assert head.startswith("GROUP    READY           MEMBERS")
+    assert line.startswith("orders   yes (Settled)   3")
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"), [("bash", "complete -o nosort -F"), ("zsh", "compdef"), ("fish", "complete")]
+)
+async def test_cli_completion_prints_a_script_for_the_shell(shell: str, line: str) -> None:
+    shown = await rota("completion", shell)
+    assert shown.exit_code == 0
+    assert "_ROTA_COMPLETE" in shown.output
+    assert line in shown.output
+
+
 async def test_cli_status_rejects_namespace_with_all_namespaces() -> None:
     await refused("leave one of them out", "status", "-n", "default", "-A")
 
@@ -548,7 +576,7 @@ async def test_cli_with_kubeconfig_asks_the_leader_through_the_api_server(api: S
 
 
 async def test_cli_namespace_defaults_to_that_of_the_kubeconfig_context(api: Service, operator: Service) -> None:
-    assert [line.split()[0] for line in (await rota("status")).output.splitlines()[2:3]] == ["orders"]
+    assert [line.split()[0] for line in (await rota("status")).output.splitlines()[1:2]] == ["orders"]
     assert (await told(operator, "status"))[1].startswith("orders ")
     assert len(api.asked) == 2
 
@@ -606,11 +634,11 @@ async def test_cli_ignores_an_expired_lease_while_its_holder_responds(api: Servi
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "config cannot be read: No such file or directory; set KUBECONFIG to the cluster's file, or give"),
-        ("a: [", "config is no YAML; correct it, or give --operator"),
+        (None, "config does not exist; set KUBECONFIG to the cluster's file, or give"),
+        ("a: [", "config is not valid YAML; correct it, or give --operator"),
         (
             "current-context: gone",
-            "The kubeconfig has no context 'gone'; kubectl config view shows what it has, or",
+            "The kubeconfig has no context 'gone'; kubectl config view shows its entries, or",
         ),
     ],
 )

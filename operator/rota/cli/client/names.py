@@ -1,15 +1,12 @@
 """How groups are named on the command line, and in which namespace a bare name is."""
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from rota.kube.client.login.kubeconfig import LoginError, LoginOptions, kubeconfig_files, namespace_of_context
+from rota.kube.client.login.kubeconfig import POD_ACCOUNT, LoginError, LoginOptions, namespace_of_context
 from rota.model import plain
 from rota.spec.names import is_dns_label, is_dns_subdomain
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # where a pod is told its own
 DEFAULT = "default"
 
 
@@ -43,11 +40,10 @@ class Scope:
 
     def _default(self) -> str:
         """Return the pod's own namespace, or that of the kubeconfig's context. The login reports what is wrong."""
-        is_named = self.login.kubeconfig or self.login.context or os.environ.get("KUBECONFIG")
         namespace = ""
         with suppress(OSError, LoginError, UnicodeDecodeError):
-            if ACCOUNT.exists() and not is_named:
-                namespace = ACCOUNT.read_text(encoding="utf-8").strip()
+            if self.login.uses_pod_account:
+                namespace = (POD_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
             else:
-                namespace = namespace_of_context(kubeconfig_files(self.login.kubeconfig), self.login.context)
+                namespace = namespace_of_context(self.login.files, self.login.context)
         return namespace if is_dns_label(namespace) else DEFAULT

@@ -1,5 +1,6 @@
 """Reaching the operator through the cluster: its Lease says which pod leads, and the API server passes questions on."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,7 +22,8 @@ from rota.timestamps import parse_time
 PORT = 8080
 OTHERWISE = "or give --operator with its address, as after kubectl port-forward"
 
-NOBODY = "system:anonymous"  # whom the API server takes for a user, where it lets strangers ask
+logging.getLogger("rota").addHandler(logging.NullHandler())  # what fails is one sentence, without lines of a log
+ANONYMOUS = "system:anonymous"  # the user of requests without credentials
 
 
 class _Status(msgspec.Struct):
@@ -61,7 +63,7 @@ async def through(namespace: str, lease: str, options: LoginOptions) -> AsyncIte
 
 async def _log_in(options: LoginOptions) -> Login:
     try:
-        return await Login.begin(find_account(options))
+        return await Login.create(find_account(options), may_use_terminal=True)
     except LoginError as error:
         raise NoAnswer(f"{error}, {OTHERWISE}") from None
 
@@ -89,8 +91,10 @@ def _without_lease(error: ApiError, namespace: str, lease: str) -> str:
             f"There is no Lease {lease} in namespace {namespace}; see whether the operator runs, "
             f"give --operator-namespace or --lease, {OTHERWISE}"
         )
-    if error.status == HTTPStatus.UNAUTHORIZED or NOBODY in str(error):
+    if error.status == HTTPStatus.UNAUTHORIZED or ANONYMOUS in str(error):
         return _unauthorized()
+    if error.status == HTTPStatus.FORBIDDEN and "impersonate" in str(error):
+        return f"The API server does not let you impersonate that user: {error}; leave out --as, {OTHERWISE}"
     if error.status == HTTPStatus.FORBIDDEN:
         return (
             f"You may not read the Lease {lease} in namespace {namespace}; ask for the right to get leases, {OTHERWISE}"

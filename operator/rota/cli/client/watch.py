@@ -5,7 +5,7 @@
 import asyncio
 import io
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, redirect_stdout
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -14,6 +14,7 @@ import msgspec
 
 from rota.cli.client.http import direct
 from rota.cli.client.requests import Ask, NoAnswer, answer
+from rota.cli.console.formatting import say
 from rota.cli.console.output import clean, show
 from rota.kube.client.login.kubeconfig import LoginOptions
 
@@ -30,6 +31,7 @@ class Question(NamedTuple, Generic[T]):
     people: Callable[[T], None]  # prints it for those
     params: Mapping[str, str] = MappingProxyType({})
     of_it: Callable[[T], T] = lambda value: value  # what was asked for of all that is answered
+    names: Callable[[T], Iterable[str]] = lambda _: ()  # of the objects, as kubectl takes them
 
 
 class _Paper(io.StringIO):
@@ -50,6 +52,7 @@ class Target(NamedTuple):
 
 def tell(question: Question[T], target: Target, *, output: str, watch: bool) -> None:
     """Print the answer; with `watch`, each change of it until Ctrl-C."""
+    output = "table" if output == "wide" else output  # the question has the columns
 
     async def run() -> None:
         async with _connect(target) as ask:
@@ -70,6 +73,8 @@ def tell(question: Question[T], target: Target, *, output: str, watch: bool) -> 
 def _connect(target: Target) -> AbstractAsyncContextManager[Ask]:
     """Return the way to the operator."""
     if target.operator is not None:
+        if target.login.impersonate or target.login.impersonate_groups:
+            raise ValueError("--as needs the API server, and --operator does not ask it; leave one of them out")
         return direct(target.operator)
     from rota.cli.client import proxy  # noqa: PLC0415 - Kubernetes only for those who need it
 
@@ -77,7 +82,11 @@ def _connect(target: Target) -> AbstractAsyncContextManager[Ask]:
 
 
 def _show(question: Question[T], value: T, output: str) -> None:
-    show(msgspec.to_builtins(value), output, lambda: question.people(value))
+    if output == "name":
+        for name in question.names(value):
+            say(name)
+    else:
+        show(msgspec.to_builtins(value), output, lambda: question.people(value))
 
 
 async def _go_on(question: Question[T], look: Callable[[], Awaitable[T]], output: str) -> None:

@@ -15,15 +15,21 @@ from rota.kube.state.rebalance import Rebalance
 from rota.model import queue_of
 from rota.sentences import count
 
+GROUP = "consumergroup.rota.dev"  # as kubectl names the kind
 MOST_REBALANCES = 10  # in a table; all that the operator remembers are in -o json
 
 
-def status(group: str | None, scope: Scope, *, everywhere: bool) -> Question[Any]:
+def status(group: str | None, scope: Scope, *, everywhere: bool, wide: bool = False) -> Question[Any]:
     """Ask how groups fare, or all about one."""
     if group is not None:
         if everywhere:
             raise ValueError(f"--all-namespaces is for all groups, and {group} is one; leave one of them out")
-        return Question(_path(group, scope), Detail, _tell_status)
+        return Question(
+            _path(group, scope),
+            Detail,
+            lambda told: _tell_status(told, wide=wide),
+            names=lambda told: [f"{GROUP}/{told.summary.name}"],
+        )
     if everywhere and scope.given is not None:
         raise ValueError("--all-namespaces is for all of them, and --namespace for one; leave one of them out")
     within = None if everywhere else scope.namespace
@@ -32,12 +38,23 @@ def status(group: str | None, scope: Scope, *, everywhere: bool) -> Question[Any
         """Return those in the namespace that is meant."""
         return msgspec.structs.replace(told, groups=[it for it in told.groups if within in {None, it.namespace}])
 
-    return Question("/v1/groups", Groups, lambda told: _tell_groups(told, within), of_it=there)
+    return Question(
+        "/v1/groups",
+        Groups,
+        lambda told: _tell_groups(told, within, wide=wide),
+        of_it=there,
+        names=lambda told: (f"{GROUP}/{it.name}" for it in told.groups),
+    )
 
 
 def members(group: str, scope: Scope, *, wide: bool = False) -> Question[Detail]:
     """Ask who works for a group."""
-    return Question(_path(group, scope), Detail, lambda told: _tell_members(told, wide=wide))
+    return Question(
+        _path(group, scope),
+        Detail,
+        lambda told: _tell_members(told, wide=wide),
+        names=lambda told: (f"pod/{it.name}" for it in told.members if it.origin == "Rota"),
+    )
 
 
 def lag(group: str, scope: Scope, by: str, top: int | None) -> Question[Detail]:
@@ -68,17 +85,17 @@ def _behind(queue: Queue) -> float:
     return math.inf if queue.lag is None else -queue.lag
 
 
-def _tell_groups(told: Groups, within: str | None) -> None:
+def _tell_groups(told: Groups, within: str | None, *, wide: bool) -> None:
     if not told.groups:
         where = "the namespaces that the operator looks after" if within is None else f"namespace {within}"
         say(f"There is no group in {where}" + ("" if within is None else "; -A shows those in all namespaces"))
-    rows([_line(it, f"{it.namespace}/{it.name}" if within is None else it.name) for it in told.groups])
+    rows([_line(it, f"{it.namespace}/{it.name}" if within is None else it.name, wide=wide) for it in told.groups])
     _tell_who_answers(told.operator)
 
 
-def _line(group: Summary, name: str) -> dict[str, str]:
+def _line(group: Summary, name: str, *, wide: bool) -> dict[str, str]:
     last = group.last_rebalance
-    return {
+    columns = {
         "group": name,
         "ready": f"{'yes' if group.ready else 'no'} ({unknown(group.reason)})",
         "members": number(group.members) + (f" ({group.idle} idle)" if group.idle > 0 else ""),
@@ -88,6 +105,13 @@ def _line(group: Summary, name: str) -> dict[str, str]:
         "strategy": unknown(group.strategy),
         "last rebalance": f"{last.reason} {ago(last.at)}, {_moved(last, moving=group.moving)}" if last else "none",
     }
+    more = {
+        "generation": number(group.generation),
+        "retrying": number(group.retrying),
+        "dead letters": number(group.dead),
+        "message": group.message,
+    }
+    return columns | more if wide else columns
 
 
 def _moved(it: Rebalance, *, moving: bool) -> str:
@@ -97,9 +121,9 @@ def _moved(it: Rebalance, *, moving: bool) -> str:
     return f"{count(it.moved, 'queue')} moved" + (f", {it.forced} forced" if it.forced else "")
 
 
-def _tell_status(told: Detail) -> None:
+def _tell_status(told: Detail, *, wide: bool) -> None:
     group = told.summary
-    rows([_line(group, f"{group.namespace}/{group.name}")])
+    rows([_line(group, f"{group.namespace}/{group.name}", wide=wide)])
     if group.message:
         say(group.message)
     if told.at_broker != group.name:

@@ -2,16 +2,16 @@
 
 # ruff: noqa: T201 - this is where we speak
 
+import math
 import sys
 from datetime import UTC, datetime
 
-from rota.cli.console.output import clean, table
+from rota.cli.console.output import GAP, clean, table
 
 MOST = 2**63  # what is not below it, or is below 0, counts nothing
 LONGEST = 1e10  # seconds: nothing takes 300 years
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_FRAME = 3  # columns of a table beside each name
 
 
 def say(text: str) -> None:
@@ -22,7 +22,7 @@ def say(text: str) -> None:
 def rows(them: list[dict[str, str]]) -> None:
     """Print a table, or where the terminal has no room for its columns, line by line what would stand in them."""
     cleaned = [{name: clean(value) for name, value in row.items()} for row in them]
-    if cleaned and _room() < sum(len(name) + _FRAME for name in cleaned[0]):
+    if cleaned and _room() < sum(len(name) + GAP for name in cleaned[0]):
         for row in cleaned:
             print("\n".join(["", *(f"{name.upper()}: {value}" for name, value in row.items() if value)]))
         print()
@@ -31,9 +31,11 @@ def rows(them: list[dict[str, str]]) -> None:
 
 
 def _room() -> float:
-    from rich.console import Console  # noqa: PLC0415 - rich is for tables only
+    if not sys.stdout.isatty():
+        return math.inf
+    from rich.console import Console  # noqa: PLC0415 - rich is for terminals only
 
-    return Console().width if sys.stdout.isatty() else float("inf")
+    return Console().width
 
 
 def number(value: int | None, *, estimate: bool = False) -> str:

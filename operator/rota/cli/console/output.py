@@ -5,7 +5,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -13,6 +13,7 @@ import yaml
 if TYPE_CHECKING:
     from rota.model import Queue, Roster
 
+GAP = 3  # spaces between two columns
 ENDLESS = 1_000_000  # the width of what is no terminal
 
 _unseen = re.compile(r"[^ -~\n]")
@@ -46,22 +47,35 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a table: nothing is cut, and names are no markup."""
-    from rich import box
+    """Print rows in columns, as kubectl does: without lines, and nothing is cut."""
+    if not rows:
+        return
+    cells = [[_harmless(str(value)) for value in row.values()] for row in rows]
+    header = [name.upper() for name in rows[0]]
+    lines = _folded(header, cells) if sys.stdout.isatty() else _aligned([header, *cells])
+    print("\n".join(line.rstrip() for line in lines if line.strip()))
+
+
+def _aligned(lines: list[list[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield (" " * GAP).join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+
+
+def _folded(header: list[str], cells: list[list[str]]) -> list[str]:
+    """Return the lines of a table that is as wide as the terminal; wider cells continue on the next line."""
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
-    if rows:
-        columns = [Column(name.upper(), overflow="fold") for name in rows[0]]
-        shown = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in rows:
-            shown.add_row(*(Text(_harmless(str(value))) for value in row.values()))
-        console = Console(width=None if sys.stdout.isatty() else ENDLESS)
-        with console.capture() as captured:  # rich would end the program itself where nobody reads
-            console.print(shown)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
-        print("\n".join(line for line in lines if line))
+    columns = (Column(name, overflow="fold") for name in header)
+    shown = Table(*columns, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for row in cells:
+        shown.add_row(*map(Text, row))
+    console = Console()
+    with console.capture() as captured:  # rich would end the program itself where nobody reads
+        console.print(shown)
+    return captured.get().splitlines()
 
 
 def move(roster: "Roster", queue: "Queue", was: int, now: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ QUIET_SECONDS = 90.0  # the server sends a bookmark every minute: who is silent 
 AT_ONCE = 50  # requests under way: more only wait at the server, and everybody else with them
 LONGEST_WAIT = 10.0  # seconds, whatever a busy server asks for
 _REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
-_WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=QUIET_SECONDS)
+_WATCH = aiohttp.ClientTimeout(total=None, connect=15, sock_connect=5, sock_read=QUIET_SECONDS)
 MAX_OBJECT_BYTES = 2**24  # etcd stores 1.5 MiB, and `<` takes six bytes in JSON
 DEEPEST = 100  # levels of an object; what lies deeper is read as null if the decoder cannot read the whole
 
@@ -120,7 +120,7 @@ class Api:
         """Connect when something is asked."""
         self._server = login.server
         # A line of a watch may have twice the size of the buffer.
-        self._session = login.open_session(timeout=_REQUEST, read_bufsize=MAX_OBJECT_BYTES // 2)
+        self._connections = login.connect(timeout=_REQUEST, read_bufsize=MAX_OBJECT_BYTES // 2)
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def __aenter__(self) -> Self:
@@ -131,7 +131,7 @@ class Api:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close all connections."""
-        await self._session.close()
+        await self._connections.close()
 
     async def get(self, path: str, kind: type[T], params: Params | None = None) -> T:
         """Read an object."""
@@ -189,7 +189,7 @@ class Api:
         }
         try:
             options: dict[str, Any] = {"timeout": _WATCH, "allow_redirects": False}
-            async with self._session.get(self._server + path, params=asked, **options) as answer:
+            async with self._connections.session.get(self._server + path, params=asked, **options) as answer:
                 _check_not_redirected("GET", path, answer)
                 if answer.status != HTTPStatus.OK:
                     raise _refusal(answer.status, await answer.read())
@@ -201,7 +201,7 @@ class Api:
                     yield news.type, None if news.type == "BOOKMARK" else _read(news.object, kind), at
         except HttpProcessingError as error:  # the same event would come again
             raise ApiError(HTTPStatus.GONE, "Expired", f"An event is too long: {error}") from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise Unanswered(f"The watch of {path} broke: {describe_failure(error)}") from None
 
     async def create(self, path: str, body: Mapping[str, Any], kind: type[T], params: Params | None = None) -> T:
@@ -229,7 +229,9 @@ class Api:
         self, method: str, path: str, *, limit_bytes: float, **sent: Any
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send one request. A redirect is not followed: the request carries credentials for this server alone."""
-        async with self._session.request(method, self._server + path, allow_redirects=False, **sent) as response:
+        async with self._connections.session.request(
+            method, self._server + path, allow_redirects=False, **sent
+        ) as response:
             _check_not_redirected(method, path, response)
             try:
                 return response, await read_body(response, limit_bytes)
@@ -270,7 +272,7 @@ class Api:
                 if answer.status == HTTPStatus.TOO_MANY_REQUESTS:  # once: who waits longer looks at everything anew
                     await asyncio.sleep(_wait(answer))
                     answer, told = await self._once(method, path, **sent)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise Unanswered(f"The API server did not answer {method} {path}: {describe_failure(error)}") from None
         return answer.status, told
 
@@ -302,6 +304,6 @@ def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
 def _refusal(status: int, text: bytes) -> ApiError:
     try:
         told = msgspec.json.decode(text, type=_Status)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         told = _Status(message=text[:200].decode(errors="replace"))
     return ApiError(told.code or status, told.reason, told.message)

@@ -4,6 +4,7 @@ Only `on.event`: no finalizer keeps an object, no annotation is left on one, no 
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from rota.kube.client.paths import GROUPS, POLICIES
 VERSION = "rota.dev/v1alpha1"
 
 
-RELOGIN_SECONDS = 10.0  # between two sessions because the API server rejected the credentials
+REOPEN_SECONDS = 10.0  # between two sessions: kopf asks for one after each 401
 Told = Callable[[Custom], None]
 
 
@@ -31,14 +32,14 @@ def registry(login: Login, groups: tuple[Told, Told], policies: tuple[Told, Told
 
 
 def _session_opener(login: Login) -> Callable[..., Any]:
-    opened_before = False
+    opened_at = -math.inf
 
     async def open_session(**_: Any) -> kopf.AiohttpSession:
         """Open a session for kopf, which closes it after a 401 and asks for another."""
-        nonlocal opened_before
-        if opened_before:
-            await asyncio.sleep(RELOGIN_SECONDS)
-        opened_before = True
+        nonlocal opened_at
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(opened_at + REOPEN_SECONDS - now)
+        opened_at = asyncio.get_running_loop().time()
         return kopf.AiohttpSession(server=login.server, aiohttp_session=login.open_session())
 
     return open_session

@@ -41,7 +41,7 @@ def metrics(measures: Measures, known: Known) -> web.RouteDef:
 class Page:
     """`/healthz` fails when a watch fell silent, so that the kubelet starts us anew; `/readyz` until all is listed.
 
-    `/readyz` also fails while the credentials for the API server cannot be renewed.
+    `/readyz` also fails while the API server rejects the operator's credentials.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Page:
         leads: Callable[[], bool],
         more: Sequence[web.RouteDef] = (),
         *,
-        login_problem: Callable[[], str] = lambda: "",
+        is_rejected: Callable[[], bool] = lambda: False,
     ) -> None:
         """Answer nothing yet; `more` is served on the main port only."""
         self._following, self._leads, self._more = following, leads, more
-        self._login_problem = login_problem
+        self._is_rejected = is_rejected
 
     async def serve(self, address: str, port: int = PORT, probe_port: int | None = None) -> AsyncExitStack:
         """Answer from now on, until what is returned is closed."""
@@ -80,8 +80,8 @@ class Page:
         return web.Response(text="leads\n" if self._leads() else "stands by\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
-        if problem := self._login_problem():
-            return web.Response(status=503, text=f"credentials cannot be renewed: {problem}\n")
+        if self._is_rejected():
+            return web.Response(status=503, text="the API server rejects the credentials; see the log\n")
         waiting = [it.path for it in counted(self._following) if not it.listed.is_set()]
         if waiting:
             return web.Response(status=503, text=f"not listed yet: {', '.join(waiting)}\n")

@@ -191,7 +191,7 @@ def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
         f"{path.relative_to(root)}"
         for path in root.rglob("*.py")
         if re.search(
-            r"aiohttp\.(ClientSession|request)\(|\.open_session\(|create_connection\(_Connection",
+            r"aiohttp\.(ClientSession|request)\(|\.open_session\(|login\.connect\(|create_connection\(_Connection",
             path.read_text(),
         )
     }

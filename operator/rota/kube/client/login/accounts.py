@@ -1,63 +1,81 @@
-"""The accounts with which to log in: that of the pod, or a user of a kubeconfig.
+"""The accounts to log in with: the pod's service account, or a user of a kubeconfig.
 
-Each gives the Kubernetes client's configuration, with credentials that were read just now.
+Each gives credentials that were read just now. The Kubernetes client reads the pod's account, and turns a kubeconfig's
+fields into its configuration; files and inline data of a kubeconfig are read here, so that none is left on the disk.
 """
 
+import asyncio
 import base64
 import binascii
 import os
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config.incluster_config import SERVICE_HOST_ENV_NAME, SERVICE_TOKEN_FILENAME
 
 from rota.kube.client.login.env_proxy import proxy_for
+from rota.kube.client.login.exec_plugin import ExecCredential, run_exec_plugin
 from rota.kube.client.login.kubeconfig import (
     DEFAULT_FILE,
+    ExecPlugin,
+    Impersonation,
     Kubeconfig,
     LoginError,
     LoginOptions,
-    impersonation,
-    kubeconfig_files,
+    User,
+    check_server,
     read_kubeconfig,
+    read_regular_file,
 )
-from rota.kube.client.login.login_program import Credential, run_login_program
 from rota.model import plain
 
-EXPIRY_MARGIN = timedelta(seconds=60)  # a credential is renewed so long before it expires
+EXPIRY_MARGIN = timedelta(seconds=120)  # a credential is renewed so long before it expires
 UNLIMITED: Final = 0  # connections
-_UNUSABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, binascii.Error)
+_LOAD_ERRORS: Final = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError)
+
+Header = tuple[str, str]
+Stamp = tuple[tuple[str, int, int], ...]  # path, time and size of each kubeconfig
+
+
+class Certificate(NamedTuple):
+    """A client certificate and its key in PEM."""
+
+    certificate: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How to reach an API server, and with which headers and which certificate."""
+
+    configuration: Configuration = field(repr=False, compare=False)
+    server: str
+    headers: tuple[Header, ...] = field(repr=False)
+    certificate: Certificate | None = field(repr=False)
+    connection: tuple[object, ...] = field(repr=False)  # what a new one needs new connections for
 
 
 class Account(Protocol):
     """Something that can log in to one API server."""
 
-    async def configure(self, *, is_forced: bool = False) -> Configuration:
-        """Return the configuration with credentials that are valid now; forced: with others than before, if possible.
+    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:
+        """Return credentials that are valid now; forced: do not reuse those of the last time.
 
         Raise LoginError if there are none.
         """
 
-    @property
-    def headers(self) -> Sequence[tuple[str, str]]:
-        """The headers that name another user, in whose name the account asks."""
-
 
 def find_account(options: LoginOptions) -> Account:
-    """Return the account to use: of a kubeconfig that was named, of the pod, or else of the user's kubeconfig."""
-    is_named = options.kubeconfig is not None or options.context is not None or os.environ.get("KUBECONFIG")
-    has_pod_account = SERVICE_HOST_ENV_NAME in os.environ and Path(SERVICE_TOKEN_FILENAME).is_file()
-    if has_pod_account and not is_named:
+    """Return the account that the options name. Raise LoginError if there is none."""
+    if options.uses_pod_account:
         return PodAccount(options)
-    files = kubeconfig_files(options.kubeconfig)
-    if not is_named and not any(path.exists() for path in files):
-        told = f"There is no kubeconfig ({DEFAULT_FILE}) and no service account"
-        raise LoginError(f"{told}; set KUBECONFIG to the cluster's file")
+    if not options.names_kubeconfig and not any(map(os.path.exists, options.files)):
+        reason = f"There is no kubeconfig ({DEFAULT_FILE}) and no service account"
+        raise LoginError(f"{reason}; set KUBECONFIG to the cluster's file")
     return KubeconfigAccount(options)
 
 
@@ -65,97 +83,202 @@ class PodAccount:
     """The service account of the pod. Its token is in a file, which the kubelet renews."""
 
     def __init__(self, options: LoginOptions) -> None:
-        self.headers = tuple(impersonation(options.impersonate, options.impersonate_groups))
+        self._impersonation = Impersonation(options.impersonate, options.impersonate_groups)
 
-    async def configure(self, *, is_forced: bool = False) -> Configuration:  # noqa: ARG002 - the file is read anyway
+    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:  # noqa: ARG002
         """Read the account's files."""
         configuration = Configuration(connection_pool_maxsize=UNLIMITED)
         try:
             config.load_incluster_config(configuration)
-        except _UNUSABLE as error:
+        except _LOAD_ERRORS as error:
             raise LoginError(f"The pod's service account cannot be used: {plain(str(error), 300)}") from error
-        return configuration
+        check_server(configuration.host, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT")
+        return _credentials(configuration, self._impersonation, None)
 
 
 class KubeconfigAccount:
-    """A user of a kubeconfig, which is read again for each login: tokens and certificates in it may be renewed."""
+    """A user of a kubeconfig.
+
+    The files are read again for each login, because tokens and certificates in them are renewed by others. The context
+    stays the one of the first login, and so does the server.
+    """
 
     def __init__(self, options: LoginOptions) -> None:
-        self.headers: Sequence[tuple[str, str]] = ()
         self._options = options
-        self._context = options.context  # the one of the first login; a later change of the current one is ignored
-        self._credential: Credential | None = None  # of the login program
+        self._context = options.context
+        self._server = ""
+        self._read: tuple[Stamp, Kubeconfig] | None = None
+        self._printed: tuple[ExecPlugin, ExecCredential] | None = None
 
-    async def configure(self, *, is_forced: bool = False) -> Configuration:
-        """Read the kubeconfig, and run its login program if its last credential expires or is rejected."""
-        kubeconfig = read_kubeconfig(kubeconfig_files(self._options.kubeconfig), self._context)
-        self._context = kubeconfig.context
-        user = self._options.impersonate or kubeconfig.impersonated_user
-        groups = self._options.impersonate_groups or kubeconfig.impersonated_groups
-        self.headers = tuple(impersonation(user, groups))
-        configuration = Configuration(connection_pool_maxsize=UNLIMITED)
-        content = kubeconfig.with_user(await self._user(kubeconfig, is_forced=is_forced))
-        try:
-            await config.load_kube_config_from_dict(content, client_configuration=configuration)
-        except _UNUSABLE as error:
-            raise LoginError(f"The kubeconfig cannot be used: {plain(str(error), 300)}; correct it") from error
-        configuration.host = kubeconfig.server
-        configuration.proxy = kubeconfig.proxy or proxy_for(kubeconfig.server, os.environ)
-        return configuration
+    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:
+        """Read the kubeconfig, and run its exec plugin if the last credential expires soon or is not to be reused."""
+        kubeconfig = await asyncio.to_thread(self._read_again)
+        cluster, user = kubeconfig.cluster, kubeconfig.user
+        if self._server not in {"", cluster.server}:
+            raise LoginError(
+                f"The kubeconfig's context {plain(kubeconfig.context, 100)!r} names another server now; start again"
+            )
+        token = await asyncio.to_thread(_token_of, user)
+        certificate = await asyncio.to_thread(_certificate_of, user)
+        if not token and user.exec:
+            printed = await self._run_plugin(user.exec, kubeconfig, is_forced, may_use_terminal)
+            token = printed.token
+            if printed.client_certificate_data:
+                certificate = Certificate(printed.client_certificate_data, printed.client_key_data)
+        elif not token and user.auth_provider is not None:
+            token = _id_token_of(user.auth_provider)
+        configuration = await _configure(kubeconfig, token)
+        self._context, self._server = kubeconfig.context, cluster.server
+        groups = self._options.impersonate_groups
+        impersonation = Impersonation(
+            user.impersonated_user, user.impersonated_groups, user.impersonated_uid, user.impersonated_extra
+        )
+        if self._options.impersonate or groups:
+            impersonation = Impersonation(self._options.impersonate or user.impersonated_user, groups)
+        return _credentials(configuration, impersonation, certificate)
 
-    async def _user(self, kubeconfig: Kubeconfig, *, is_forced: bool) -> Mapping[str, Any]:
-        """Return the user with what its login program gave, or with its token of OpenID Connect."""
-        if kubeconfig.login_program:
-            if is_forced or self._credential is None or _expires_soon(self._credential):
-                self._credential = await run_login_program(kubeconfig.login_program, kubeconfig.cluster)
-            return _as_user(self._credential)
-        if provider := kubeconfig.user.get("auth-provider"):
-            return {"token": _id_token(provider)}
-        return kubeconfig.user
+    def _read_again(self) -> Kubeconfig:
+        """Read the kubeconfig, unless its files are those that were read before."""
+        files = self._options.files
+        stamp = tuple(filter(None, map(_stamp, files)))
+        if self._read is None or self._read[0] != stamp:
+            self._read = (stamp, read_kubeconfig(files, self._context))
+        return self._read[1]
+
+    async def _run_plugin(
+        self,
+        plugin: ExecPlugin,
+        kubeconfig: Kubeconfig,
+        is_forced: bool,  # noqa: FBT001 - as in log_in
+        may_use_terminal: bool,  # noqa: FBT001
+    ) -> ExecCredential:
+        is_reusable = self._printed and self._printed[0] == plugin and not _expires_soon(self._printed[1])
+        if is_forced or not self._printed or not is_reusable:
+            printed = await run_exec_plugin(plugin, kubeconfig.cluster, may_use_terminal=may_use_terminal)
+            self._printed = (plugin, printed)
+        return self._printed[1]
 
 
-def _expires_soon(credential: Credential) -> bool:
+def _stamp(path: Path) -> tuple[str, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return str(path), status.st_mtime_ns, status.st_size
+
+
+async def _configure(kubeconfig: Kubeconfig, token: str) -> Configuration:
+    """Return the Kubernetes client's configuration of a kubeconfig, with a token."""
+    cluster, user = kubeconfig.cluster, kubeconfig.user
+    fields = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+    }
+    login = {"token": token} if token else {"username": user.username, "password": user.password}
+    content = {
+        "current-context": "this",
+        "contexts": [{"name": "this", "context": {"cluster": "this", "user": "this"}}],
+        "clusters": [{"name": "this", "cluster": {name: value for name, value in fields.items() if value}}],
+        "users": [{"name": "this", "user": {name: value for name, value in login.items() if value}}],
+    }
+    configuration = Configuration(connection_pool_maxsize=UNLIMITED)
+    try:
+        await config.load_kube_config_from_dict(content, client_configuration=configuration)
+    except _LOAD_ERRORS as error:
+        raise LoginError(f"The kubeconfig cannot be used: {plain(str(error), 300)}; correct it") from error
+    authority = await asyncio.to_thread(
+        _text_of, cluster.certificate_authority_data, cluster.certificate_authority, "certificate authority"
+    )
+    configuration.ca_cert_data = authority or None
+    configuration.proxy = cluster.proxy_url or proxy_for(cluster.server, os.environ)
+    return configuration
+
+
+def _credentials(
+    configuration: Configuration, impersonation: Impersonation, certificate: Certificate | None
+) -> Credentials:
+    authorization = str(configuration.api_key.get("BearerToken") or "").strip()
+    headers = (*([("Authorization", authorization)] if authorization else []), *impersonation.headers())
+    for name, value in headers:
+        if not (value.isascii() and value.isprintable()):
+            subject = "The token" if name == "Authorization" else f"The value of {name}"
+            raise LoginError(f"{subject} has characters that no header may have; correct the login")
+    connection = (
+        configuration.ca_cert_data,
+        configuration.ssl_ca_cert,
+        configuration.verify_ssl,
+        configuration.tls_server_name,
+        configuration.proxy,
+        certificate,
+    )
+    return Credentials(configuration, configuration.host.rstrip("/"), headers, certificate, connection)
+
+
+def _token_of(user: User) -> str:
+    """Return the user's token; as in kubectl, a file counts before an inline token."""
+    if not user.token_file:
+        return user.token.strip()
+    token = _text_of("", user.token_file, "token").strip()
+    if not token:
+        raise LoginError("The kubeconfig's token file is empty")
+    return token
+
+
+def _certificate_of(user: User) -> Certificate | None:
+    certificate = _text_of(user.client_certificate_data, user.client_certificate, "client certificate")
+    key = _text_of(user.client_key_data, user.client_key, "client key")
+    if bool(certificate) != bool(key):
+        raise LoginError("The kubeconfig's user has a client certificate without its key, or a key alone; correct it")
+    return Certificate(certificate, key) if certificate else None
+
+
+def _text_of(data: str, path: str, name: str) -> str:
+    """Return what a kubeconfig holds inline in base64, or in a file."""
+    try:
+        if data:
+            return base64.b64decode("".join(data.split()), validate=True).decode(errors="replace")
+        return read_regular_file(Path(path)).decode(errors="replace") if path else ""
+    except binascii.Error as error:
+        raise LoginError(f"The kubeconfig's {name} is not valid base64; correct it") from error
+    except (OSError, ValueError) as error:  # the path may be a secret that is in the wrong field: it is not repeated
+        reason = getattr(error, "strerror", None) or "it has an invalid path"
+        raise LoginError(f"The file of the kubeconfig's {name} cannot be read: {reason}; correct it") from error
+
+
+def _expires_soon(credential: ExecCredential) -> bool:
     expiry = credential.expiration_timestamp
     return expiry is not None and expiry < datetime.now(UTC) + EXPIRY_MARGIN
-
-
-def _as_user(credential: Credential) -> dict[str, str]:
-    """Return a kubeconfig's user with a credential in it."""
-    user = {"token": credential.token} if credential.token else {}
-    if credential.client_certificate_data:
-        user["client-certificate-data"] = _base64(credential.client_certificate_data)
-        user["client-key-data"] = _base64(credential.client_key_data)
-    return user
-
-
-def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
 
 
 class _Claims(msgspec.Struct, frozen=True):
     exp: float = 0.0
 
 
-def _id_token(provider: Any) -> str:
+class _AuthProvider(msgspec.Struct, frozen=True):
+    name: str
+    config: dict[str, str] = {}
+
+
+def _id_token_of(provider: Any) -> str:
     """Return the id-token of OpenID Connect.
 
-    It is not renewed here: the Kubernetes client would ask the issuer without checking its certificate.
+    It is not renewed here: the Kubernetes client would ask the issuer without verifying its certificate.
     """
-    name = provider.get("name") if isinstance(provider, dict) else None
-    settings = provider.get("config") if isinstance(provider, dict) else None
-    token = settings.get("id-token") if isinstance(settings, dict) else None
-    if name != "oidc":
-        raise LoginError(
-            f"The kubeconfig's auth-provider {plain(str(name), 100)!r} is no longer supported by Kubernetes; "
-            "use a login program (exec)"
-        )
     try:
-        payload = str(token).split(".")[1]
-        expiry = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).exp
-    except (IndexError, ValueError) as error:
-        raise LoginError(
-            "The kubeconfig's auth-provider has no id-token that can be read; log in with kubectl"
-        ) from error
+        provider = msgspec.convert(provider, _AuthProvider)
+    except msgspec.ValidationError as error:
+        raise LoginError(f"The kubeconfig's auth-provider cannot be used: {plain(str(error), 200)}") from error
+    if provider.name != "oidc":
+        name = plain(provider.name, 100)
+        raise LoginError(f"Kubernetes no longer supports the auth-provider {name!r} of the kubeconfig; use exec")
+    token: str = provider.config.get("id-token", "").strip()
+    try:
+        payload = token.split(".")[1]
+        claims = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+        expiry = msgspec.json.decode(claims, type=_Claims).exp
+    except (IndexError, ValueError, msgspec.DecodeError, RecursionError) as error:
+        raise LoginError("The kubeconfig's auth-provider has no readable id-token; log in with kubectl") from error
     if expiry and expiry < datetime.now(UTC).timestamp():
         raise LoginError("The kubeconfig's id-token has expired; run any command of kubectl, which renews it")
-    return str(token)
+    return token

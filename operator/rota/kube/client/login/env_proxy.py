@@ -1,37 +1,46 @@
-"""Which proxy the environment names for a server, as kubectl reads it: HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
+"""Which proxy the environment names for a server, as Go reads it: HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
+from rota.kube.client.login.kubeconfig import check_proxy
+
 
 def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
-    """Return the proxy for a server's URL; none for this machine and for what NO_PROXY names."""
+    """Return the proxy for a server's URL; None for loopback and for what NO_PROXY names."""
     parts = urlsplit(server)
-    host = parts.hostname or ""
+    host, port = parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
     names = (f"{parts.scheme.upper()}_PROXY", f"{parts.scheme}_proxy")
-    proxy = next((value for name in names if (value := environment.get(name))), None)
+    name = next((name for name in names if environment.get(name)), "")
     excluded = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
-    if proxy is None or _is_this_machine(host) or any(_matches(entry.strip(), host) for entry in excluded.split(",")):
+    if not name or _is_loopback(host) or any(_matches(entry, host, port) for entry in excluded.split(",")):
         return None
-    return proxy if "://" in proxy else f"http://{proxy}"
+    proxy = environment[name].strip()
+    return check_proxy(proxy if "://" in proxy else f"http://{proxy}", f"proxy in {name}")
 
 
-def _is_this_machine(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _matches(entry: str, host: str) -> bool:
-    """Whether an entry of NO_PROXY names a host: itself, its domain, an address or a network, or all with *."""
-    if not entry:
-        return False
+def _matches(entry: str, host: str, port: int) -> bool:
+    """Whether an entry of NO_PROXY names a server: by host, domain, address or network, with a port or without."""
+    entry = entry.strip().lower()
     if entry == "*":
         return True
     try:
-        return ip_address(host) in ip_network(entry, strict=False)
-    except ValueError:  # one of them is a name
-        domain = entry.removeprefix("*").removeprefix(".").lower()
-        return host == domain or host.endswith(f".{domain}")
+        return bool(entry) and ip_address(host) in ip_network(entry, strict=False)
+    except ValueError:  # one of them is a name, or has a port
+        pass
+    name, _, suffix = entry.rpartition(":")
+    if name and suffix.isdecimal() and "]" not in suffix:
+        if int(suffix) != port:
+            return False
+        entry = name.strip("[]")
+    if entry.startswith((".", "*.")):
+        return host.endswith(entry.removeprefix("*"))
+    return bool(entry) and (host == entry or host.endswith(f".{entry}"))

@@ -1,31 +1,36 @@
-"""Reads kubeconfigs as kubectl does: of several files, the first that names something counts.
+"""Merges kubeconfigs as kubectl does: the first file that defines an entry wins.
 
-What is read is checked here, so that the Kubernetes client gets a configuration it can use and a user gets a sentence.
+Everything is checked here, so that the Kubernetes client gets a configuration it can use and a user gets a sentence.
 """
 
 import copy
+import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 import yaml
 
 from rota.model import plain
 
+T = TypeVar("T")
 DEFAULT_FILE: Final = "~/.kube/config"
+POD_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MAX_FILE_BYTES: Final = 2**20
 _SECTIONS: Final = ("clusters", "contexts", "users")
 _PATHS: Final = {
-    "clusters": ("cluster", ("certificate-authority",)),
-    "users": ("user", ("client-certificate", "client-key", "tokenFile")),
+    "cluster": ("certificate-authority",),
+    "user": ("client-certificate", "client-key", "tokenFile"),
 }
 
 
 class LoginError(ValueError):
-    """There is no way to log in to the API server; the message says what to change."""
+    """The operator cannot log in to the API server; the message says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +41,42 @@ class LoginOptions:
     context: str | None = None
     impersonate: str = ""
     impersonate_groups: Sequence[str] = ()
+    prefers_kubeconfig: bool = False  # in a pod: use ~/.kube/config rather than the pod's account, as kubectl does
+    may_use_terminal: bool = False  # an exec plugin may ask the user
+
+    @property
+    def names_kubeconfig(self) -> bool:
+        """Whether an option or KUBECONFIG names a kubeconfig."""
+        return bool(self.kubeconfig or self.context or os.environ.get("KUBECONFIG"))
+
+    @property
+    def files(self) -> list[Path]:
+        """The kubeconfigs to read: the given one, those in KUBECONFIG, or the one in the home directory."""
+        if self.kubeconfig:
+            return [Path(os.path.expanduser(self.kubeconfig))]  # noqa: PTH111 - pathlib fails for an unknown user
+        names = (os.environ.get("KUBECONFIG") or DEFAULT_FILE).split(os.pathsep)
+        return [Path(os.path.expanduser(name.strip())) for name in names if name.strip()]  # noqa: PTH111 - as above
+
+    @property
+    def uses_pod_account(self) -> bool:
+        """Whether to use the pod's service account instead of a kubeconfig."""
+        if not (os.environ.get("KUBERNETES_SERVICE_HOST") and (POD_ACCOUNT / "token").is_file()):
+            return False
+        if self.kubeconfig or self.context:
+            return False
+        is_preferred = self.prefers_kubeconfig or self.names_kubeconfig
+        return not (is_preferred and any(map(os.path.exists, self.files)))
 
 
 class EnvVar(msgspec.Struct, frozen=True):
-    """An environment variable of a login program."""
+    """An environment variable of an exec plugin."""
 
     name: str
     value: str
 
 
-class LoginProgram(msgspec.Struct, frozen=True, rename="camel"):
-    """A program that prints credentials, `exec` in a kubeconfig."""
+class ExecPlugin(msgspec.Struct, frozen=True, rename="camel"):
+    """A credential plugin, `exec` in a kubeconfig."""
 
     command: str
     api_version: str = "client.authentication.k8s.io/v1"
@@ -57,15 +87,41 @@ class LoginProgram(msgspec.Struct, frozen=True, rename="camel"):
     provide_cluster_info: bool = False
 
 
-class _Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+class _Extension(msgspec.Struct, frozen=True):
+    name: str
+    extension: Any = None
+
+
+class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+    """The cluster of a context."""
+
     server: str
     proxy_url: str = ""
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+    disable_compression: bool = False
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    extensions: list[_Extension] = []
 
 
-class _User(msgspec.Struct, frozen=True, rename="kebab"):
-    exec: LoginProgram | None = None
+class User(msgspec.Struct, frozen=True, rename="kebab"):
+    """The user of a context."""
+
+    token: str = ""
+    token_file: str = msgspec.field(name="tokenFile", default="")
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    username: str = ""
+    password: str = ""
+    exec: ExecPlugin | None = None
+    auth_provider: Any = None
     impersonated_user: str = msgspec.field(name="as", default="")
-    impersonated_groups: list[str] | None = msgspec.field(name="as-groups", default=None)
+    impersonated_uid: str = msgspec.field(name="as-uid", default="")
+    impersonated_groups: list[str] = msgspec.field(name="as-groups", default_factory=list)
+    impersonated_extra: dict[str, list[str]] = msgspec.field(name="as-user-extra", default_factory=dict)
 
 
 class _Context(msgspec.Struct, frozen=True):
@@ -76,167 +132,177 @@ class _Context(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """One context of a kubeconfig, with its cluster and its user."""
+    """One context of a kubeconfig, with its cluster and its user. Paths are absolute."""
 
     context: str
-    cluster: Mapping[str, Any]
-    user: dict[str, Any]
-    server: str
-    proxy: str
-    login_program: LoginProgram | None
-    impersonated_user: str
-    impersonated_groups: Sequence[str]
-
-    def with_user(self, user: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of a kubeconfig with this context alone, and another user."""
-        return {
-            "current-context": "this",
-            "contexts": [{"name": "this", "context": {"cluster": "this", "user": "this"}}],
-            "clusters": [{"name": "this", "cluster": dict(self.cluster)}],
-            "users": [{"name": "this", "user": user}],
-        }
+    cluster: Cluster
+    user: User = field(default_factory=User)
 
 
-def kubeconfig_files(named: str | None = None) -> list[Path]:
-    """Return the files to read: the one that was named, those in KUBECONFIG, or the one in the home directory."""
-    if named is not None:
-        return [Path(named).expanduser()]
-    listed = os.environ.get("KUBECONFIG") or DEFAULT_FILE
-    return [Path(name.strip()).expanduser() for name in listed.split(os.pathsep) if name.strip()]
+class Impersonation(NamedTuple):
+    """The user in whose name requests are made."""
+
+    user: str = ""
+    groups: Sequence[str] = ()
+    uid: str = ""
+    extra: Mapping[str, Sequence[str]] = {}
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        """Yield the headers. Raise LoginError if there is no user, but something else of one."""
+        if not self.user:
+            if self.groups or self.uid or self.extra:
+                raise LoginError("A group, uid or extra field to impersonate needs a user, too; give --as")
+            return
+        yield "Impersonate-User", self.user
+        if self.uid:
+            yield "Impersonate-Uid", self.uid
+        for group in self.groups:
+            yield "Impersonate-Group", group
+        for name, values in self.extra.items():
+            for value in values:
+                yield f"Impersonate-Extra-{quote(name, safe='')}", value
 
 
-def read_kubeconfig(files: list[Path], context: str | None = None) -> Kubeconfig:
-    """Read one context, by default the current one. Raise LoginError if it is not there or cannot be used."""
-    existing = [path for path in files if path.exists()]
-    if not existing:
-        missing = (
-            f"The kubeconfig {files[0]} cannot be read: No such file or directory" if files else "KUBECONFIG is empty"
-        )
-        raise LoginError(f"{missing}; set KUBECONFIG to the cluster's file")
-    configs = [(path, _read_file(path)) for path in existing]
-    name = context or next((it["current-context"] for _, it in configs if it.get("current-context")), None)
-    if not isinstance(name, str):
+class _File(NamedTuple):
+    path: Path
+    content: Mapping[str, Any]
+
+
+def read_kubeconfig(files: Sequence[Path], context: str | None = None) -> Kubeconfig:
+    """Read one context, by default the current one. Raise LoginError if it is missing or cannot be used."""
+    contents = _read_files(files)
+    name = context or _current_context(contents)
+    if not name:
         raise LoginError("The kubeconfig has no current context; run kubectl config use-context, or give --context")
-    _, entry = _find(configs, "contexts", name)
-    chosen = _as(entry.get("context"), _Context, f"context {name!r}")
-    cluster_file, entry = _find(configs, "clusters", chosen.cluster)
-    cluster = _with_absolute_paths(entry, "clusters", cluster_file)
-    address = _as(cluster, _Cluster, f"cluster {chosen.cluster!r}")
-    user_file, user = None, dict[str, Any]()
+    chosen = _convert(_find_entry(contents, "context", name), _Context, f"context {name!r}")
+    cluster = _convert(_find_entry(contents, "cluster", chosen.cluster), Cluster, f"cluster {chosen.cluster!r}")
+    check_server(cluster.server, "server of the kubeconfig")
+    _check_proxy(cluster.proxy_url, "proxy-url of the kubeconfig")
+    user = User()
     if chosen.user:
-        user_file, entry = _find(configs, "users", chosen.user)
-        user = _with_absolute_paths(entry, "users", user_file)
-    checked = _as(user, _User, f"user {chosen.user!r}")
-    return Kubeconfig(
-        context=name,
-        cluster=cluster,
-        user=user,
-        server=_server(address.server),
-        proxy=_proxy(address.proxy_url),
-        login_program=_with_absolute_command(checked.exec, user_file),
-        impersonated_user=checked.impersonated_user,
-        impersonated_groups=checked.impersonated_groups or (),
-    )
+        user = _convert(_find_entry(contents, "user", chosen.user), User, f"user {chosen.user!r}")
+    return Kubeconfig(name, cluster, user)
 
 
-def namespace_of_context(files: list[Path], context: str | None = None) -> str:
-    """Return the namespace that a context names; empty if it names none."""
-    configs = [(path, _read_file(path)) for path in files if path.exists()]
-    name = context or next((it["current-context"] for _, it in configs if it.get("current-context")), "")
-    _, entry = _find(configs, "contexts", name)
-    namespace: str = _as(entry.get("context"), _Context, f"context {name!r}").namespace
-    return namespace
+def namespace_of_context(files: Sequence[Path], context: str | None = None) -> str:
+    """Return the namespace of a context; empty if it names none."""
+    contents = _read_files(files)
+    name = context or _current_context(contents)
+    return _convert(_find_entry(contents, "context", name), _Context, f"context {name!r}").namespace
 
 
-def impersonation(user: str, groups: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the headers with which a request is made in the name of another user."""
-    if groups and not user:
-        raise LoginError("--as-group names a group without a user; give --as, too")
-    if user:
-        yield "Impersonate-User", user
-    for group in groups:
-        yield "Impersonate-Group", group
+def read_regular_file(path: Path) -> bytes:
+    """Return a file's content. Raise OSError if it is too large, or a pipe, which could block for ever."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - of a descriptor
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return content
 
 
-def _read_file(path: Path) -> Mapping[str, Any]:
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LoginError(f"The kubeconfig {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LoginError(f"The kubeconfig {path} is no text in UTF-8; correct it") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise LoginError(f"The kubeconfig {path} is no YAML; correct it") from error
-    if config is None:
-        return {}
-    is_usable = isinstance(config, dict) and all(isinstance(config.get(it) or [], list) for it in _SECTIONS)
-    if not is_usable:
-        raise LoginError(f"The kubeconfig {path} has no lists of clusters, contexts and users; correct it")
-    return config  # type: ignore[no-any-return]
-
-
-def _find(configs: list[tuple[Path, Mapping[str, Any]]], section: str, name: str) -> tuple[Path, dict[str, Any]]:
-    """Return the first entry with a name, and its file."""
-    for path, entry in _entries(configs, section):
-        if entry.get("name") == name:
-            return path, entry
-    kind = section.removesuffix("s")
-    raise LoginError(f"The kubeconfig has no {kind} {plain(str(name), 100)!r}; kubectl config view shows what it has")
-
-
-def _entries(configs: list[tuple[Path, Mapping[str, Any]]], section: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path, config in configs:
-        for entry in config.get(section) or []:
-            if isinstance(entry, dict):
-                yield path, entry
-
-
-def _as(value: object, kind: Any, name: str) -> Any:
-    try:
-        return msgspec.convert({} if value is None else value, kind)
-    except msgspec.ValidationError as error:
-        raise LoginError(f"The kubeconfig's {plain(name, 120)} cannot be used: {error}; correct it") from error
-
-
-def _with_absolute_paths(entry: Mapping[str, Any], section: str, path: Path) -> dict[str, Any]:
-    """Return what an entry holds; paths in it are relative to its file."""
-    key, fields = _PATHS[section]
-    found = entry.get(key) or {}
-    if not isinstance(found, dict):
-        raise LoginError(f"The kubeconfig {path} has a {key} that is no object; correct it")
-    values = copy.deepcopy(found)
-    for field in fields:
-        if values.get(field):
-            values[field] = str(path.absolute().parent / str(values[field]))
-    return values
-
-
-def _with_absolute_command(program: LoginProgram | None, path: Path | None) -> LoginProgram | None:
-    """Return a login program with its path; one with a slash in it is relative to its kubeconfig."""
-    if program is None or path is None or os.sep not in program.command:
-        return program
-    return msgspec.structs.replace(program, command=str(path.absolute().parent / program.command))
-
-
-def _server(url: str) -> str:
-    parts = _url(url)
-    if parts is None or parts.scheme not in {"http", "https"}:
-        raise LoginError(f"The kubeconfig's server {plain(url, 200)!r} is no address; write it as https://HOST:PORT")
-    return url.rstrip("/")
-
-
-def _proxy(url: str) -> str:
-    parts = _url(url)
-    if url and (parts is None or parts.scheme not in {"http", "https"}):
-        raise LoginError("The kubeconfig's proxy-url is no address that can be used; write it as http://HOST:PORT")
+def check_proxy(url: str, source: str) -> str:
+    """Return a proxy's URL. Raise LoginError if it cannot be used."""
+    _check_proxy(url, source)
     return url
 
 
-def _url(text: str) -> SplitResult | None:
-    """Return the parts of a URL; none if it has no host or a port that is none."""
+def _read_files(files: Sequence[Path]) -> list[_File]:
+    contents = [_File(path, content) for path in files if (content := _read_file(path)) is not None]
+    if not contents:
+        missing = f"The kubeconfig {files[0]} does not exist" if files else "KUBECONFIG names no file"
+        raise LoginError(f"{missing}; set KUBECONFIG to the cluster's file")
+    return contents
+
+
+def _read_file(path: Path) -> Mapping[str, Any] | None:
+    """Return the content of a file; None if the file does not exist."""
+    name = plain(str(path), 300)
+    try:
+        content = yaml.safe_load(read_regular_file(path).decode())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LoginError(f"The kubeconfig {name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LoginError(f"The kubeconfig {name} is not UTF-8 text; correct it") from error
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise LoginError(f"The kubeconfig {name} is not valid YAML; correct it") from error
+    content = {} if content is None else content
+    has_lists = isinstance(content, dict) and all(isinstance(content.get(it) or [], list) for it in _SECTIONS)
+    if not has_lists:
+        raise LoginError(f"The kubeconfig {name} has no lists of clusters, contexts and users; correct it")
+    return content
+
+
+def _current_context(files: Sequence[_File]) -> str:
+    names = (file.content.get("current-context") for file in files)
+    name = next((name for name in names if name), "")
+    if not isinstance(name, str):
+        raise LoginError("The kubeconfig's current-context is not a name; run kubectl config use-context")
+    return name
+
+
+def _find_entry(files: Sequence[_File], kind: str, name: str) -> dict[str, Any]:
+    """Return the first entry with a name, without fields that are null or empty."""
+    for file in files:
+        for entry in file.content.get(f"{kind}s") or []:
+            if isinstance(entry, dict) and entry.get("name") == name:
+                return _prepared(entry.get(kind), kind, file.path)
+    raise LoginError(f"The kubeconfig has no {kind} {plain(name, 100)!r}; kubectl config view shows its entries")
+
+
+def _prepared(value: object, kind: str, path: Path) -> dict[str, Any]:
+    """Return a copy of an entry with absolute paths: those in a kubeconfig are relative to its folder."""
+    if not isinstance(value, dict | None):
+        raise LoginError(f"The kubeconfig {plain(str(path), 300)} has a {kind} that is not an object; correct it")
+    fields = _without_empty(value or {})
+    folder = path.absolute().parent
+    for name in _PATHS.get(kind, ()):
+        if isinstance(fields.get(name), str):
+            fields[name] = str(folder / fields[name])
+    if isinstance(plugin := fields.get("exec"), dict):
+        plugin = _without_empty(plugin)
+        if isinstance(command := plugin.get("command"), str) and os.sep in command:
+            plugin["command"] = str(folder / command)
+        fields["exec"] = plugin
+    return fields
+
+
+def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copy.copy(value) for name, value in fields.items() if value is not None and value != ""}
+
+
+def _convert(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
+    try:
+        return msgspec.convert(fields, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise LoginError(f"The kubeconfig's {plain(name, 120)} cannot be used: {plain(str(error), 200)}") from error
+
+
+def check_server(url: str, source: str) -> None:
+    """Raise LoginError if a server's URL cannot be used. It may hold a password, so it is not repeated."""
+    parts = _parse_url(url)
+    if parts is None or parts.scheme not in {"http", "https"} or "@" in parts.netloc or parts.query or parts.fragment:
+        raise LoginError(f"The {source} is not a valid URL; write it as https://HOST:PORT")
+
+
+def _check_proxy(url: str, source: str) -> None:
+    """Check a proxy; its URL may hold a password, so it is not repeated."""
+    if not url:
+        return
+    parts = _parse_url(url)
+    if parts is None or parts.scheme not in {"http", "https"}:
+        raise LoginError(f"The {source} is not supported; write it as http://HOST:PORT (SOCKS proxies cannot be used)")
+
+
+def _parse_url(text: str) -> SplitResult | None:
+    """Return the parts of a URL; None if it has no host, or a port that is not one."""
     try:
         parts = urlsplit(text)
-        is_usable = bool(parts.hostname) and parts.port != 0 and text.isprintable() and " " not in text
+        is_usable = bool(parts.hostname and parts.hostname.encode("idna")) and parts.port != 0
+        is_usable &= text.isprintable() and " " not in text
     except ValueError:
         return None
     return parts if is_usable else None

@@ -1,33 +1,34 @@
-"""Sessions with the API server: one login for kopf and for the operator's own requests.
+"""Sessions with the API server: kopf and the operator's own requests share one login.
 
-Requests carry credentials that are renewed in the background, and once more if the server rejects them.
+An aiohttp middleware adds the credentials to each request. They are renewed in the background; after a 401 they are
+renewed at once, and the request is sent again.
 """
 
 import asyncio
 import logging
-import math
 import ssl
-from collections.abc import Sequence
-from contextlib import suppress
 from http import HTTPStatus
 from importlib.metadata import version
+from tempfile import NamedTemporaryFile
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
+from yarl import URL
 
-from rota.http_client import describe_failure
-from rota.kube.client.login.accounts import Account
+from rota.http_client import describe_failure, is_redirect
+from rota.kube.client.login.accounts import Account, Certificate, Credentials
 from rota.kube.client.login.kubeconfig import LoginError
+from rota.model import plain
 
 RENEW_SECONDS = 60.0  # after which the account is read again
-RETRY_SECONDS = 5.0  # between two logins because the server rejected the credentials
+RETRY_SECONDS = 5.0  # after a renewal that failed, or that followed a 401
 VERIFY_SECONDS = 10.0
+REJECTED: Final = "The API server rejects the credentials"
 USER_AGENT: Final = f"rota/{version('rota-operator')}"
-Headers = Sequence[tuple[str, str]]
 
 _log = logging.getLogger(__name__)
 
@@ -43,151 +44,219 @@ class _Pool(RESTClientObject):  # type: ignore[misc] # its types are not read
 class Login:
     """A login to one API server, with credentials that stay valid."""
 
-    def __init__(self, account: Account, configuration: Configuration) -> None:
-        self.server = configuration.host.rstrip("/")
-        self.problem = ""  # why the credentials could not be renewed
-        self._account, self._configuration = account, configuration
-        self._pool = _make_pool(configuration)
-        self._headers = _headers(account, configuration)
-        self._origin = _origin(self.server)
-        self._renewed_at = asyncio.get_running_loop().time()
-        self._retried_at = -math.inf
+    def __init__(self, account: Account, credentials: Credentials) -> None:
+        self.server = credentials.server
+        self.problem = ""  # set while the API server rejects the credentials and there are no others
+        self._account = account
+        self._credentials = credentials
+        self._pool = _make_pool(credentials)
+        self._origin = URL(self.server).origin()
+        self._sessions: WeakSet[aiohttp.ClientSession] = WeakSet()
+        self._lock = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
+        self._forced_renewal: asyncio.Task[None] | None = None
+        self._renew_at = self._now + RENEW_SECONDS
+        self._force_at = self._now
+        self._failure = ""  # of the last renewal
 
     @classmethod
-    async def begin(cls, account: Account) -> Self:
+    async def create(cls, account: Account, *, may_use_terminal: bool = False) -> Self:
         """Log in. Raise LoginError if the account cannot be used."""
-        return cls(account, await account.configure())
+        credentials = await account.log_in(may_use_terminal=may_use_terminal)
+        return cls(account, credentials)
 
     async def __aenter__(self) -> Self:
-        """Do nothing yet: `begin` has logged in."""
+        """Return self; `create` has already logged in."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End a renewal that is under way."""
-        if self._renewal:
-            self._renewal.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._renewal
+        """Cancel renewals, and close sessions that were not closed."""
+        tasks = [task for task in (self._renewal, self._forced_renewal) if task]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for session in list(self._sessions):
+            await session.close()
+
+    def connect(self, **settings: Any) -> "Connections":
+        """Return connections for requests to the API server. The caller closes them."""
+        return Connections(self, settings)
 
     def open_session(self, **settings: Any) -> aiohttp.ClientSession:
-        """Return a session for requests to the API server. The caller closes it."""
-        self._configuration.client_session_kwargs = {
+        """Return a session for requests to the API server. Whoever uses it closes it."""
+        configuration: Configuration = self._pool.configuration
+        configuration.client_session_kwargs = {
             "trust_env": False,  # aiohttp would read .netrc and the environment before each request, in threads
-            "proxy": self._configuration.proxy,
+            "proxy": configuration.proxy,
             "headers": {"User-Agent": USER_AGENT},
             "middlewares": (self._authorize,),
             **settings,
         }
-        return self._pool.open_session()
+        session: aiohttp.ClientSession = self._pool.open_session()
+        self._sessions.add(session)
+        return session
+
+    @property
+    def pool(self) -> object:
+        """The connection pool; another one after a new certificate."""
+        return self._pool
 
     async def verify(self) -> None:
-        """Make one request. Raise LoginError if it fails for a reason that a user has to remove.
-
-        A server that does not respond is no such reason: it may come up later.
-        """
-        timeout = aiohttp.ClientTimeout(total=VERIFY_SECONDS)
+        """Make one request. Raise LoginError for errors that only a user can correct; log an unreachable server."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=VERIFY_SECONDS, sock_read=VERIFY_SECONDS)
         try:
             async with (
                 self.open_session(timeout=timeout) as session,
                 session.get(f"{self.server}/version", allow_redirects=False) as response,
             ):
-                status = response.status
-        except (aiohttp.ClientSSLError, aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError) as error:
-            raise LoginError(f"The API server {self.server} cannot be reached: {describe_failure(error)}") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            _log.warning("The API server %s does not respond: %s", self.server, describe_failure(error))
+                status, location = response.status, response.headers.get("Location", "")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            reason = f"The API server {self.server} cannot be reached: {describe_failure(error)}"
+            if _has_to_be_corrected(error):
+                raise LoginError(reason) from error
+            _log.warning("%s", reason)
             return
         if status == HTTPStatus.UNAUTHORIZED:
-            reason = f" ({self.problem})" if self.problem else ""
+            reason = f": {self._failure}" if self._failure else ""
             raise LoginError(f"The API server {self.server} rejects the credentials{reason}; log in again")
+        if is_redirect(status):
+            raise LoginError(f"The API server {self.server} redirects to {plain(location, 200)}; name that one instead")
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def _authorize(self, request: aiohttp.ClientRequest, send: ClientHandlerType) -> aiohttp.ClientResponse:
-        """Add the credentials to a request; if the server rejects them, renew them and send it once more."""
-        url = request.url
-        if (url.scheme, url.host, url.port) != self._origin:  # a redirect: another server must not get the token
-            return await send(request)
+        """Add the credentials to a request. After a 401, renew them and send the request once more."""
+        if request.url.origin() != self._origin:  # kopf follows redirects: no other server may get the credentials
+            raise aiohttp.ClientConnectionError(f"A redirect to {request.url.origin()} is not followed")
         self._renew_in_background()
-        headers = self._headers
-        self._sign(request)
+        sent = self._credentials
+        _sign(request, sent)
         response = await send(request)
-        if response.status == HTTPStatus.UNAUTHORIZED and await self._renew_rejected(headers):
-            response.release()
-            self._sign(request)
-            response = await send(request)
+        try:
+            pool = self._pool
+            if (
+                response.status == HTTPStatus.UNAUTHORIZED
+                and await self._renew_rejected(sent)
+                and self._pool is pool  # else this session has the old certificate: the next request has another
+            ):
+                response.close()
+                _sign(request, self._credentials)
+                response = await send(request)
+        except BaseException:
+            response.close()
+            raise
+        if response.status != HTTPStatus.UNAUTHORIZED:
+            self.problem = ""
+        else:
+            self.problem = self._failure or REJECTED
         return response
 
-    def _sign(self, request: aiohttp.ClientRequest) -> None:
-        for name in {name for name, _ in self._headers}:
-            request.headers.popall(name, None)
-        request.headers.extend(self._headers)
-        if self._configuration.tls_server_name:
-            request.server_hostname = self._configuration.tls_server_name
-
     def _renew_in_background(self) -> None:
-        now = asyncio.get_running_loop().time()
         is_idle = self._renewal is None or self._renewal.done()
-        if is_idle and now > self._renewed_at + RENEW_SECONDS:
+        if is_idle and self._now > self._renew_at:
             self._renewal = asyncio.create_task(self._renew(is_forced=False), name="login")
 
-    async def _renew_rejected(self, rejected: Headers) -> bool:
-        """Renew credentials that the server rejected; return whether there are others now."""
-        now = asyncio.get_running_loop().time()
-        if self._renewal:
-            await asyncio.wait([self._renewal])
-        if self._headers == rejected and now > self._retried_at + RETRY_SECONDS:
-            self._retried_at = now
-            self._renewal = asyncio.create_task(self._renew(is_forced=True), name="login")
-            await asyncio.wait([self._renewal])
-        return self._headers != rejected
+    async def _renew_rejected(self, rejected: Credentials) -> bool:
+        """Renew credentials that the API server rejected; return whether there are others now."""
+        if self._credentials is rejected and (self._forced_renewal is None or self._forced_renewal.done()):
+            if self._now < self._force_at:
+                return False
+            self._forced_renewal = asyncio.create_task(self._renew(is_forced=True), name="login after a 401")
+        if self._forced_renewal and self._credentials is rejected:
+            await asyncio.wait([self._forced_renewal])
+        return self._credentials is not rejected
 
     async def _renew(self, *, is_forced: bool) -> None:
-        self._renewed_at = asyncio.get_running_loop().time()
-        try:
-            configuration = await self._account.configure(is_forced=is_forced)
-            _load_certificate(self._pool.ssl_context, configuration)
-        except LoginError as error:
-            if self.problem != str(error):
-                _log.warning("The credentials for the API server cannot be renewed: %s", error)
-            self.problem = str(error)
-            return
-        self._headers = _headers(self._account, configuration)
-        self.problem = ""
+        """Log in again. If that fails, the old credentials stay."""
+        async with self._lock:
+            try:
+                credentials = await self._account.log_in(is_forced=is_forced)
+                if credentials.connection != self._credentials.connection:
+                    self._pool = _make_pool(credentials)
+                if credentials != self._credentials:
+                    self._credentials = credentials
+                self._failure = ""
+            except LoginError as error:
+                if self._failure != str(error):
+                    _log.warning("The credentials for the API server cannot be renewed: %s", error)
+                self._failure = str(error)
+            except Exception:  # noqa: BLE001 - whatever it is, the operator goes on with the old credentials
+                _log.exception("The credentials for the API server cannot be renewed")
+                self._failure = "An unexpected error, which the log has"
+            self._renew_at = self._now + (RETRY_SECONDS if self._failure else RENEW_SECONDS)
+            if is_forced:
+                self._force_at = self._now + RETRY_SECONDS
 
 
-def _origin(server: str) -> tuple[str, str | None, int]:
-    parts = urlsplit(server)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
+class Connections:
+    """A session that is replaced after the login has a new certificate; requests on the old one end."""
+
+    def __init__(self, login: Login, settings: dict[str, Any]) -> None:
+        self._login, self._settings = login, settings
+        self._pool = login.pool
+        self._session = login.open_session(**settings)
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The session for the next request."""
+        if self._login.pool is not self._pool:
+            self._closing = asyncio.create_task(self._session.close(), name="old session")
+            self._pool = self._login.pool
+            self._session = self._login.open_session(**self._settings)
+        return self._session
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._closing:
+            await asyncio.wait([self._closing])
+        await self._session.close()
 
 
-def _headers(account: Account, configuration: Configuration) -> Headers:
-    token = configuration.api_key.get("BearerToken")
-    return (*([("Authorization", token)] if token else []), *account.headers)
+def _sign(request: aiohttp.ClientRequest, credentials: Credentials) -> None:
+    names = [name for name in request.headers if name == "Authorization" or name.startswith("Impersonate-")]
+    for name in names:
+        request.headers.popall(name, None)
+    request.headers.extend(credentials.headers)
+    if server_name := credentials.configuration.tls_server_name:
+        request.server_hostname = server_name
 
 
-def _make_pool(configuration: Configuration) -> _Pool:
+def _has_to_be_corrected(error: Exception) -> bool:
+    """Whether a request failed because of TLS or of the proxy, and not because a server is down."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return isinstance(error, aiohttp.ClientSSLError | aiohttp.ClientProxyConnectionError | ValueError)
+
+
+def _make_pool(credentials: Credentials) -> _Pool:
+    configuration = credentials.configuration
     configuration.disable_strict_ssl_verification = True  # as kubectl: many clusters' certificates lack an extension
-    certificate, configuration.cert_file = configuration.cert_file, None
     try:
         pool = _Pool(configuration)
     except (OSError, ValueError) as error:
-        authority = configuration.ssl_ca_cert
-        raise LoginError(f"The cluster's certificate authority {authority} is no certificate: {error}") from error
-    configuration.cert_file = certificate
-    _load_certificate(pool.ssl_context, configuration)
+        raise LoginError("The cluster's certificate authority is not a PEM certificate; correct it") from error
+    if credentials.certificate:
+        _load_certificate(pool.ssl_context, credentials.certificate)
     return pool
 
 
-def _load_certificate(context: ssl.SSLContext, configuration: Configuration) -> None:
-    """Use a client certificate from now on; connections that are open keep the one they have."""
-    if not configuration.cert_file:
-        return
-    try:
-        context.load_cert_chain(configuration.cert_file, configuration.key_file, password=lambda: "")
-    except ssl.SSLError as error:
-        said = error.reason or "they are not in PEM form"
-        raise LoginError(f"The client certificate or its key cannot be used: {said}; correct the kubeconfig") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise LoginError(
-            f"The client certificate or its key cannot be read: {error}; correct the kubeconfig"
-        ) from error
+def _load_certificate(context: ssl.SSLContext, certificate: Certificate) -> None:
+    """Load a client certificate. Python takes files only: they exist for this moment."""
+    with (
+        NamedTemporaryFile("w", encoding="utf-8") as certificate_file,
+        NamedTemporaryFile("w", encoding="utf-8") as key_file,
+    ):
+        for file, text in zip((certificate_file, key_file), certificate, strict=True):
+            file.write(text)
+            file.flush()
+        try:
+            context.load_cert_chain(certificate_file.name, key_file.name, lambda: "")
+        except ssl.SSLError as error:
+            reason = error.reason or "they are not in PEM form"
+            raise LoginError(f"The client certificate or its key cannot be used: {reason}; correct it") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise LoginError(f"The client certificate or its key cannot be used: {error}; correct it") from error

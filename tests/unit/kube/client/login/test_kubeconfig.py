@@ -1,5 +1,6 @@
 """Kubeconfigs are read as kubectl reads them, and what is wrong in them is one sentence."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,14 @@ import pytest
 import yaml
 
 from logins import a_kubeconfig
-from rota.kube.client.login.kubeconfig import LoginError, kubeconfig_files, namespace_of_context, read_kubeconfig
+from rota.kube.client.login import kubeconfig as kubeconfig_module
+from rota.kube.client.login.kubeconfig import (
+    Impersonation,
+    LoginError,
+    LoginOptions,
+    namespace_of_context,
+    read_kubeconfig,
+)
 
 
 def written(path: Path, **content: Any) -> Path:
@@ -31,18 +39,35 @@ def test_login_takes_of_several_kubeconfigs_the_first_that_names_something(tmp_p
     )
     third = written(tmp_path / "c" / "config", **{"current-context": "gone"})
     read = read_kubeconfig([tmp_path / "missing", first, second, third])
-    assert (read.context, read.server, read.user) == ("here", "https://one", {"token": "first"})
-    assert read.cluster["certificate-authority"] == str(tmp_path / "b" / "ca.crt")
+    assert (read.context, read.cluster.server, read.user.token) == ("here", "https://one/", "first")
+    assert read.cluster.certificate_authority == str(tmp_path / "b" / "ca.crt")
     assert namespace_of_context([first, second, third]) == "shop"
 
 
 def test_login_resolves_paths_relative_to_their_kubeconfig(tmp_path: Path) -> None:
     user = {"client-certificate": "me.crt", "client-key": "/keys/me.key", "exec": {"command": "./bin/login"}}
     read = read_kubeconfig([a_kubeconfig(tmp_path / "config", "https://one", user)])
-    assert read.user["client-certificate"] == str(tmp_path / "me.crt")
-    assert read.user["client-key"] == "/keys/me.key"
-    assert read.login_program
-    assert read.login_program.command == str(tmp_path / "bin" / "login")
+    assert read.user.client_certificate == str(tmp_path / "me.crt")
+    assert read.user.client_key == "/keys/me.key"
+    assert read.user.exec
+    assert read.user.exec.command == str(tmp_path / "bin" / "login")
+
+
+MORE = {"as-uid": "u-1", "as-user-extra": {"acme.com/team": ["a", "b"]}, "client-key-data": None, "username": ""}
+
+
+def test_login_impersonates_user_groups_uid_and_extra_fields() -> None:
+    named = Impersonation("jane", ["a", "b"], "u-1", {"acme.com/team": ["x"]})
+    assert [*named.headers()] == [
+        ("Impersonate-User", "jane"),
+        ("Impersonate-Uid", "u-1"),
+        ("Impersonate-Group", "a"),
+        ("Impersonate-Group", "b"),
+        ("Impersonate-Extra-acme.com%2Fteam", "x"),
+    ]
+    assert not [*Impersonation().headers()]
+    with pytest.raises(LoginError, match="needs a user, too; give --as"):
+        [*Impersonation(groups=["a"]).headers()]
 
 
 def test_login_reads_the_named_context_and_its_impersonated_user(tmp_path: Path) -> None:
@@ -51,11 +76,13 @@ def test_login_reads_the_named_context_and_its_impersonated_user(tmp_path: Path)
         **{"current-context": "here"},
         contexts=[{"name": "there", "context": {"cluster": "two", "user": "viewer", "namespace": "bills"}}],
         clusters=[{"name": "two", "cluster": {"server": "https://two/k8s/clusters/c-1", "proxy-url": "http://p:3128"}}],
-        users=[{"name": "viewer", "user": {"token": "t", "as": "jane", "as-groups": ["readers"]}}],
+        users=[{"name": "viewer", "user": {"token": "t", "as": "jane", "as-groups": ["readers"]} | MORE}],
     )
     read = read_kubeconfig([path], "there")
-    assert (read.server, read.proxy) == ("https://two/k8s/clusters/c-1", "http://p:3128")
-    assert (read.impersonated_user, read.impersonated_groups) == ("jane", ["readers"])
+    assert (read.cluster.server, read.cluster.proxy_url) == ("https://two/k8s/clusters/c-1", "http://p:3128")
+    user = read.user
+    assert (user.impersonated_user, user.impersonated_groups, user.impersonated_uid) == ("jane", ["readers"], "u-1")
+    assert user.impersonated_extra == {"acme.com/team": ["a", "b"]}
     assert namespace_of_context([path], "there") == "bills"
 
 
@@ -63,10 +90,50 @@ def test_login_reads_the_named_kubeconfig_instead_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/a:{tmp_path}/b")
-    assert kubeconfig_files() == [tmp_path / "a", tmp_path / "b"]
-    assert kubeconfig_files("c") == [Path("c")]
+    assert LoginOptions().files == [tmp_path / "a", tmp_path / "b"]
+    assert LoginOptions(kubeconfig="c").files == [Path("c")]
+    assert LoginOptions(kubeconfig="").files == [tmp_path / "a", tmp_path / "b"]
     monkeypatch.delenv("KUBECONFIG")
-    assert kubeconfig_files() == [Path("~/.kube/config").expanduser()]
+    assert LoginOptions().files == [Path("~/.kube/config").expanduser()]
+
+
+@pytest.mark.parametrize(
+    ("options", "kubeconfig", "exists", "uses_pod_account"),
+    [
+        (LoginOptions(), None, True, True),
+        (LoginOptions(), "config", True, False),
+        (LoginOptions(), "config", False, True),
+        (LoginOptions(prefers_kubeconfig=True), None, True, False),
+        (LoginOptions(prefers_kubeconfig=True), None, False, True),
+        (LoginOptions(context="prod"), None, True, False),
+    ],
+)
+def test_login_in_a_pod_uses_its_account_unless_a_kubeconfig_is_named(
+    options: LoginOptions,
+    kubeconfig: str | None,
+    *,
+    exists: bool,
+    uses_pod_account: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account, home = tmp_path / "account", tmp_path / "home"
+    (home / ".kube").mkdir(parents=True)
+    account.mkdir()
+    (account / "token").write_text("t")
+    monkeypatch.setattr(kubeconfig_module, "POD_ACCOUNT", account)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    path = home / ".kube" / "config"
+    if kubeconfig:
+        path = tmp_path / kubeconfig
+        monkeypatch.setenv("KUBECONFIG", str(path))
+    if exists:
+        path.write_text("{}")
+    assert options.uses_pod_account == uses_pod_account
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    assert not options.uses_pod_account
 
 
 ALONE = "current-context: a\ncontexts: [{name: a, context: {cluster: c}}]\n"
@@ -78,25 +145,25 @@ CLUSTER = "clusters: [{name: c, cluster: {server: 'https://c'}}]\n"
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a: [", "is no YAML; correct it"),
+        ("a: [", "is not valid YAML; correct it"),
         ("some words", "has no lists of clusters, contexts and users; correct it"),
         ("contexts: 5", "has no lists of clusters, contexts and users; correct it"),
         ("", "The kubeconfig has no current context; run kubectl config use-context, or give --context"),
-        ("current-context: gone", "The kubeconfig has no context 'gone'; kubectl config view shows what it has"),
-        (CONTEXT, "The kubeconfig has no cluster 'c'; kubectl config view shows what it has"),
+        ("current-context: gone", "The kubeconfig has no context 'gone'; kubectl config view shows its entries"),
+        (CONTEXT, "The kubeconfig has no cluster 'c'; kubectl config view shows its entries"),
         (CONTEXT + "clusters: [{name: c}]", "The kubeconfig's cluster 'c' cannot be used: Object missing required"),
-        (CONTEXT + "clusters: [{name: c, cluster: 5}]", "has a cluster that is no object; correct it"),
-        (ALONE + "clusters: [{name: c, cluster: {server: here}}]", "The kubeconfig's server 'here' is no address"),
+        (CONTEXT + "clusters: [{name: c, cluster: 5}]", "has a cluster that is not an object; correct it"),
+        (ALONE + "clusters: [{name: c, cluster: {server: here}}]", "The server of the kubeconfig is not a valid URL"),
         (
             ALONE + "clusters: [{name: c, cluster: {server: 'https://c:0'}}]",
-            "is no address; write it as https://HOST",
+            "is not a valid URL; write it as https://HOST",
         ),
         (
             CONTEXT
             + "clusters: [{name: c, cluster: {server: 'https://c', proxy-url: 'socks5://p'}}]\nusers: [{name: u}]",
-            "The kubeconfig's proxy-url is no address that can be used; write it as http://HOST:PORT",
+            "The proxy-url of the kubeconfig is not supported; write it as http://HOST:PORT",
         ),
-        (CONTEXT + CLUSTER, "The kubeconfig has no user 'u'; kubectl config view shows what it has"),
+        (CONTEXT + CLUSTER, "The kubeconfig has no user 'u'; kubectl config view shows its entries"),
         (
             CONTEXT + CLUSTER + "users: [{name: u, user: {exec: {}}}]",
             "The kubeconfig's user 'u' cannot be used: ",
@@ -116,10 +183,13 @@ def test_login_with_a_malformed_kubeconfig_is_one_sentence(text: str, sentence: 
 
 
 def test_login_with_a_missing_or_binary_kubeconfig_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(LoginError, match=r"config cannot be read: No such file or directory; set KUBECONFIG"):
+    with pytest.raises(LoginError, match=r"config does not exist; set KUBECONFIG"):
         read_kubeconfig([tmp_path / "config"])
     (tmp_path / "config").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(LoginError, match=r"config is no text in UTF-8; correct it"):
+    with pytest.raises(LoginError, match=r"config is not UTF-8 text; correct it"):
         read_kubeconfig([tmp_path / "config"])
     with pytest.raises(LoginError, match=r"cannot be read: Is a directory"):
         read_kubeconfig([tmp_path])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LoginError, match=r"pipe cannot be read: it is not a regular file"):
+        read_kubeconfig([tmp_path / "pipe"])

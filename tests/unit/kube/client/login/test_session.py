@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -77,8 +78,9 @@ async def test_login_sends_token_impersonation_and_user_agent_below_the_servers_
 
 
 async def test_login_renews_a_token_that_the_server_rejects_and_sends_the_request_again(
-    server: Server, tmp_path: Path
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session, "RETRY_SECONDS", -1.0)
     (tmp_path / "token").write_text("t")
     config = a_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
     async with an_api(config) as api:
@@ -87,18 +89,17 @@ async def test_login_renews_a_token_that_the_server_rejects_and_sends_the_reques
         with pytest.raises(ApiError) as refused:
             await api.get("/b", msgspec.Raw)
         assert refused.value.status == 401
-        (tmp_path / "token").write_text("newer")
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(session, "RETRY_SECONDS", -1.0)
-            body = await api.create("/c", {"sent": "twice"}, msgspec.Raw)
+        (tmp_path / "token").write_text("newer\n")
+        body = await api.create("/c", {"sent": "twice"}, msgspec.Raw)
     assert msgspec.json.decode(bytes(body)) == {"body": '{"sent":"twice"}'}
     assert server.requests == [("GET", "/a"), ("GET", "/b"), ("POST", "/c"), ("POST", "/c")]
 
 
 async def test_login_renews_credentials_in_the_background(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(session, "RENEW_SECONDS", -1.0)
+    monkeypatch.setattr(session, "RETRY_SECONDS", -1.0)
     (tmp_path / "token").write_text("t")
     config = a_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
     async with await log_in(config) as login, login.open_session() as opened:
@@ -111,14 +112,18 @@ async def test_login_renews_credentials_in_the_background(
         assert response.status == 200
         assert server.requests.count(("GET", "/a")) > 1, "the first request did not wait"
         config.unlink()
-        while not login.problem:
+        while "config does not exist" not in caplog.text:
             async with opened.get(f"{login.server}/b") as response:
                 assert response.status == 200
             await asyncio.sleep(0.01)
-        assert "config cannot be read: No such file or directory" in login.problem
+        assert not login.problem, "the credentials are still accepted"
+        server.accepts = "nobody"
+        async with opened.get(f"{login.server}/c") as response:
+            assert response.status == 401
+        assert "config does not exist" in login.problem
 
 
-async def test_login_runs_a_program_again_only_when_its_token_expires_or_is_rejected(
+async def test_login_runs_an_exec_plugin_again_only_when_its_token_expires_or_is_rejected(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "RENEW_SECONDS", -1.0)
@@ -143,12 +148,13 @@ async def test_login_gives_the_token_to_no_other_server(server: Server, tmp_path
     async def send_on(_: web.BaseRequest) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect(f"{server.url}/api/v1/pods")
 
-    async with serving(send_on) as port, await log_in(a_kubeconfig(tmp_path / "c", f"http://{HOST}:{port}")) as login:
+    async with serving(send_on) as port:
+        login = await log_in(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{port}"))
         opened = (await _session_opener(login)()).aiohttp_session
-        async with opened, opened.get(f"{login.server}/api/v1/pods") as response:
-            assert response.status == 401
-    (headers,) = server.headers
-    assert "Authorization" not in headers
+        async with login, opened:
+            with pytest.raises(aiohttp.ClientConnectionError, match=r"A redirect to http://.* is not followed"):
+                await opened.get(f"{login.server}/api/v1/pods")
+    assert not server.requests
 
 
 async def test_login_verification_reports_rejected_credentials(server: Server, tmp_path: Path) -> None:
@@ -157,6 +163,39 @@ async def test_login_verification_reports_rejected_credentials(server: Server, t
         server.accepts = "nobody"
         with pytest.raises(LoginError, match=r"^The API server http://.* rejects the credentials; log in again$"):
             await login.verify()
+
+
+async def test_login_verification_reports_a_redirect_and_passes_a_server_that_is_down_behind_its_proxy(
+    tmp_path: Path,
+) -> None:
+    async def send_on(_: web.BaseRequest) -> web.StreamResponse:
+        raise web.HTTPFound("https://login.example/")
+
+    async def fail(_: web.BaseRequest) -> web.StreamResponse:
+        raise web.HTTPBadGateway
+
+    async with serving(send_on) as port, await log_in(a_kubeconfig(tmp_path / "a", f"http://{HOST}:{port}")) as login:
+        with pytest.raises(LoginError, match=r"redirects to https://login\.example/; name that one instead"):
+            await login.verify()
+    async with serving(fail) as port:
+        proxied = {"proxy-url": f"http://{HOST}:{port}"}
+        config = a_kubeconfig(tmp_path / "b", "https://api.example:6443", cluster=proxied)
+        async with await log_in(config) as login:
+            await login.verify()
+
+
+async def test_login_keeps_its_server_when_the_context_names_another_one(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "RETRY_SECONDS", -1.0)
+    config = a_kubeconfig(tmp_path / "config", server.url)
+    async with await log_in(config) as login, login.open_session() as opened:
+        a_kubeconfig(config, "https://another", {"token": "of another"})
+        server.accepts = "nobody"
+        async with opened.get(f"{login.server}/a") as response:
+            assert response.status == 401
+        assert "names another server now; start again" in login.problem
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer t"}
 
 
 async def test_login_verification_reports_a_proxy_that_refuses_or_does_not_respond(
@@ -184,7 +223,7 @@ async def test_login_verification_passes_while_the_server_is_not_there_yet(
 ) -> None:
     async with await log_in(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{unused_tcp_port}")) as login:
         await login.verify()
-    assert "does not respond: Connection refused" in caplog.text
+    assert "cannot be reached: Connection refused" in caplog.text
 
 
 def token_of(**claims: Any) -> dict[str, Any]:
@@ -203,12 +242,23 @@ async def test_login_with_openid_connect_sends_the_id_token(server: Server, tmp_
     ("user", "sentence"),
     [
         (token_of(exp=1), "The kubeconfig's id-token has expired; run any command of kubectl, which renews it"),
-        ({"auth-provider": {"name": "oidc"}}, "has no id-token that can be read; log in with kubectl"),
-        ({"auth-provider": {"name": "gcp"}}, "The kubeconfig's auth-provider 'gcp' is no longer supported"),
-        ({"auth-provider": "oidc"}, "The kubeconfig's auth-provider 'None' is no longer supported"),
-        ({"tokenFile": "missing"}, "The kubeconfig cannot be used: "),
-        ({"client-certificate-data": "abc", "client-key-data": "abc"}, "The kubeconfig cannot be used: "),
-        ({"client-certificate": "none.crt", "client-key": "none.key"}, "The kubeconfig cannot be used: "),
+        ({"auth-provider": {"name": "oidc"}}, "has no readable id-token; log in with kubectl"),
+        ({"auth-provider": {"name": "oidc", "config": {"id-token": "a.bm8.c"}}}, "has no readable id-token"),
+        ({"auth-provider": {"name": "gcp"}}, "Kubernetes no longer supports the auth-provider 'gcp'"),
+        ({"auth-provider": "oidc"}, "The kubeconfig's auth-provider cannot be used: Expected `object`, got `str`"),
+        ({"tokenFile": "missing"}, "The file of the kubeconfig's token cannot be read: No such file"),
+        ({"token": "a\nb"}, "The token has characters that no header may have"),
+        ({"token": "t", "as": "jane\r\nX: y"}, "The value of Impersonate-User has characters"),
+        ({"token": "t", "as-groups": ["a"]}, "needs a user, too"),
+        ({"client-certificate-data": "bm9uZQ=="}, "has a client certificate without its key, or a key alone"),
+        (
+            {"client-certificate-data": "abc", "client-key-data": "abc"},
+            "client certificate is not valid base64",
+        ),
+        (
+            {"client-certificate": "none.crt", "client-key": "none.key"},
+            "client certificate cannot be read: No such file",
+        ),
         ({"client-certificate-data": "bm9uZQ==", "client-key-data": "bm9uZQ=="}, "The client certificate or its key"),
     ],
 )
@@ -223,10 +273,10 @@ async def test_login_with_unusable_credentials_is_one_sentence(
 
 async def test_login_with_an_unusable_certificate_authority_is_one_sentence(tmp_path: Path) -> None:
     authority = {"certificate-authority-data": "bm9uZQ=="}
-    with pytest.raises(LoginError, match=r"^The cluster's certificate authority .* is no certificate"):
+    with pytest.raises(LoginError, match=r"^The cluster's certificate authority is not a PEM certificate"):
         await log_in(a_kubeconfig(tmp_path / "config", "https://one", cluster=authority))
 
 
 async def test_login_impersonates_no_group_without_a_user(tmp_path: Path) -> None:
-    with pytest.raises(LoginError, match="--as-group names a group without a user; give --as, too"):
+    with pytest.raises(LoginError, match="needs a user, too; give --as"):
         await log_in(a_kubeconfig(tmp_path / "config", "https://one"), impersonate_groups=["a"])

@@ -1,0 +1,128 @@
+"""The options that several commands of `rota` share, and what they are turned into."""
+
+# ruff: noqa: PLC0415 - imports inside functions keep each command quick and small
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rota.logs import FORMATS, LEVELS
+
+if TYPE_CHECKING:
+    from rota.cli.client.names import Scope
+    from rota.cli.client.watch import Target
+    from rota.kube.client.login.kubeconfig import LoginOptions
+
+Command = Callable[..., None]
+
+OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+)
+
+
+WIDE_OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "name", "json", "yaml"]), default="table", show_default=True
+)
+
+
+LOGIN = (
+    click.option("--kubeconfig", help="The kubeconfig; by default KUBECONFIG or ~/.kube/config."),
+    click.option("--context", help="The context of the kubeconfig; by default the current one."),
+)
+
+LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")
+
+
+def log_options(command: Command) -> Command:
+    """Add the options of a command that runs on and logs."""
+    return _with(
+        command,
+        click.option(
+            "--log-level",
+            envvar="ROTA_LOG_LEVEL",
+            type=click.Choice(LEVELS),
+            default="info",
+            show_default=True,
+            help="What it logs; debug: also what it asks members and brokers.",
+        ),
+        click.option(
+            "--log-format",
+            envvar="ROTA_LOG_FORMAT",
+            type=click.Choice(FORMATS),
+            default="json",
+            show_default=True,
+            help="How it logs; text is for people.",
+        ),
+    )
+
+
+def on_files(command: Command, *, required: bool = True) -> Command:
+    """Add the options that describe a group without a cluster; `rota.cli.console.inputs` reads them."""
+    return _with(
+        command,
+        click.option(
+            "-f", "--filename", required=required, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin)."
+        ),
+        click.option("--policy", help="A policy in the file, instead of the one that the group names."),
+        click.option(
+            "--members",
+            default="3",
+            show_default=True,
+            help="How many, or their names (beside --foreign: client ids).",
+        ),
+        click.option("--queues", multiple=True, help="TOPIC=BROKER:N,BROKER:N; once for each topic."),
+        click.option("--name-server", help="Where to ask for the queues that there are: host:9876."),
+        click.option(
+            "--rooms", default="", help="The members' rooms, where the policy asks for them: m0=east,m1=west."
+        ),
+        click.option("--foreign", default="", help="Client ids of consumers in the group that are not Rota's: a,b."),
+        click.option(
+            "--current", type=Path, help="Present owners: what `rota plan -o json` printed, or an assignment.json."
+        ),
+    )
+
+
+def on_operator(command: Command) -> Command:
+    """Add the options that name a group and the operator; `rota.cli.client.watch` takes the latter."""
+    return _with(
+        command,
+        click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
+        click.option("--operator", envvar="ROTA_OPERATOR", help="The operator's address, http://127.0.0.1:8080."),
+        click.option(
+            "--operator-namespace",
+            envvar="ROTA_OPERATOR_NAMESPACE",
+            default="rota-system",
+            show_default=True,
+            help="Without an address: where the operator's Lease is.",
+        ),
+        click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
+        click.option("-w", "--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
+        *LOGIN,
+        click.option("--as", "impersonate", default="", help="Username to impersonate."),
+        click.option("--as-group", "impersonate_groups", multiple=True, help="Group to impersonate; repeatable."),
+    )
+
+
+def login_of(given: dict[str, Any]) -> "LoginOptions":
+    """Take the options that name an account."""
+    from rota.kube.client.login.kubeconfig import LoginOptions
+
+    return LoginOptions(prefers_kubeconfig=True, **{name: given.pop(name) for name in LOGIN_NAMES if name in given})
+
+
+def target_of(given: dict[str, Any]) -> "tuple[Target, Scope]":
+    """Take the options that name an operator and a namespace."""
+    from rota.cli.client.names import Scope
+    from rota.cli.client.watch import Target
+
+    login = login_of(given)
+    names = ("operator", "operator_namespace", "lease")
+    return Target(**{name: given.pop(name) for name in names}, login=login), Scope(given.pop("namespace"), login)
+
+
+def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,129 @@
+"""Exec plugins: what they get, what they give, and one sentence for each way in which they fail."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ground.poll import soon
+from rota.kube.client.login import exec_plugin
+from rota.kube.client.login.exec_plugin import run_exec_plugin
+from rota.kube.client.login.kubeconfig import Cluster, EnvVar, ExecPlugin, LoginError
+
+VERSION = "client.authentication.k8s.io/v1"
+CLUSTER = Cluster(server="https://one", certificate_authority_data="Q0E=")
+
+
+def python(text: str, **fields: Any) -> ExecPlugin:
+    """Return a login program that is a few lines of Python."""
+    return ExecPlugin(command=sys.executable, args=["-c", text], **fields)
+
+
+def printing(status: Any, version: str = VERSION) -> ExecPlugin:
+    response = json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status})
+    return python(f"print({response!r})")
+
+
+async def test_login_by_exec_plugin_gives_a_token_with_its_expiry() -> None:
+    given = await run_exec_plugin(printing({"token": "t", "expirationTimestamp": "2030-01-01T00:00:00Z"}), CLUSTER)
+    assert (given.token, given.expiration_timestamp and given.expiration_timestamp.year) == ("t", 2030)
+
+
+async def test_login_by_exec_plugin_gets_its_environment_and_the_cluster_it_asks_for() -> None:
+    text = (
+        "import json, os; info = json.loads(os.environ['KUBERNETES_EXEC_INFO']);"
+        "told = json.dumps([os.environ['REGION'], 'PATH' in os.environ, info]);"
+        f"print(json.dumps(dict(apiVersion='{VERSION}', kind='ExecCredential', status=dict(token=told))))"
+    )
+    program = python(text, env=[EnvVar("REGION", "eu")], provide_cluster_info=True)
+    region, has_path, info = json.loads((await run_exec_plugin(program, CLUSTER)).token)
+    assert (region, has_path) == ("eu", True)
+    assert info == {
+        "apiVersion": VERSION,
+        "kind": "ExecCredential",
+        "spec": {
+            "interactive": False,
+            "cluster": {"server": "https://one", "certificate-authority-data": "Q0E="},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (
+            ExecPlugin(command="rota-no-such-program", install_hint="get it from example.org"),
+            "rota-no-such-program of the kubeconfig was not found; install it: get it from example.org",
+        ),
+        (ExecPlugin(command="/"), "/ of the kubeconfig cannot be started: Permission denied"),
+        (ExecPlugin(command="a\0b"), "cannot be started: embedded null byte"),
+        (
+            python("import sys; print('noise', file=sys.stderr); sys.exit('no session, run aws sso login')"),
+            "failed with exit code 1: no session, run aws sso login; run it by hand",
+        ),
+        (python("import os; os.abort()"), "failed with exit code -6; run it by hand"),
+        (python("print('not json')"), "printed no ExecCredential: JSON is malformed"),
+        (python("print('[' * 100000)"), "printed no ExecCredential"),
+        (python("while True: print('x' * 2**16)"), "printed more than 1 MiB; run it by hand"),
+        (python("input()"), "failed with exit code 1: EOFError: EOF when reading a line; run it by hand"),
+        (printing({}), "printed neither a token nor a certificate; run it by hand"),
+        (printing({"clientCertificateData": "c"}), "printed a certificate without its key, or a key alone; run it by"),
+        (printing({"token": "t", "expirationTimestamp": "2030-01-01T00:00:00"}), "printed no ExecCredential"),
+        (printing({"token": 5}), "printed no ExecCredential: Expected `str`, got `int`"),
+        (printing({"token": "t"}, "v0"), f"printed version 'v0' instead of {VERSION}"),
+        (
+            python("", api_version="client.authentication.k8s.io/v1alpha1"),
+            "has version 'client.authentication.k8s",
+        ),
+        (python("", interactive_mode="Always"), "needs a terminal, and there is none; use a login that needs none"),
+    ],
+)
+async def test_login_by_exec_plugin_failure_is_one_sentence(program: ExecPlugin, sentence: str) -> None:
+    with pytest.raises(LoginError) as refused:
+        await run_exec_plugin(program, CLUSTER)
+    assert str(refused.value).startswith("The exec plugin ")
+    assert sentence in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+async def test_login_by_exec_plugin_gets_the_authority_and_the_configuration_of_its_cluster(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("CA")
+    extension = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}, {"name": "other"}]
+    fields = {"server": "https://one", "certificate-authority": str(tmp_path / "ca.crt"), "extensions": extension}
+    cluster = msgspec.convert(fields, Cluster)
+    text = (
+        "import json, os; cluster = json.loads(os.environ['KUBERNETES_EXEC_INFO'])['spec']['cluster'];"
+        "status = dict(token=json.dumps([cluster['certificate-authority-data'], cluster['config']]));"
+        f"print(json.dumps(dict(apiVersion='{VERSION}', kind='ExecCredential', status=status)))"
+    )
+    printed = await run_exec_plugin(python(text, provide_cluster_info=True), cluster)
+    assert json.loads(printed.token) == ["Q0E=", {"audience": "a"}]
+
+
+async def test_login_by_exec_plugin_that_hangs_is_ended_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_plugin, "TIMEOUT_SECONDS", 1.0)
+    text = (
+        "import subprocess, sys, time;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(600)"
+    )
+    with pytest.raises(LoginError, match=r"did not end within 1 s; run it by hand"):
+        await run_exec_plugin(python(text), CLUSTER)
+    pid = (tmp_path / "pid").read_text()
+
+    async def has_ended() -> bool:
+        return not _runs(pid)
+
+    await soon(has_ended)
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
