@@ -17,7 +17,9 @@ def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
     if not name or _is_loopback(host) or any(_matches(entry, host, port) for entry in excluded.split(",")):
         return None
     proxy = environment[name].strip()
-    return check_proxy(proxy if "://" in proxy else f"http://{proxy}", f"proxy in {name}")
+    url = proxy if "://" in proxy else f"http://{proxy}"
+    check_proxy(url, f"proxy in {name}")
+    return url
 
 
 def _is_loopback(host: str) -> bool:

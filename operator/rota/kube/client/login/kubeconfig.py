@@ -42,7 +42,6 @@ class LoginOptions:
     impersonate: str = ""
     impersonate_groups: Sequence[str] = ()
     prefers_kubeconfig: bool = False  # in a pod: use ~/.kube/config rather than the pod's account, as kubectl does
-    may_use_terminal: bool = False  # an exec plugin may ask the user
 
     @property
     def names_kubeconfig(self) -> bool:
@@ -177,7 +176,7 @@ def read_kubeconfig(files: Sequence[Path], context: str | None = None) -> Kubeco
     chosen = _convert(_find_entry(contents, "context", name), _Context, f"context {name!r}")
     cluster = _convert(_find_entry(contents, "cluster", chosen.cluster), Cluster, f"cluster {chosen.cluster!r}")
     check_server(cluster.server, "server of the kubeconfig")
-    _check_proxy(cluster.proxy_url, "proxy-url of the kubeconfig")
+    check_proxy(cluster.proxy_url, "proxy-url of the kubeconfig")
     user = User()
     if chosen.user:
         user = _convert(_find_entry(contents, "user", chosen.user), User, f"user {chosen.user!r}")
@@ -200,12 +199,6 @@ def read_regular_file(path: Path) -> bytes:
     if len(content) > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
     return content
-
-
-def check_proxy(url: str, source: str) -> str:
-    """Return a proxy's URL. Raise LoginError if it cannot be used."""
-    _check_proxy(url, source)
-    return url
 
 
 def _read_files(files: Sequence[Path]) -> list[_File]:
@@ -288,8 +281,8 @@ def check_server(url: str, source: str) -> None:
         raise LoginError(f"The {source} is not a valid URL; write it as https://HOST:PORT")
 
 
-def _check_proxy(url: str, source: str) -> None:
-    """Check a proxy; its URL may hold a password, so it is not repeated."""
+def check_proxy(url: str, source: str) -> None:
+    """Raise LoginError if a proxy cannot be used. Its URL may hold a password, so it is not repeated."""
     if not url:
         return
     parts = _parse_url(url)
