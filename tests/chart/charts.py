@@ -163,19 +163,35 @@ def environment(rendered: Rendered, fields: dict[str, str]) -> dict[str, str]:
 async def started(
     rendered: Rendered, kubeconfig: Path, fields: dict[str, str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start the operator's container without a container; it is killed if it still runs at the end."""
+    """Start the operator's container without a container; it is killed if it still runs at the end.
+
+    Its journal and its log are files beside the kubeconfig; the log is printed for a test that fails.
+    """
     (program,) = rendered.container["command"]
     argv = [Path(sys.executable).with_name(program), *rendered.container["args"]]
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        env={**os.environ, **environment(rendered, fields), "KUBECONFIG": str(kubeconfig)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    with journal_of(kubeconfig).open("wb") as journal, log_of(kubeconfig).open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env={**os.environ, **environment(rendered, fields), "KUBECONFIG": str(kubeconfig)},
+            stdout=journal,
+            stderr=log,
+        )
     try:
         yield process
     finally:
+        exit_code = process.returncode
         await kill(process)
+        print(f"{kubeconfig.name}: {exit_code}\n{log_of(kubeconfig).read_text()}")
+
+
+def journal_of(kubeconfig: Path) -> Path:
+    """Return the file with what an operator that was started with a kubeconfig wrote to stdout."""
+    return kubeconfig.with_suffix(".journal")
+
+
+def log_of(kubeconfig: Path) -> Path:
+    """Return the file with what an operator that was started with a kubeconfig wrote to stderr."""
+    return kubeconfig.with_suffix(".log")
 
 
 def as_its_account(cluster: Cluster, release: Release, path: Path) -> Path:

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import kopf
 import pytest
@@ -18,6 +19,7 @@ from ground.rocketmq import RocketMQ
 from kube.members import GroupMembers, a_node
 from kube.operators import an_operator
 from rota.kube import informers
+from rota.kube.client.kopf_watch import OtherTasks
 from rota.kube.client.login.session import Login
 from rota.kube.reconcile.controller import Brain
 from rota.kube.reconcile.event_handlers import EventHandlers
@@ -194,6 +196,50 @@ async def test_cli_operator_that_cannot_start_exits_with_one_sentence(
         async with an_operator(control_plane.kubeconfig, "default", address, log, *options) as process:
             assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 2
     assert re.fullmatch(f"rota: {sentence}\n", log.read_text())
+
+
+async def test_watch_of_deep_objects_tells_so_although_tasks_of_the_operator_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = asyncio.Event()
+    others: list[asyncio.Task[Any]] = []
+
+    async def watch() -> None:
+        await began.wait()
+        raise RecursionError
+
+    async def spawn_tasks(**_: object) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(watch())]
+
+    async def connect() -> None:
+        await began.wait()
+        await asyncio.sleep(0)
+        raise OSError("connection refused")
+
+    def start_others() -> None:
+        others.extend([asyncio.create_task(connect()) for _ in range(20)])
+        others.append(asyncio.create_task(asyncio.Event().wait()))
+        began.set()
+
+    monkeypatch.setattr(kopf, "spawn_tasks", spawn_tasks)
+    stop, brain = asyncio.Event(), object.__new__(Brain)
+    brain.events = object.__new__(EventHandlers)
+    login = object.__new__(Login)
+    code = await informers.run_kopf(login, brain, (), lambda _: None, stop=stop, on_started=start_others)
+    assert code == informers.NESTED_TOO_DEEPLY
+    assert not others[-1].done()
+    others[-1].cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def test_watch_ends_only_tasks_that_are_of_kopf() -> None:
+    its_own, other = asyncio.create_task(kopf.operator()), asyncio.create_task(asyncio.sleep(0))
+    try:
+        assert its_own not in OtherTasks()
+        assert other in OtherTasks()
+    finally:
+        its_own.cancel()
+        other.cancel()
 
 
 async def test_watch_failure_ends_the_operator_with_an_error(

@@ -127,7 +127,6 @@ async def run_kopf(
     """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY."""
     registry = kopf_watch.registry(login, _groups(brain, news), (brain.events.policy_seen, brain.events.policy_gone))
     try:
-        others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=registry,
             identity="rota",  # nobody hears it; kopf's own needs a user with a name
@@ -137,7 +136,7 @@ async def run_kopf(
             namespaces=[it for it in namespaces if it],
         )
         on_started()
-        await kopf.run_tasks(tasks, ignored=others)
+        await kopf.run_tasks(tasks, ignored=kopf_watch.OtherTasks())
     except RecursionError:  # of the JSON decoder that kopf uses
         return NESTED_TOO_DEEPLY
     except Exception as error:  # noqa: BLE001 - kopf's own are not public; the kinds are gone, or not ours to see

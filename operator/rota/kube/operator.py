@@ -104,7 +104,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
 
             async def watch() -> None:
                 nonlocal code
-                if has_kopf:  # it takes the signals for itself, and would then wait 5 s for all tasks
+                if has_kopf:  # it handles the signals until `_heed` does
                     code = await run_kopf(
                         login, brain, here.result(), outlets.heard, stop=stop, on_started=lambda: _heed(stop)
                     )

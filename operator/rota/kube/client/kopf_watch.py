@@ -5,7 +5,10 @@ Only `on.event`: no finalizer keeps an object, no annotation is left on one, no 
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import CoroutineType
 from typing import Any
 
 import kopf
@@ -20,6 +23,7 @@ VERSION = "rota.dev/v1alpha1"
 
 REOPEN_SECONDS = 10.0  # between two sessions: kopf asks for one after each 401
 Told = Callable[[Custom], None]
+_KOPF_FOLDER = f"{Path(kopf.__file__).parent}{os.sep}"
 
 
 def registry(login: Login, groups: tuple[Told, Told], policies: tuple[Told, Told]) -> kopf.OperatorRegistry:
@@ -51,6 +55,24 @@ def _handler(seen: Told, gone: Told) -> Callable[..., Any]:
         (gone if event["type"] == "DELETED" else seen)(it)
 
     return told
+
+
+class OtherTasks(Collection["asyncio.Task[Any]"]):
+    """The tasks that are not kopf's, for `kopf.run_tasks` to leave alone.
+
+    When it ends, it takes every task that began after it for its own: it would wait 5 s for the operator's tasks,
+    cancel them, and raise the error of one that had failed instead of the error that ended the watch.
+    """
+
+    def __contains__(self, task: object) -> bool:
+        coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
+        return not (isinstance(coroutine, CoroutineType) and coroutine.cr_code.co_filename.startswith(_KOPF_FOLDER))
+
+    def __iter__(self) -> Iterator["asyncio.Task[Any]"]:
+        return (task for task in asyncio.all_tasks() if task in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def settings() -> kopf.OperatorSettings:
