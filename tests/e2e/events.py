@@ -4,14 +4,13 @@ import json
 import time
 
 from chart.charts import CHART
-from e2e.consumers import IN_FLIGHT, NAME, PATIENCE, Consumers
+from e2e.consumers import IN_FLIGHT, NAME, Consumers
 from e2e.release import SECONDS, WAIT
 from ground.poll import eventually
 from rota.kube.client.pod_status import SIDECAR
 
 RECORD = f"configmap/{NAME}-rota"
 CUT_OFF = 10.0  # seconds
-BLIND = 3 * PATIENCE  # until pulls that nobody answers tell of the cut; then a drain, for what cannot be committed
 UNHEARD = 15.0  # seconds: longer than handover.lostAfter
 # Of a container that is full the kernel ends the largest process: that is the sidecar, and none of those that fill it.
 FILL = "for it in `seq 40`; do python -c 'import time; it = b\"x\" * 6_000_000; time.sleep(60)' & done; wait"
@@ -97,7 +96,7 @@ def app_crashing(consumers: Consumers, pod: str) -> None:
 
 def cut_off_from_broker(consumers: Consumers, pod: str) -> None:
     """Have a member that reaches no broker, though others do: they have its queues, until it does again."""
-    with consumers.under_load("a member cut off from the broker", twice=3 * IN_FLIGHT, pause=BLIND):
+    with consumers.under_load("a member cut off from the broker", twice=3 * IN_FLIGHT):
         with consumers.without_broker(pod):
             eventually(lambda: _owed_by(consumers) == {pod}, SECONDS)
             eventually(lambda: not consumers.document().releasing, SECONDS)
