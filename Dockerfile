@@ -18,7 +18,7 @@ WORKDIR /src
 FROM build AS operator-dependencies
 COPY pyproject.toml uv.lock ./
 # A sixth of it would be the tests that numpy ships.
-RUN uv sync --frozen --no-dev --no-install-workspace --extra operator \
+RUN uv sync --frozen --no-dev --no-install-workspace --extra operator --extra traces \
     && find /opt/rota -type d -name tests -prune -exec rm -r {} +
 
 FROM build AS sidecar-dependencies

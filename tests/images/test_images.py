@@ -121,15 +121,16 @@ def test_image_holds_no_build_tools_tests_or_unneeded_packages(image: Image) -> 
     assert {"rota", "aiohttp", "msgspec"} <= image.modules
 
 
-def test_image_of_the_operator_alone_has_kopf_kubernetes_and_numpy(images: dict[str, Image]) -> None:
-    assert {"kopf", "kubernetes", "numpy"} <= images["operator"].modules
-    assert not {"kopf", "kubernetes", "numpy"} & images["sidecar"].modules
+def test_image_of_the_operator_alone_has_kopf_kubernetes_numpy_and_opentelemetry(images: dict[str, Image]) -> None:
+    packages = {"kopf", "kubernetes", "numpy", "opentelemetry"}
+    assert packages <= images["operator"].modules
+    assert not packages & images["sidecar"].modules
 
 
 def test_image_runs_on_a_read_only_root_without_a_shell(real_node: RealNode, images: dict[str, Image]) -> None:
     made = {
         "help": {"image": images["operator"].name, "args": ["--help"]},
-        "operator": alone(images["operator"], "numpy", "kopf", "rota.kube.operator"),
+        "operator": alone(images["operator"], "numpy", "kopf", "rota.kube.operator", "rota.kube.telemetry.span_export"),
         "sidecar": alone(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", "rota.sidecar.main"),
     }
     hidden = [{"name": "nothing", "mountPath": path} for path in SHELLS]

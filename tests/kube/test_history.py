@@ -14,7 +14,7 @@ from kube.world import OperatedNamespace, two_members
 from rota.kube.http.events import Hub
 from rota.kube.observers import Outlets
 from rota.kube.telemetry.journal.journal_writer import Journal
-from rota.kube.telemetry.otlp import Exporter
+from rota.kube.telemetry.trace_export import Exporter
 from rota.pipeline.common.spark_session import session
 from rota.pipeline.history.audit import intervals, violations
 from rota.pipeline.history.rollup import rollup

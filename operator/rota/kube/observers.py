@@ -12,8 +12,8 @@ from rota.kube.reconcile.reconciler import Done
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.journal.lag_records import Offsets
 from rota.kube.telemetry.journal.recorder import Notes, redelivered
-from rota.kube.telemetry.otlp import Exporter
 from rota.kube.telemetry.retries import RetryTracker
+from rota.kube.telemetry.trace_export import Exporter
 from rota.logs import of_group
 from rota.model import RETRY
 from rota.redelivery import Cause, Redelivered

@@ -36,7 +36,7 @@ from rota.kube.state.queue_quota import QueueQuota
 from rota.kube.state.stored_assignment import RecordLimits
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.operator_metrics import Measures
-from rota.kube.telemetry.otlp import Exporter, settings
+from rota.kube.telemetry.trace_export import Exporter, open_recorder
 from rota.kube.workload.deployments import Fleets
 from rota.kube.workload.member_keys import MemberKeys
 
@@ -96,7 +96,6 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
                 *(tasks.create_task(it.run(), name="follow") for before, _ in kinds for it in before),
                 *(tasks.create_task(watch_own_kinds(*it, here), name="look after") for it in kinds),
                 tasks.create_task(places.run(), name="secrets"),
-                tasks.create_task(traces.run(), name="traces"),
                 tasks.create_task(poll_reports(_led(brain), reports, brain.wake), name="report poller"),
                 tasks.create_task(_poll_progress(brain, reports, outlets), name="progress poller"),
                 tasks.create_task(_poll_deliveries(brain, reports), name="delivery poller"),
@@ -132,7 +131,7 @@ async def _log_in(open_: AsyncExitStack, options: Options) -> tuple[Login, Api, 
 
 
 def _traces(open_: AsyncExitStack, identity: str) -> Exporter:
-    traces = Exporter(settings(os.environ, identity, VERSION))
+    traces = Exporter(open_recorder(os.environ, identity, VERSION))
     open_.push_async_callback(traces.close)
     return traces
 

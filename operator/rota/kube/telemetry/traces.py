@@ -1,26 +1,23 @@
-"""Rebalances as OpenTelemetry's traces: one for each that is over, as the JSON that OTLP receivers take.
+"""Rebalances as traces: one for each rebalance that is over, with spans for what it took.
 
     rebalance                from its first document until everybody obeyed
       handover               a queue: from its revoke until its next owner obeyed what grants it
         release              from its revoke until its grant, which follows at once when the owner has released it
         obey                 from its grant until the next owner obeyed it
 
-Ids are made of what a rebalance is, not by chance: what is sent twice, because an answer was lost, is one trace.
+This needs no library: `span_export` makes OpenTelemetry's spans of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rota.kube.telemetry.rebalances import Handover, Past
 from rota.timestamps import parse_time
 
-INTERNAL = 1  # a span's kind: nobody was asked anything
-ERROR = 2  # a span's status
 UNHEARD = "taken from a member that was not heard"
 
-Value = str | int | float | bool | None
-Values = Mapping[str, Value]
+Values = Mapping[str, str | int | float | bool]
 
 
 class Trace(NamedTuple):
@@ -33,81 +30,62 @@ class Trace(NamedTuple):
     clock: float  # the time of day at which the clock that handovers are measured by was 0
 
 
+class SpanNode(NamedTuple):
+    """A span and what lies within it."""
+
+    name: str
+    start: float  # the time of day
+    end: float
+    values: Values
+    problem: str = ""  # why its status is Error
+    children: tuple["SpanNode", ...] = ()
+
+
 def trace(key: tuple[str, str], past: Past, clock: float) -> Trace | None:
-    """Return what there is to tell of a group; nothing, if nobody knows when it was."""
+    """Return the trace of a group's rebalance; None if the status does not say when it began."""
     begun = parse_time(past.rebalance.at)
     return None if begun is None else Trace(*key, begun, past, clock)  # None in a status that a user edited
 
 
 def trace_id(key: tuple[str, str], at: str, instance: str) -> str:
-    """Return the id of the trace of the rebalance that began at a time, by the operator that is called `instance`."""
+    """Return the id of the trace of the rebalance that began at a time, exported by an operator's instance.
+
+    It follows from what the rebalance is: a trace that is sent twice, because an answer was lost, has the same id.
+    """
     namespace, group = key
     return blake2b(f"{namespace}/{group}/{at}/{instance}".encode(), digest_size=16).hexdigest()
 
 
-def request(traces: Sequence[Trace], resource: Mapping[str, str]) -> dict[str, Any]:
-    """Return an ExportTraceServiceRequest; `resource` says who we are."""
-    scope = {"name": "rota", "version": resource.get("service.version", "")}
-    spans = [span for it in traces for span in _spans(it, resource.get("service.instance.id", ""))]
-    told = {"resource": {"attributes": _attributes(resource)}, "scopeSpans": [{"scope": scope, "spans": spans}]}
-    return {"resourceSpans": [told]}
-
-
-class _Spans(NamedTuple):
-    """Makes spans of one trace, numbered."""
-
-    trace: str
-    begin: float  # no span begins before the first one
-
-    def span(self, number: int, parent: int | None, name: str, times: tuple[float, float], values: Values) -> Any:
-        """Make one."""
-        start = max(times[0], self.begin)
-        told = {
-            "traceId": self.trace,
-            "spanId": self._id(number),
-            "name": name,
-            "kind": INTERNAL,
-            "startTimeUnixNano": _nanos(start),
-            "endTimeUnixNano": _nanos(max(times[1], start)),
-            "attributes": _attributes(values),
-        }
-        told |= {} if parent is None else {"parentSpanId": self._id(parent)}
-        return told | ({"status": {"code": ERROR, "message": UNHEARD}} if values.get("rota.forced") else {})
-
-    def _id(self, number: int) -> str:
-        return blake2b(f"{self.trace} {number}".encode(), digest_size=8).hexdigest()
-
-
-def _spans(it: Trace, instance: str) -> Iterator[dict[str, Any]]:
-    last = it.past.rebalance
+def spans(it: Trace) -> SpanNode:
+    """Return the span of a rebalance. No span in it begins before it, or ends before its own start."""
+    last, slowest = it.past.rebalance, it.past.slowest
     # What it took is measured as it is planned, and handovers when they are seen to be over, which is a bit later.
-    end = max([it.begun + (last.seconds or 0.0), *(it.clock + one.obeyed for one in it.past.slowest)])
-    spans = _Spans(trace_id((it.namespace, it.group), last.at, instance), it.begun)
-    yield spans.span(0, None, "rebalance", (it.begun, end), _of_rebalance(it))
-    for number, one in enumerate(it.past.slowest):
-        yield from _of_handover(spans, 1 + 3 * number, one, it.clock)
+    end = max([it.begun + (last.seconds or 0.0), *(it.clock + one.obeyed for one in slowest)])
+    children = tuple(_handover(one, it.clock, it.begun) for one in slowest)
+    return SpanNode("rebalance", it.begun, end, _of_rebalance(it), UNHEARD if last.forced else "", children)
 
 
-def _of_handover(spans: _Spans, number: int, it: Handover, clock: float) -> Iterator[dict[str, Any]]:
-    revoked, granted, obeyed = (clock + at for at in (it.revoked, it.granted, it.obeyed))
-    values: dict[str, Value] = {
+def _handover(it: Handover, clock: float, begin: float) -> SpanNode:
+    revoked, granted, obeyed = (max(clock + at, begin) for at in (it.revoked, it.granted, it.obeyed))
+    problem = UNHEARD if it.forced else ""
+    values: dict[str, str | int | float | bool] = {
         "rota.queue.topic": it.queue.topic,
         "rota.queue.broker": it.queue.broker,
         "rota.queue.id": it.queue.id,
-        "rota.from": it.before.name if it.before else None,
         "rota.to": it.after.name,
         "rota.forced": it.forced,
     }
-    yield spans.span(number, 0, "handover", (revoked, obeyed), values)
+    children = [SpanNode("obey", granted, max(granted, obeyed), {"rota.member": it.after.name})]
     if it.before:
-        values = {"rota.member": it.before.name, "rota.forced": it.forced}
-        yield spans.span(number + 1, number, "release", (revoked, granted), values)
-    yield spans.span(number + 2, number, "obey", (granted, obeyed), {"rota.member": it.after.name})
+        values["rota.from"] = it.before.name
+        release: Values = {"rota.member": it.before.name, "rota.forced": it.forced}
+        children.insert(0, SpanNode("release", revoked, max(revoked, granted), release, problem))
+    return SpanNode("handover", revoked, max(revoked, obeyed), values, problem, tuple(children))
 
 
 def _of_rebalance(it: Trace) -> Values:
     last = it.past.rebalance
-    return {
+    values: dict[str, str | int | float | None] = {
         "k8s.namespace.name": it.namespace,
         "rota.group": it.group,
         "rota.reason": last.reason,
@@ -119,20 +97,4 @@ def _of_rebalance(it: Trace) -> Values:
         "rota.handovers": it.past.handed,
         "rota.handovers_untold": it.past.handed - len(it.past.slowest),
     }
-
-
-def _nanos(at: float) -> str:
-    """Write a time as the mapping wants numbers of 64 bits; a double holds some 200 ns of it."""
-    return str(max(round(at * 1e6), 0) * 1000)
-
-
-def _attributes(values: Values) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in values.items() if value is not None]
-
-
-def _value(value: str | float | bool) -> dict[str, Any]:  # noqa: FBT001 - a value
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)}
-    return {"doubleValue": value} if isinstance(value, float) else {"stringValue": value}
+    return {name: value for name, value in values.items() if value is not None}

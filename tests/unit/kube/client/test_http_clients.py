@@ -191,12 +191,12 @@ def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
         f"{path.relative_to(root)}"
         for path in root.rglob("*.py")
         if re.search(
-            r"aiohttp\.(ClientSession|request)\(|\.open_session\(|login\.connect\(|create_connection\(_Connection",
+            r"aiohttp\.(ClientSession|request)\(|\.open_session\(|login\.connect\(|create_connection\(_Connection|requests\.Session\(",
             path.read_text(),
         )
     }
     rows = re.findall(r"^\| `([a-z_/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE)
     assert openers <= {*rows}, "docs/architecture.md, HTTP clients"
-    kube = ("client/api", "telemetry/otlp", "members/report_client", "client/kopf_watch")
+    kube = ("client/api", "telemetry/span_export", "members/report_client", "client/kopf_watch")
     assert openers >= {f"kube/{name}.py" for name in kube}
     assert openers >= {"cli/client/http.py", "sidecar/delivery/http_post.py"}

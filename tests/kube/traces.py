@@ -1,0 +1,55 @@
+"""Rebalances that are over, for tests of traces, and the official form of their spans."""
+
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from rota.kube.state.rebalance import Rebalance
+from rota.kube.telemetry.rebalances import Handover, News, Past
+from rota.kube.telemetry.span_export import SpanRecorder
+from rota.kube.telemetry.traces import trace
+from rota.model import Holder, Queue
+
+AT, BEGUN = "2026-11-21T08:00:00.000Z", 1_795_248_000
+KEY = ("shop", "orders")
+CLOCK = BEGUN - 100.0  # so that on the loop's clock it began at 100
+A, B = Holder("a", "uid-a"), Holder("b", "uid-b")
+RESOURCE = {"service.name": "rota-operator", "service.version": "1.2.3", "service.instance.id": "rota-0"}
+
+
+def handover(number: int = 0, before: Holder | None = A, *, forced: bool = False, **at: float) -> Handover:
+    """Return a handover of a queue."""
+    times: dict[str, Any] = {"revoked": 100.1, "granted": 100.4, "obeyed": 100.9, **at}
+    return Handover(Queue("orders", "broker-a", number), before, B, **times, forced=forced)
+
+
+def news(*handovers: Handover, handed: int | None = None, **told: Any) -> News:
+    """Return what is new of a group of which a rebalance is over."""
+    given: dict[str, Any] = {
+        "reason": "MemberJoined",
+        "message": "b joined",
+        "at": AT,
+        "generation": 42,
+        "moved": 1,
+        "seconds": 1.0,
+    }
+    last = Rebalance(**given | told)
+    return News(past=Past(last, handovers, len(handovers) if handed is None else handed))
+
+
+def encoded(*told: News) -> list[ResourceSpans]:
+    """Return the spans of rebalances as they are sent."""
+    exporter = InMemorySpanExporter()
+    recorder = SpanRecorder(SimpleSpanProcessor(exporter), RESOURCE)
+    for it in told:
+        if it.past and (ended := trace(KEY, it.past, CLOCK)):
+            recorder.record(ended)
+    return list(encode_spans(exporter.get_finished_spans()).resource_spans)
+
+
+def attributes(of: Any) -> dict[str, Any]:
+    """Return the attributes of a span or a resource."""
+    return {it.key: getattr(it.value, it.value.WhichOneof("value")) for it in of.attributes}

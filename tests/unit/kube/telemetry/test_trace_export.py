@@ -1,0 +1,351 @@
+"""Traces on their way: which variables are read, and what becomes of traces that a receiver does not take."""
+
+import asyncio
+import gzip
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from ground.poll import soon
+from kube.traces import KEY, RESOURCE, attributes, handover, news
+from rota.kube.telemetry import trace_export
+from rota.kube.telemetry.rebalances import News
+from rota.kube.telemetry.trace_export import Exporter, Recorder, open_recorder
+
+ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+HEADERS, PROTOCOL = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"
+SDK_LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+
+
+@dataclass
+class Receiver:
+    """Answers as it is told to, then that all is well, and keeps what it got."""
+
+    answers: list[web.Response] = field(default_factory=list)
+    got: "asyncio.Queue[tuple[web.Request, bytes]]" = field(default_factory=asyncio.Queue)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: int = 0
+
+    async def take(self, asked: web.Request) -> web.Response:
+        self.asked += 1
+        await self.opened.wait()
+        self.got.put_nowait((asked, await asked.read()))
+        return self.answers.pop(0) if self.answers else web.Response()
+
+    async def spans(self) -> list[Span]:
+        """Return the spans of the next request."""
+        return decoded((await self.got.get())[1])
+
+    async def groups(self) -> list[str]:
+        """Return whose rebalances came with the next request."""
+        return [attributes(it)["rota.group"] for it in await self.spans() if it.name == "rebalance"]
+
+
+def decoded(body: bytes) -> list[Span]:
+    """Return the spans of a request."""
+    told = ExportTraceServiceRequest.FromString(body).resource_spans
+    return [span for one in told for scope in one.scope_spans for span in scope.spans]
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[tuple[Receiver, str]]:
+    told = Receiver()
+    told.opened.set()
+    app = web.Application()
+    app.router.add_post("/otlp/v1/traces", told.take)
+    async with TestServer(app) as server:
+        yield told, f"http://127.0.0.1:{server.port}/otlp"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder | None]:
+    """Return what opens a recorder in a process with those variables."""
+
+    def opened(**environment: str) -> Recorder | None:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return open_recorder(environment, "rota-0", "1.2.3")
+
+    return opened
+
+
+@asynccontextmanager
+async def running(told: Recorder | None) -> AsyncIterator[Exporter]:
+    it = Exporter(told)
+    try:
+        yield it
+    finally:
+        await it.close()
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the errors of the SDK."""
+    return [it.getMessage() for it in caplog.records if it.name.startswith("opentelemetry") and it.levelname == "ERROR"]
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, count: int) -> None:
+    async def are_logged() -> bool:
+        return len(logged(caplog)) >= count
+
+    await soon(are_logged)
+
+
+# Which variables are read.
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {ENDPOINT: " ", TRACES_ENDPOINT: "", "OTEL_SERVICE_NAME": "x"},
+        {ENDPOINT: "http://a:1", "OTEL_SDK_DISABLED": "True"},
+        {ENDPOINT: "http://a:1", "OTEL_TRACES_EXPORTER": "none"},
+    ],
+)
+def test_trace_export_is_off_without_an_endpoint_or_when_disabled(
+    recorder: Callable[..., Recorder | None], environment: dict[str, str]
+) -> None:
+    assert recorder(**environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "url"),
+    [
+        ({ENDPOINT: "http://collector:4318"}, "http://collector:4318/v1/traces"),
+        ({ENDPOINT: "http://collector:4318/"}, "http://collector:4318/v1/traces"),
+        ({ENDPOINT: "https://example.com/otlp"}, "https://example.com/otlp/v1/traces"),
+        ({ENDPOINT: "https://example.com/otlp/?of=us"}, "https://example.com/otlp/v1/traces?of=us"),
+        ({ENDPOINT: "http://[::1]:4318"}, "http://[::1]:4318/v1/traces"),
+        ({ENDPOINT: "http://all:4318", TRACES_ENDPOINT: "http://traces:4318/here"}, "http://traces:4318/here"),
+        ({ENDPOINT: "", TRACES_ENDPOINT: " http://traces:4318 "}, "http://traces:4318"),
+        ({ENDPOINT: "http://collector:4318", PROTOCOL: "http/protobuf"}, "http://collector:4318/v1/traces"),
+    ],
+)
+def test_trace_endpoint_gets_the_path_unless_it_is_for_traces_only(
+    recorder: Callable[..., Recorder | None], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], url: str
+) -> None:
+    opened: list[str] = []
+    span_export = import_module("rota.kube.telemetry.span_export")
+
+    def exporter(endpoint: str, **_: object) -> SpanExporter:
+        opened.append(endpoint)
+        return InMemorySpanExporter()
+
+    monkeypatch.setattr(span_export, "OTLPSpanExporter", exporter)
+    found = recorder(**environment)
+    assert found
+    found.close()
+    assert opened == [url]
+
+
+@pytest.mark.parametrize("name", [ENDPOINT, TRACES_ENDPOINT])
+@pytest.mark.parametrize("url", ["collector:4318", "collector", "http://", "http://a:b", "http://a b", "grpc://a:1"])
+def test_trace_endpoint_that_is_invalid_is_rejected_with_a_sentence(
+    recorder: Callable[..., Recorder | None], name: str, url: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name} '.*' is no address of a receiver; give one such as http"):
+        recorder(**{name: url})
+
+
+def test_trace_endpoint_error_shows_no_password(recorder: Callable[..., Recorder | None]) -> None:
+    with pytest.raises(ValueError, match=r"^((?!secret).)*$"):
+        recorder(**{ENDPOINT: "ftp://me:secret@collector"})
+
+
+@pytest.mark.parametrize("text", ["a=1,secret", "a=1,=secret", "a=1,b b=secret", "a=1,b=secret%0A"])
+def test_trace_headers_error_does_not_repeat_the_entry(recorder: Callable[..., Recorder | None], text: str) -> None:
+    with pytest.raises(ValueError, match=r"^OTEL_EXPORTER_OTLP_HEADERS has an entry that is none, number 2; give key="):
+        recorder(**{ENDPOINT: "http://collector:4318", HEADERS: text})
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol", "sentence"),
+    [
+        (PROTOCOL, "http/json", "'http/json' is not supported; give http/protobuf or grpc"),
+        (PROTOCOL, "grpc", "is grpc, and its package is not installed: give http/protobuf, or install opentelemetry-"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc", "is grpc, and its package is not installed: "),
+    ],
+)
+def test_trace_protocol_that_cannot_be_used_is_rejected_with_a_sentence(
+    recorder: Callable[..., Recorder | None], name: str, protocol: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name} {sentence}"):
+        recorder(**{ENDPOINT: "http://collector:4317", name: protocol})
+
+
+def test_trace_export_without_its_package_is_rejected_with_a_sentence(
+    recorder: Callable[..., Recorder | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "rota.kube.telemetry.span_export", None)
+    monkeypatch.delattr("rota.kube.telemetry.span_export", raising=False)
+    sentence = r"is set, and the package that sends traces is not installed: pip install 'rota-operator\[traces\]'$"
+    with pytest.raises(ValueError, match=f"^{ENDPOINT} {sentence}"):
+        recorder(**{ENDPOINT: "http://collector:4318"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, RESOURCE),
+        (
+            {"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine,deployment.environment.name=a%20b"},
+            {**RESOURCE, "service.name": "mine", "deployment.environment.name": "a b"},
+        ),
+        (
+            {"OTEL_SERVICE_NAME": "ours", "OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"},
+            {**RESOURCE, "service.name": "ours"},
+        ),
+    ],
+)
+async def test_trace_resource_is_extended_or_overridden_by_environment(
+    receiver: tuple[Receiver, str],
+    recorder: Callable[..., Recorder | None],
+    environment: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    there, url = receiver
+    async with running(recorder(**{ENDPOINT: url, **environment})) as it:
+        it.take(KEY, news())
+        (told,) = ExportTraceServiceRequest.FromString((await there.got.get())[1]).resource_spans
+    assert {name: text for name, text in attributes(told.resource).items() if "sdk" not in name} == expected
+
+
+# How it is sent.
+
+
+async def test_trace_export_sends_rebalances_together_in_one_request_with_headers(
+    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+) -> None:
+    there, url = receiver
+    async with running(recorder(**{ENDPOINT: url, HEADERS: " Api-Key = a%2Cb ,,authorization=Basic dTpw== "})) as it:
+        for name in ("orders", "bills"):
+            it.take(("shop", name), news(handover()))
+        it.take(("shop", "quiet"), News(moved=3))
+        asked, body = await there.got.get()
+    assert asked.path == "/otlp/v1/traces"
+    assert (asked.headers["api-key"], asked.headers["authorization"]) == ("a,b", "Basic dTpw==")
+    assert asked.content_type == "application/x-protobuf"
+    assert [attributes(span)["rota.group"] for span in decoded(body) if span.name == "rebalance"] == ["orders", "bills"]
+    assert there.got.empty()
+
+
+async def test_trace_export_compresses_where_the_environment_asks_for_it(
+    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+) -> None:
+    there, url = receiver
+    async with running(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"})) as it:
+        it.take(KEY, news())
+        asked, body = await there.got.get()
+    assert asked.headers["content-encoding"] == "gzip"
+    assert decoded(gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body)
+
+
+async def test_trace_export_follows_the_sampler_of_the_environment(
+    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+) -> None:
+    there, url = receiver
+    async with running(recorder(**{ENDPOINT: url, "OTEL_TRACES_SAMPLER": "always_off"})) as it:
+        it.take(KEY, news())
+    assert there.got.empty()
+
+
+async def test_trace_export_repeats_a_request_of_a_busy_receiver_with_the_same_ids(
+    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+) -> None:
+    there, url = receiver
+    there.answers = [web.Response(status=503, headers={"Retry-After": "0"}), web.Response(status=429)]
+    async with running(recorder(**{ENDPOINT: url})) as it:
+        it.take(KEY, news(handover()))
+        bodies = [(await there.got.get())[1] for _ in range(3)]
+    assert bodies == [bodies[0]] * 3
+
+
+@pytest.mark.parametrize("status", [301, 308, 400, 401, 404, 413, 500])
+async def test_trace_export_logs_each_request_that_is_rejected_and_goes_on(
+    receiver: tuple[Receiver, str],
+    recorder: Callable[..., Recorder | None],
+    status: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    there, url = receiver
+    there.answers = [web.Response(status=status, headers={"location": "/v1/x"}) for _ in range(2)]
+    async with running(recorder(**{ENDPOINT: url})) as it:
+        for number, name in enumerate(("a", "b"), 1):
+            it.take(("shop", name), news())
+            assert await there.groups() == [name]
+            await until_logged(caplog, number)
+        it.take(("shop", "c"), news())
+        assert await there.groups() == ["c"]
+    assert len(logged(caplog)) == 2
+    assert all(str(status) in told for told in logged(caplog))
+
+
+async def test_trace_export_gives_up_on_an_unreachable_receiver(
+    recorder: Callable[..., Recorder | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    async with running(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"})) as it:
+        for number in (1, 2):
+            it.take(KEY, news())
+            await until_logged(caplog, number)
+
+
+async def test_trace_export_queue_is_bounded(
+    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    there, url = receiver
+    there.opened.clear()
+    sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "2", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1"}
+    async with running(recorder(**{ENDPOINT: url, **sizes})) as it:
+        for name in "abcdef":
+            it.take(("shop", name), news())
+        there.opened.set()
+        assert await there.groups()
+    assert "Queue full, dropping Span." in caplog.messages
+    assert there.got.qsize() < 5
+
+
+async def test_trace_export_flushes_on_close_for_a_limited_time(
+    receiver: tuple[Receiver, str],
+    recorder: Callable[..., Recorder | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, url = receiver
+    async with running(recorder(**{ENDPOINT: url})) as it:
+        it.take(KEY, news())
+    assert await there.groups() == ["orders"]
+
+    there.opened.clear()
+    monkeypatch.setattr(trace_export, "CLOSE_SECONDS", 0.2)
+    async with running(recorder(**{ENDPOINT: url})) as it:
+        it.take(KEY, news())
+    there.opened.set()
+    await soon(no_thread_of_traces)
+
+
+async def no_thread_of_traces() -> bool:
+    return not {it.name for it in threading.enumerate()} & {"traces", "OtelBatchSpanRecordProcessor"}
+
+
+async def test_trace_export_without_a_recorder_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(None) as it:
+        it.take(KEY, news())
+    assert it.trace_of(KEY, Any) == ""  # type: ignore[arg-type]
+    assert caplog.records == []
+    assert await no_thread_of_traces()
