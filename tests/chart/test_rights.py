@@ -13,6 +13,7 @@ WHERE_GROUPS_ARE = {
     "rota.dev/consumergroups": "get list watch",
     "rota.dev/consumergroups/status": "patch",
     "rota.dev/rebalancepolicies": "get list watch",
+    "rota.dev/rebalancepolicies/status": "patch",
     "/pods": "get list watch patch",
     "/configmaps": "get list watch create update",
     "/secrets": "get create update",
@@ -43,6 +44,7 @@ VIEW = {
     "rota.dev/rebalancepolicies": "get list watch",
     "rota.dev/consumergroups/status": "get",
     "rota.dev/consumergroups/scale": "get",
+    "rota.dev/rebalancepolicies/status": "get",
 }
 EDIT = {
     "rota.dev/consumergroups": "create update patch delete deletecollection",

@@ -184,7 +184,7 @@ async def test_crd_columns_show_the_fields_of_a_policy(api: Api, control_plane: 
     body = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "calm"}, "spec": spec}
     await api.create(collection(namespace, "RebalancePolicy"), body)
     head, row = control_plane.kubectl("get", "rp", "-n", namespace).splitlines()
-    assert head.split() == ["NAME", "STRATEGY", "HANDOVER", "MAX-MOVES", "PAUSED", "AGE"]
+    assert head.split() == ["NAME", "STRATEGY", "HANDOVER", "MAX-MOVES", "PAUSED", "ACCEPTED", "GROUPS", "AGE"]
     assert row.split()[:5] == ["calm", "Sticky", "Cooperative", "10", "false"]
 
 

@@ -74,7 +74,7 @@ true
   resources: [consumergroups, rebalancepolicies]
   verbs: [get, list, watch]
 - apiGroups: [rota.dev]
-  resources: [consumergroups/status]
+  resources: [consumergroups/status, rebalancepolicies/status]
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]

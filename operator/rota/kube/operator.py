@@ -30,6 +30,7 @@ from rota.kube.members.report_client import Reports
 from rota.kube.members.report_poller import poll_reports
 from rota.kube.observers import Outlets
 from rota.kube.options import VERSION, Options, check
+from rota.kube.policies.policy_status import PolicyStatuses
 from rota.kube.reconcile.controller import Brain
 from rota.kube.state.group import Group
 from rota.kube.state.queue_quota import QueueQuota
@@ -99,6 +100,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
                 tasks.create_task(poll_reports(_led(brain), reports, brain.wake), name="report poller"),
                 tasks.create_task(_poll_progress(brain, reports, outlets), name="progress poller"),
                 tasks.create_task(_poll_deliveries(brain, reports), name="delivery poller"),
+                tasks.create_task(_write_policy_statuses(api, brain), name="policy statuses"),
             ]
 
             async def watch() -> None:
@@ -199,6 +201,11 @@ async def _poll_progress(brain: Brain, reports: Reports, outlets: Outlets) -> No
 
 async def _poll_deliveries(brain: Brain, reports: Reports) -> None:
     await supervise("delivery poller", partial(poll_deliveries, _led(brain), reports, brain.wake))
+
+
+async def _write_policy_statuses(api: Api, brain: Brain) -> None:
+    statuses = PolicyStatuses(api, lambda: brain.events.policies, brain.events.policy_users, lambda: brain.leads)
+    await supervise("policy statuses", statuses.run)
 
 
 def _wake_all(brain: Brain) -> Callable[[], None]:

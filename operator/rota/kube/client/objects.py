@@ -323,6 +323,12 @@ class Custom(Struct, frozen=True):
             force_setattr(self, "spec", None)
             force_setattr(self, "too_large_bytes", size)
 
+    def has_spec_of(self, other: "Custom | None") -> bool:
+        """Whether another version of the same object differs in metadata and status at most."""
+        if other is None or other.metadata.uid != self.metadata.uid:
+            return False
+        return (other.spec, other.too_large_bytes) == (self.spec, self.too_large_bytes)
+
     @property
     def policy(self) -> str:
         """The name of the policy that a group refers to, whatever is written there."""

@@ -1,7 +1,7 @@
 """Handlers of watch events: they update the state of the groups concerned, and queue those."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rota.kube.brokers.registry import Places
 from rota.kube.client.objects import ConfigMap, Custom, Deployment, Key, Pod, record_of
@@ -52,8 +52,10 @@ class EventHandlers:
     def policy_seen(self, body: Custom) -> None:
         """Handle an added or changed RebalancePolicy."""
         known = self._policies.get(body.metadata.key)
-        if known is None or known.metadata.version < body.metadata.version:
-            self._policies[body.metadata.key] = body
+        if known and known.metadata.version >= body.metadata.version:
+            return
+        self._policies[body.metadata.key] = body
+        if not body.has_spec_of(known):  # else its status was written
             self._policy_changed(body)
 
     def policy_gone(self, body: Custom) -> None:
@@ -69,6 +71,19 @@ class EventHandlers:
             if task.group.body and (key[0], wanted) == body.metadata.key:
                 self.wants(task.group, task.group.body)
                 self._queue.wake(key)
+
+    @property
+    def policies(self) -> Mapping[Key, Custom]:
+        """Every RebalancePolicy, as it was seen last."""
+        return self._policies
+
+    def policy_users(self) -> dict[Key, list[str]]:
+        """Return the names of the groups that refer to each policy."""
+        users: dict[Key, list[str]] = {}
+        for (namespace, name), task in self._queue.tasks.items():
+            if task.group.body and (policy := task.group.body.policy):
+                users.setdefault((namespace, policy), []).append(name)
+        return users
 
     def wants(self, group: Group, body: Custom) -> None:
         """Set the spec and policy that a group has now."""

@@ -36,7 +36,7 @@ class Group:
         self._record_limits = record_limits or RecordLimits()
         self.body: Custom | None = None
         self.wish = Wish()
-        self._read_of: tuple[Any, Custom | None] | None = None  # the texts that it was read from
+        self._read_of: tuple[Custom, Custom | None] | None = None  # the objects that it was read from
         self.good: GroupSpec | None = None  # the last spec that could be understood
         self.pods = GroupPods(name)
         self._settings, self._settings_since = "", 0.0  # those that were stored last, and since when
@@ -92,9 +92,9 @@ class Group:
             self.pods.forget_missed()
             self.pods.unsure, self.pods.gone, self.fleet, self.good = (), set(), (), None
             self.begin()
-        before = self._read_of
-        if before is None or before[1] is not policy or before[0] != body.spec:  # each status that is written is news
-            self.wish, self._read_of = wish_of(body, policy), (body.spec, policy)
+        before, self._read_of = self._read_of, (body, policy)
+        if before is None or not (body.has_spec_of(before[0]) and _is_same(policy, before[1])):
+            self.wish = wish_of(body, policy)
         self.good = self.wish.spec or self.good
         if self._early:
             self.keep(self._early)
@@ -257,6 +257,10 @@ class Group:
         drain_timeout = policy.handover.drain_timeout if policy else resolved.read_drain_timeout(self.record.settings)
         created = self.body.metadata.creation_timestamp if self.body else None
         return resolved.write_settings(self.name, self.wish.spec, drain_timeout, created)
+
+
+def _is_same(policy: Custom | None, before: Custom | None) -> bool:
+    return policy.has_spec_of(before) if policy else before is None
 
 
 def _published_problem(status: Mapping[str, Any], reason: Reason) -> str:

@@ -34,11 +34,16 @@ def wish_of(body: Custom, policy: Custom | None) -> Wish:
         problems.append(Verdict(Reason.MISSING_POLICY, told))
     elif wanted and policy:
         try:
-            rules = policy_spec(_plain(policy, "shorten it"))
+            rules = policy_of(policy)
         except Mistake as mistake:
             rules = None
             problems.append(Verdict(Reason.INVALID_POLICY, f"RebalancePolicy {wanted}: {mistake}"))
     return Wish(spec, rules, tuple(problems))
+
+
+def policy_of(body: Custom) -> PolicySpec:
+    """Read a policy. Raise Mistake for one that cannot be meant."""
+    return policy_spec(_plain(body, "shorten it"))
 
 
 def _plain(body: Custom, advice: str) -> dict[str, Any]:

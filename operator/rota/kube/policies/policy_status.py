@@ -1,0 +1,106 @@
+"""The status of each RebalancePolicy: whether it is accepted, and which groups use it.
+
+The leader compares all policies with what their status should be, and writes those that differ: at most once in ten
+seconds each. A status write changes neither uid nor generation of a policy, so no group is reconciled because of it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from time import time
+from typing import Any
+
+from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.objects import Custom, Key
+from rota.kube.client.paths import POLICIES, object_path
+from rota.kube.state.resolved_spec import policy_of
+from rota.model import plain
+from rota.spec import Mistake
+from rota.timestamps import format_time
+
+WRITE_SECONDS = 10.0
+MAX_NAMES = 20  # of groups in a status
+MAX_MESSAGE = 1000  # characters: a sentence may repeat what a tenant wrote
+
+_log = logging.getLogger(__name__)
+
+
+def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str, Any]:
+    """Return the status of a policy that is used by groups of those names."""
+    accepted, reason, message = "True", "Accepted", "The policy can be used"
+    try:
+        policy_of(policy)
+    except Mistake as mistake:
+        accepted, reason, message = "False", "InvalidPolicy", plain(str(mistake), MAX_MESSAGE)
+    return {
+        "observedGeneration": policy.metadata.generation,
+        "groups": len(groups),
+        "usedBy": sorted(groups)[:MAX_NAMES],
+        "conditions": [
+            {
+                "type": "Accepted",
+                "status": accepted,
+                "reason": reason,
+                "message": message,
+                "observedGeneration": policy.metadata.generation,
+                "lastTransitionTime": _since(policy.status, accepted) or format_time(now, "seconds"),
+            }
+        ],
+    }
+
+
+def _since(status: Mapping[str, Any], accepted: str) -> str | None:
+    """Return since when the condition has had a status, as it is published."""
+    conditions = status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else ():
+        if isinstance(condition, dict) and (condition.get("type"), condition.get("status")) == ("Accepted", accepted):
+            since = condition.get("lastTransitionTime")
+            return since if isinstance(since, str) else None
+    return None
+
+
+class PolicyStatuses:
+    """Writes the status of policies."""
+
+    def __init__(
+        self,
+        api: Api,
+        policies: Callable[[], Mapping[Key, Custom]],
+        users: Callable[[], Mapping[Key, Sequence[str]]],
+        leads: Callable[[], bool],
+    ) -> None:
+        """`users`: the names of the groups that use each policy."""
+        self._api, self._policies, self._users, self._leads = api, policies, users, leads
+        self._is_failing = False
+
+    async def run(self) -> None:
+        """Write what is due, for ever."""
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            if self._leads():
+                await self.write_due()
+
+    async def write_due(self) -> None:
+        """Write each status that is not as it should be. After a failure the others wait for the next time."""
+        users = self._users()
+        for key, policy in list(self._policies().items()):
+            status = policy_status(policy, users.get(key, ()), time())
+            if status != policy.status and not await self._write(policy, status):
+                break
+
+    async def _write(self, policy: Custom, status: Mapping[str, Any]) -> bool:
+        namespace, name = policy.metadata.key
+        metadata = {"name": name, "namespace": namespace, "uid": policy.metadata.uid}
+        metadata["resourceVersion"] = policy.metadata.resource_version
+        body = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": metadata, "status": status}
+        try:
+            await self._api.apply(object_path(POLICIES, namespace, name, "status"), body, Custom)
+        except (ApiError, Unanswered) as error:
+            if isinstance(error, ApiError) and (error.conflict or error.unknown):  # changed or deleted: the watch tells
+                return True
+            if not self._is_failing:
+                _log.warning("The status of RebalancePolicy %s/%s could not be written: %s", namespace, name, error)
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        return True

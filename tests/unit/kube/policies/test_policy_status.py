@@ -1,0 +1,69 @@
+"""What the status of a RebalancePolicy says."""
+
+from typing import Any
+
+import pytest
+
+from rota.kube.client.objects import Custom, Metadata
+from rota.kube.policies.policy_status import MAX_NAMES, policy_status
+
+NOW = 1_795_248_000.0
+AT = "2026-11-21T08:00:00Z"
+
+
+def a_policy(spec: Any, status: Any = None) -> Custom:
+    metadata = Metadata(name="steady", namespace="shop", uid="a", resource_version="5", generation=3)
+    return Custom(metadata, spec, status or {})
+
+
+def accepted(status: dict[str, Any]) -> dict[str, Any]:
+    (condition,) = status["conditions"]
+    assert isinstance(condition, dict)
+    return condition
+
+
+def test_policy_status_says_that_a_policy_is_accepted_and_who_uses_it() -> None:
+    status = policy_status(a_policy({"strategy": "Sticky"}), ["orders", "bills"], NOW)
+    assert status == {
+        "observedGeneration": 3,
+        "groups": 2,
+        "usedBy": ["bills", "orders"],
+        "conditions": [
+            {
+                "type": "Accepted",
+                "status": "True",
+                "reason": "Accepted",
+                "message": "The policy can be used",
+                "observedGeneration": 3,
+                "lastTransitionTime": AT,
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("spec", ["x", {"strategy": "Rolling"}, {"strategy": "Sticky", "budget": {"maxMoves": -1}}])
+def test_policy_status_says_why_a_policy_is_not_accepted(spec: Any) -> None:
+    condition = accepted(policy_status(a_policy(spec), (), NOW))
+    assert (condition["status"], condition["reason"]) == ("False", "InvalidPolicy")
+    assert condition["message"].startswith("spec")
+
+
+def test_policy_status_names_some_of_many_groups() -> None:
+    status = policy_status(a_policy({}), [f"g-{number:04}" for number in reversed(range(1000))], NOW)
+    assert status["groups"] == 1000
+    assert status["usedBy"] == [f"g-{number:04}" for number in range(MAX_NAMES)]
+
+
+def test_policy_status_keeps_the_time_of_the_last_transition_until_the_next() -> None:
+    first = policy_status(a_policy({}), (), NOW)
+    again = policy_status(a_policy({}, first), ["orders"], NOW + 60)
+    assert accepted(again)["lastTransitionTime"] == AT
+    turned = policy_status(a_policy({"strategy": "Rolling"}, again), (), NOW + 60)
+    assert accepted(turned)["lastTransitionTime"] == "2026-11-21T08:01:00Z"
+
+
+@pytest.mark.parametrize(
+    "status", [{"conditions": 1}, {"conditions": ["x", {}]}, {"conditions": [{"type": "Accepted", "status": "True"}]}]
+)
+def test_policy_status_replaces_one_that_somebody_edited(status: Any) -> None:
+    assert accepted(policy_status(a_policy({}, status), (), NOW))["lastTransitionTime"] == AT
