@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import yaml
 
 from rota.cli.console.inputs import UNREADABLE, spelled, text_of
-from rota.cli.console.output import ENDLESS
 from rota.kube.client.objects import GROUP_LABEL
 from rota.kube.workload.injection import injected, uninjected
 from rota.kube.workload.sidecar_container import IMAGE, SidecarSpec, newest_image
@@ -20,6 +19,7 @@ from rota.spec.names import is_dns_subdomain
 
 WORKLOADS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "DaemonSet": "apps/v1", "Pod": "v1"}
 MOST_NAMED = 5  # of what stays as it is
+LINE_WIDTH = 1_000_000  # of YAML: no line is wrapped
 
 _LEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")  # comments before it, and its beginning
 
@@ -142,7 +142,7 @@ def _lead(piece: str, *, first: bool) -> str:
 
 
 def _dumped(document: Any) -> str:
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=ENDLESS)
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LINE_WIDTH)
 
 
 def _objects(document: Any) -> Iterator[dict[Any, Any]]:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rota.model import Queue, Roster
 
 GAP = 3  # spaces between two columns
-ENDLESS = 1_000_000  # the width of what is no terminal
 
 _unseen = re.compile(r"[^ -~\n]")
 

@@ -1,7 +1,7 @@
 """The status of each RebalancePolicy: whether it is accepted, and which groups use it.
 
 The leader compares all policies with what their status should be, and writes those that differ: at most once in ten
-seconds each. A status write changes neither uid nor generation of a policy, so no group is reconciled because of it.
+seconds each. A status write changes neither uid nor spec of a policy, so no group is reconciled because of it.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any
 
+from rota.aio import gently
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.objects import Custom, Key
 from rota.kube.client.paths import POLICIES, object_path
@@ -83,7 +84,7 @@ class PolicyStatuses:
     async def write_due(self) -> None:
         """Write each status that is not as it should be. After a failure the others wait for the next time."""
         users = self._users()
-        for key, policy in list(self._policies().items()):
+        async for key, policy in gently(list(self._policies().items())):
             status = policy_status(policy, users.get(key, ()), time())
             if status != policy.status and not await self._write(policy, status):
                 break
