@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count, pairwise
@@ -81,13 +80,15 @@ class Notes:
     def __init__(self, folder: Path, group: str) -> None:
         self._folder, self._group = folder, group
         self._read: dict[Path, int] = {}  # how far
-        self._found: dict[Path, dict[str, list[Delivery]]] = defaultdict(dict)
+        self._found: dict[Path, dict[str, list[Delivery]]] = {}
+        self._ends: dict[Path, Fact] = {}  # of containers that noted their own
         self._done: set[int] = set()
         self.orderly = False  # whether the group is: then a message is tried again where it lies
 
     def done(self) -> set[int]:
         """Return the numbers of all messages that an app was done with."""
         for path in self._folder.glob("*.jsonl"):
+            self._found.setdefault(path, {})  # also one that has got nothing yet: the container before it has ended
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 whole, end, _ = file.read().rpartition(b"\n")  # the last line may just be written
@@ -102,15 +103,21 @@ class Notes:
         return [it for requests in self._found.values() for request in requests.values() for it in request]
 
     def died(self) -> Iterator[Fact]:
-        """Yield when apps ended that were started again in the same pod; what they had open then was open no more."""
-        by_member: dict[str, list[Path]] = defaultdict(list)
-        for path in sorted(self._found):
-            by_member[_member(path)].append(path)
-        for member, paths in by_member.items():
-            for path in paths[:-1]:
-                yield Fact(max(it.end or it.begin for (it,) in self._found[path].values()), "app", member)
+        """Yield when apps ended: what they had open then was open no more.
+
+        Who was killed noted nothing: then another container was started in the pod, or the pod's end is known.
+        """
+        yield from self._ends.values()
+        for path, following in pairwise(sorted(self._found)):
+            notes = [note for (it,) in self._found[path].values() for note in (it.begin, it.end) if note]
+            if _member(path) == _member(following) and path not in self._ends and notes:
+                yield Fact(max(notes), "app", _member(path))
 
     def _take(self, path: Path, told: dict[str, Any]) -> None:
+        for note, kind in (("died", "app"), ("stopped", "stopped")):
+            if note in told:
+                self._ends[path] = Fact(told[note], kind, _member(path))
+                return
         requests, name = self._found[path], told["name"]
         if "begin" in told:
             requests[name] = [self._delivery(_member(path), told["begin"], it) for it in told["messages"]]

@@ -73,8 +73,9 @@ class TemplateGroup:
         return self.sent
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return what apps have noted."""
-        return [json.loads(line) for line in whole_lines(self._log)] if self._log.exists() else []
+        """Return what apps have noted of messages."""
+        lines = whole_lines(self._log) if self._log.exists() else []
+        return [note for note in map(json.loads, lines) if "name" in note]
 
     def deliveries(self) -> Counter[int]:
         """Return how often each message came to an app that was done with it."""

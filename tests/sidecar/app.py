@@ -5,7 +5,7 @@ It is posted to at that port; or, with a last word, asks there for messages, and
 RULES is a JSON file, read anew whenever it changes: a list of what to do, of which the first that fits holds. What is
 named under `numbers`, `queues`, `attempts` or `topics` are the messages it is about; `status` and `seconds` say what is
 answered, and when; `act` may be `hang` (never answer), `hold` (answer once another rule holds) or `die`. LOG gets a
-line when a request comes, and another one before it is answered.
+line when a request comes, another one before it is answered, and one when the app ends, unless it is killed.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class App:
         self.note(name=name, begin=time.monotonic(), messages=[message])
         rule = self._rule([message])
         if rule.get("act") == "die":
-            os._exit(9)
+            self.die()
         if rule.get("act") == "hang":
             return
         await asyncio.sleep(rule.get("seconds", 0))
@@ -56,6 +56,11 @@ class App:
         self.note(name=name, end=time.monotonic(), status=status)
         async with session.post("/v1/acks" if status == 204 else "/v1/nacks", json={"ids": [handed["id"]]}):
             pass
+
+    def die(self) -> NoReturn:
+        """End at once, with whatever is open."""
+        self.note(died=time.monotonic())
+        os._exit(9)
 
     def note(self, **told: object) -> None:
         """Put a line into the log, whole, at once."""
@@ -69,7 +74,7 @@ class App:
         while (rule := self._rule(messages)).get("act") == "hold":  # noqa: ASYNC110 - a file tells
             await asyncio.sleep(0.3)
         if rule.get("act") == "die":
-            os._exit(9)
+            self.die()
         if rule.get("act") == "hang":
             await asyncio.Event().wait()
         await asyncio.sleep(rule.get("seconds", 0))
@@ -122,6 +127,7 @@ def main(address: str, port: str, log: str, rules: str, asks: str = "") -> NoRet
     app = web.Application()
     app.add_routes([web.post("/", it.posted)])
     web.run_app(app, host=address, port=int(port), print=None, access_log=None, shutdown_timeout=0.1)
+    it.note(stopped=time.monotonic())
     sys.exit(0)
 
 

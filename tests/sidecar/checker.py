@@ -18,6 +18,7 @@ from rota.model import Queue
 
 DEAD, NOT_FOUND = 422, 404
 KILLS = {"sidecar", "ended"}  # facts after which a sidecar sends no more
+ENDS = {"app", "stopped", "ended"}  # facts after which an app works no more on what it has
 SKEW = 0.5  # seconds: requests that are sent side by side may be read in another order, or after their sidecar's end
 KEPT = 15.0  # what was committed longer ago is on the broker's disk: it writes that every 5 s, and is told as often
 
@@ -61,7 +62,8 @@ class Fact(NamedTuple):
     """What was decided about the fleet, done to it, or heard of it.
 
     given, released: a member's queues · forced: taken from a member that is not heard · settled: it is heard again ·
-    heard: a report's generation · apart, together: it reaches no broker, and does again · sidecar, app: killed · left:
+    heard: a report's generation · apart, together: it reaches no broker, and does again · sidecar, app: killed ·
+    stopped: its app ended that was asked to, which excuses nothing that comes twice · left:
     a sidecar ended that was asked to, and remembers nothing when it begins again · ended: the whole pod · reset: a
     queue's offset was set · broker: killed, whatever it was told last is forgotten
     """
@@ -306,7 +308,7 @@ class _Judge:
         """Return when a delivery was over: at its end, with its app, or when it was waited for no more."""
         if it.end is not None:
             return it.end
-        deaths = (fact.at for fact in self.facts if fact.kind in {"app", "ended"} and fact.member == it.member)
+        deaths = (fact.at for fact in self.facts if fact.kind in ENDS and fact.member == it.member)
         return min(min((at for at in deaths if at >= it.begin), default=inf), it.begin + self.story.timeout)
 
     def _in_dispute(self, queue: Queue, it: Delivery) -> bool:

@@ -208,7 +208,7 @@ class Pod:
             told = json.loads(line)
             if "begin" in told:
                 begun[told["name"]] = [self._delivery(told, it, group, orderly) for it in told["messages"]]
-            else:
+            elif "end" in told:
                 begun[told["name"]] = [
                     it._replace(end=told["end"], status=told["status"]) for it in begun[told["name"]]
                 ]

@@ -64,6 +64,11 @@ CLEAN = {
     "the sidecar was killed before the app had read the request": a_story(
         d(1, 2), d(4, 5), facts=(GIVEN, fact(0.8, "sidecar")), commits=[Commit(0.7, Q, 0)]
     ),
+    "the app stopped with one at it, some time before its pod ended": a_story(
+        d(1, None, status=None),
+        d(6, 7, 0, "b"),
+        facts=(GIVEN, fact(3, "stopped"), fact(5, "released"), fact(5, "given", "b"), fact(9, "ended")),
+    ),
     "the app was killed with one at it": a_story(d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "app")), at_once=1),
     "the app died of it, and it came back by the retry topic": a_story(
         d(1, None, status=None),
@@ -157,6 +162,10 @@ BROKEN = {
             d(10, 11, 0, "a", queue=OTHER),
             facts=(*FORCED, Fact(0, "given", "a", frozenset({OTHER}))),
         ),
+        "delivered twice",
+    ),
+    "a duplicate after the app stopped": (
+        a_story(d(1, 2), d(4, 5), facts=(GIVEN, fact(3, "stopped"))),
         "delivered twice",
     ),
     "a duplicate after somebody else was killed": (

@@ -242,6 +242,23 @@ async def test_drain_status_responds_when_no_drain_begins_and_begins_none(
         assert (report.state, report.working) == ("serving", frozenset({FIRST}))
 
 
+async def test_drain_status_waits_for_a_drain_that_a_busy_node_begins_seconds_later(tmp_path: Path) -> None:
+    """The kubelet of a busy node took more than 2 s to run the sidecar's hook: the app was stopped at its message."""
+    gate = Gate()
+    async with a_member(tmp_path) as member:
+        member.app.answer = gate
+        await member.obeys([FIRST])
+        await member.send("1", queue=0)
+        await member.until(lambda it: it.inflight == 1)
+        hook = asyncio.ensure_future(member.ask("/v1/drained"))
+        done, _ = await asyncio.wait([hook], timeout=2.5)
+        assert not done, "the hook of the app's container has ended before the drain began"
+        member.begin_drain()
+        gate.opens.set()
+        assert await hook == (200, "drained\n")
+        assert member.app.done == ["1"]
+
+
 async def test_drain_completes_though_the_caller_disconnects(tmp_path: Path) -> None:
     goes_on = asyncio.Event()
 

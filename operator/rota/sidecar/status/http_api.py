@@ -13,8 +13,8 @@ from rota.sidecar.status.waiting_hooks import WaitingHooks
 
 PORT = 9911
 # How long the hooks of app containers wait for the sidecar's hook, which runs at the same time. If no drain begins,
-# only the app's container is being stopped.
-DRAIN_BEGINS_SECONDS = 2.0
+# only the app's container is being stopped. A node on which many pods end at once needs seconds to run that hook.
+DRAIN_BEGINS_SECONDS = 10.0
 
 
 class Status(Reports, Protocol):
