@@ -54,6 +54,7 @@ class Prometheus:
             "storage.tsdb.path": self.instance.folder / "prometheus" / "data",
             "web.listen-address": self.url.removeprefix("http://"),
             "log.level": "warn",
+            "enable-feature": "exemplar-storage",
         }
         self.instance.start("prometheus", [_program("prometheus"), *(f"--{key}={flags[key]}" for key in flags)])
         self.instance.wait("prometheus", partial(answers, f"{self.url}/-/ready"), 30, "Prometheus")
@@ -77,8 +78,17 @@ class Prometheus:
         now = time.time()
         return self._asked("query_range", query=expression, start=now - seconds, end=now, step=1)
 
+    def exemplars(self, expression: str, seconds: float) -> list[dict[str, Any]]:
+        """Return the exemplars of an expression's series: each with `seriesLabels` and `exemplars`."""
+        now = time.time()
+        found: list[dict[str, Any]] = self._data("query_exemplars", query=expression, start=now - seconds, end=now)
+        return found
+
     def _asked(self, what: str, **asked: str | float) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = self._data(what, **asked)["result"]
+        return result
+
+    def _data(self, what: str, **asked: str | float) -> Any:
         address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
         with urllib.request.urlopen(address, timeout=10) as answer:
-            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        return result
+            return json.load(answer)["data"]

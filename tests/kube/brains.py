@@ -22,6 +22,7 @@ from rota.kube.members.report_client import Reports
 from rota.kube.reconcile.controller import Brain
 from rota.kube.reconcile.reconciler import Done
 from rota.kube.telemetry.operator_metrics import Measures
+from rota.kube.telemetry.trace_export import Exporter
 from rota.kube.workload.deployments import Fleets
 
 T = TypeVar("T")
@@ -91,9 +92,17 @@ class Operator:
     """One replica that leads; `ends_at`: before or after which write it ends, in the middle of it; 0: never."""
 
     def __init__(
-        self, kubeconfig: Path, namespace: str, memory: Memory, ends_at: int = 0, also: Collection[str] = ()
+        self,
+        kubeconfig: Path,
+        namespace: str,
+        memory: Memory,
+        ends_at: int = 0,
+        also: Collection[str] = (),
+        *,
+        traces: Exporter | None = None,
     ) -> None:
         self._kubeconfig, self._namespaces, self._memory = kubeconfig, [namespace, *also], memory
+        self._traces = traces or Exporter(None)
         self._left = ends_at
         self.sites: list[Site] = []  # that it has connected to, in that order
         self.dead = False
@@ -107,7 +116,7 @@ class Operator:
         self.places = Places(self.api, self._connect)
         self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api))
         self.brain.done = self._round
-        self.measures = Measures(lambda: self.brain.leads)
+        self.measures = Measures(lambda: self.brain.leads, trace_of=self._traces.trace_of)
         clock = asyncio.get_running_loop().time
         self.sight = Sight(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())
         self.places.worked = self.sight.worked
@@ -121,7 +130,7 @@ class Operator:
 
     def _round(self, done: Done) -> None:
         self.done.append(done)
-        self.sight.take(done)
+        self._traces.take((done.group.namespace, done.group.name), self.sight.take(done))
 
     async def looks_again(self, rounds: int) -> None:
         """Wait until it has looked at something more than so often."""

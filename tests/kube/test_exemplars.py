@@ -1,0 +1,77 @@
+"""Exemplars: a real Prometheus stores them, and each names a trace that a receiver of traces got."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from ground.controlplane import Cluster
+from ground.instance import Instance
+from ground.poll import soon
+from ground.prometheus import Prometheus
+from kube.brains import Operator
+from kube.world import OperatedNamespace, two_members
+from rota.brokers.memory import Memory
+from rota.kube.http.operator_probes import metrics
+from rota.kube.telemetry.trace_export import Exporter, open_recorder
+
+pytestmark = pytest.mark.usefixtures("crds", "node")
+
+
+@pytest.fixture
+async def received(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[set[str]]:
+    """Run a receiver of traces, and return the ids of the traces that it has got."""
+    ids: set[str] = set()
+
+    async def take(request: web.Request) -> web.Response:
+        told = ExportTraceServiceRequest.FromString(await request.read())
+        ids.update(span.trace_id.hex() for one in told.resource_spans for it in one.scope_spans for span in it.spans)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", take)
+    async with TestServer(app) as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield ids
+
+
+@pytest.fixture
+async def operator(
+    control_plane: Cluster, namespace: str, memory: Memory, received: set[str]
+) -> AsyncIterator[Operator]:
+    """Run an operator that sends traces to the receiver."""
+    assert received == set()
+    traces = Exporter(open_recorder(os.environ, "a-test", "0"))
+    async with Operator(control_plane.kubeconfig, namespace, memory, traces=traces) as leading:
+        yield leading
+    await traces.close()
+
+
+async def test_metrics_exemplars_in_prometheus_name_traces_that_a_receiver_got(
+    world: OperatedNamespace, instance: Instance, received: set[str]
+) -> None:
+    app = web.Application()
+    app.add_routes([metrics(world.operator.measures, world.operator.sight)])
+    async with TestServer(app) as server:
+        prometheus = Prometheus(instance, [f"127.0.0.1:{server.port}"])
+        await asyncio.to_thread(prometheus.up)
+        try:
+            await two_members(world)
+
+            async def stored() -> set[str]:
+                found = await asyncio.to_thread(prometheus.exemplars, "rota_rebalance_duration_seconds_bucket", 600)
+                return {one["labels"]["trace_id"] for series in found for one in series["exemplars"]}
+
+            ids = await soon(stored)
+
+            async def were_sent() -> bool:
+                return ids <= received
+
+            await soon(were_sent)
+        finally:
+            await asyncio.to_thread(prometheus.down)
