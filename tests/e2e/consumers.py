@@ -99,6 +99,7 @@ class Consumers:
 
     def up(self, *, orderly: bool = False) -> None:
         """Make the group, or make it what it was in the beginning, and wait until it is at rest."""
+        self.renew()  # the API server ends each watch after half an hour or more
         if orderly != self._notes.orderly:  # nobody delivers as before when the first message is looked at
             self.gone()
         self._notes.orderly = orderly
@@ -114,7 +115,7 @@ class Consumers:
         eventually(lambda: not shop("get", "pods", f"--selector=rota.dev/group={NAME}", "-o", "name"), SECONDS)
 
     def look_on(self) -> None:
-        """Look by other watches, as the API server ends each after half an hour or more."""
+        """Look by other watches, and wait until the group is at rest."""
         self.renew()
         self.works()
 

@@ -37,6 +37,7 @@ def pulled(release: Installed, tmp_path: Path) -> Iterator[Path]:
 async def test_tutorial_section_on_other_clusters_prints_what_it_shows(
     pulled: Path, broker: RocketMQ, tmp_path: Path
 ) -> None:
+    broker.delete_topic("orders")  # with what other tests have sent to it
     commands = put(TUTORIAL, {"namesrv.example:9876": broker.name_server}, ON_A_CLUSTER)
     variables = {
         "KUBECONFIG": str(pulled),

@@ -15,6 +15,8 @@ ALLOWED = {
     "BSD-2-Clause": "permissive",
     "BSD-3-Clause": "permissive; their names may not advertise ours",
     "0BSD": "permissive, asks for nothing",
+    "ISC": "permissive",
+    "MPL-2.0": "copyleft for its own files only; we change none, and wheels and images hold them as source",
     "Zlib": "permissive; changed sources must say so, and we change none",
     "PSF-2.0": "Python's own; permissive",
     "CC0-1.0": "no rights are claimed",
