@@ -188,6 +188,7 @@ async def test_handover_counts_only_messages_whose_drain_timed_out(shop: Templat
         await shop.works(3)
         await shop.scale(2)
         await shop.works(2)
+    await shop.soon(shop.delivered_all)
     assert {*given(shop).values()} == {1}
     assert await counts.redelivered() == NOTHING
     await hold_one_in_each_queue(shop, counts)
