@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 from ground.instance import TAG
@@ -16,6 +16,7 @@ from rota.documents import Assignment, read_assignment
 from rota.model import Queue
 from sidecar.checker import Fact
 
+RESTART_SECONDS = 0.1  # before another kubectl watches
 MILLISECOND = 0.001  # how exactly a record tells its time
 
 
@@ -41,13 +42,18 @@ class Watch:
         self._argv = [*kubectl, "get", *what, "--watch", "--output-watch-events", "-o", "json"]
         self._env = {**os.environ, TAG: f"{node.instance.id}/watch"}
         self._seen: list[Seen] = []
+        self._lock = Lock()
         self._begin()
 
     def _begin(self) -> None:
-        self._first = len(self._seen)  # of those that this kubectl tells
-        self._kubectl = subprocess.Popen(self._argv, env=self._env, stdout=subprocess.PIPE, text=True)
+        self._ending = False
+        self._start()
         self._reader = Thread(target=self._read, name=f"watch {self._what}", daemon=True)
         self._reader.start()
+
+    def _start(self) -> None:
+        self._first = len(self._seen)  # of those that this kubectl tells
+        self._kubectl = subprocess.Popen(self._argv, env=self._env, stdout=subprocess.PIPE, text=True)
 
     def seen(self) -> list[Seen]:
         """Return all that was seen so far."""
@@ -66,14 +72,23 @@ class Watch:
 
     def end(self) -> None:
         """End it."""
-        with self._kubectl:  # which closes what it read from, and waits
+        with self._lock:
+            self._ending = True
             self._kubectl.terminate()
-            self._reader.join()
+        self._reader.join()
 
     def _read(self) -> None:
-        for line in self._kubectl.stdout or ():
-            told = json.loads(line)
-            self._seen.append(Seen(time.monotonic(), told["type"], told["object"]))
+        """Read until the watch is ended; the API server ends kubectl's after half an hour, or when a CRD changes."""
+        while True:
+            with self._kubectl as kubectl:  # which closes what it read from, and waits
+                for line in kubectl.stdout or ():
+                    told = json.loads(line)
+                    self._seen.append(Seen(time.monotonic(), told["type"], told["object"]))
+            time.sleep(RESTART_SECONDS)
+            with self._lock:
+                if self._ending:
+                    return
+                self._start()
 
 
 def documents(records: Iterable[Seen]) -> Iterator[Assignment]:

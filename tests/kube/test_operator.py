@@ -11,6 +11,11 @@ from typing import Any
 
 import kopf
 import pytest
+from kopf._cogs.aiokits import aiotasks, aiotoggles
+from kopf._cogs.clients import api as kopf_api
+from kopf._cogs.clients import fetching
+from kopf._cogs.structs.references import Resource
+from kopf._core.reactor import queueing
 
 from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
@@ -19,7 +24,7 @@ from ground.rocketmq import RocketMQ
 from kube.members import GroupMembers, a_node
 from kube.operators import an_operator
 from rota.kube import informers
-from rota.kube.client.kopf_watch import OtherTasks
+from rota.kube.client import kopf_watch
 from rota.kube.client.login.session import Login
 from rota.kube.reconcile.controller import Brain
 from rota.kube.reconcile.event_handlers import EventHandlers
@@ -232,14 +237,39 @@ async def test_watch_of_deep_objects_tells_so_although_tasks_of_the_operator_fai
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def test_watch_ends_only_tasks_that_are_of_kopf() -> None:
-    its_own, other = asyncio.create_task(kopf.operator()), asyncio.create_task(asyncio.sleep(0))
-    try:
-        assert its_own not in OtherTasks()
-        assert other in OtherTasks()
-    finally:
-        its_own.cancel()
-        other.cancel()
+async def test_watch_failure_ends_a_watch_that_is_just_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It swallowed its cancellation and opened another watch; kopf waited for it for ever, and nothing was watched."""
+    opened = asyncio.Event()
+
+    async def list_nothing(**_: object) -> AsyncIterator[tuple[list[object], str]]:
+        yield [], "1"
+
+    async def never_respond(**_: object) -> None:
+        opened.set()
+        await asyncio.Event().wait()
+
+    async def fail() -> None:
+        await opened.wait()
+        raise RecursionError
+
+    monkeypatch.setattr(fetching, "fetch_objs", list_nothing)
+    monkeypatch.setattr(kopf_api, "request", never_respond)
+    watch = aiotasks.create_guarded_task(
+        queueing.watcher(
+            namespace=None,
+            settings=kopf_watch.settings(),
+            resource=Resource("rota.dev", "v1alpha1", "consumergroups", namespaced=True),
+            processor=list_nothing,  # type: ignore[arg-type] # never called
+            operator_paused=aiotoggles.ToggleSet(any),
+        ),
+        name="watcher for consumergroups",
+    )
+    other = asyncio.create_task(asyncio.Event().wait())
+    with pytest.raises(RecursionError):
+        await kopf_watch.run_tasks([asyncio.create_task(fail())])
+    assert watch.done()
+    assert not other.done(), "it is not a task of kopf"
+    other.cancel()
 
 
 async def test_watch_failure_ends_the_operator_with_an_error(

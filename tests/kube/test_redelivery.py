@@ -66,16 +66,17 @@ class Counts:
 
         await self._shop.soon(so)
 
-    async def until_redelivered(self, **by_cause: int) -> None:
-        """Wait until so many messages are counted."""
+    async def until_redelivered_are_counted(self, cause: str) -> None:
+        """Wait until as many messages are counted as apps were given a second time: some of each queue, not all."""
 
         async def so() -> bool:
-            return await self.redelivered() == NOTHING | by_cause
+            again = given_again(self._shop)
+            return 0 < again < QUEUES and await self.redelivered() == NOTHING | {cause: again}
 
         try:
             await self._shop.soon(so)
         except TimeoutError as error:
-            error.add_note(f"{await self.redelivered()=}, {by_cause=}")
+            error.add_note(f"{await self.redelivered()=}, {given_again(self._shop)=}")
             raise
 
     async def _of_group(self, name: str) -> list[tuple[dict[str, str], float]]:
@@ -107,11 +108,15 @@ async def hold_one_in_each_queue(shop: TemplateGroup, counts: Counts) -> None:
     await counts.until_uncommitted(QUEUES)
 
 
-async def came_again(shop: TemplateGroup) -> int:
-    """Let apps finish, wait until everything is delivered, and return how many messages were given a second time."""
+def given_again(shop: TemplateGroup) -> int:
+    """Return how many messages were given a second time."""
+    return sum(times - 1 for times in given(shop).values())
+
+
+async def finish_all(shop: TemplateGroup) -> None:
+    """Let apps finish, and wait until everything is delivered."""
     shop.rules.write_text("[]")
     await shop.soon(shop.delivered_all)
-    return sum(times - 1 for times in given(shop).values())
 
 
 async def works_before(shop: TemplateGroup) -> None:
@@ -138,9 +143,8 @@ async def test_crash_of_a_member_counts_the_messages_that_apps_get_again(
     victim = await a_member(shop)
     local_node.signal(shop.namespace, victim, signal.SIGSTOP)  # so that it can neither drain nor say anything
     await shop.api.delete(f"{shop.pods_path}/{victim}", {"gracePeriodSeconds": 0})
-    again = await came_again(shop)
-    assert 0 < again < QUEUES
-    await counts.until_redelivered(crash=again)
+    await finish_all(shop)
+    await counts.until_redelivered_are_counted("crash")
 
 
 @pytest.mark.slow("a sidecar of a whole fleet is killed, and restarted by its kubelet")
@@ -152,12 +156,11 @@ async def test_crash_of_a_sidecars_process_counts_the_messages_that_apps_get_aga
     local_node.signal(shop.namespace, await a_member(shop), signal.SIGKILL)
 
     async def repeated() -> bool:
-        return sum(times - 1 for times in given(shop).values()) > 0
+        return given_again(shop) > 0
 
     await shop.soon(repeated)
-    again = await came_again(shop)
-    assert 0 < again < QUEUES
-    await counts.until_redelivered(crash=again)
+    await finish_all(shop)
+    await counts.until_redelivered_are_counted("crash")
 
 
 @pytest.mark.slow("a member of a whole fleet hangs until its queues are forced away")
@@ -173,9 +176,8 @@ async def test_forced_grant_counts_the_messages_that_apps_get_again(
     local_node.signal(shop.namespace, victim, signal.SIGSTOP)
     try:
         await shop.soon(lambda: shop.has_event("QueuesForced"))
-        again = await came_again(shop)
-        assert 0 < again < QUEUES
-        await counts.until_redelivered(forced=again)
+        await finish_all(shop)
+        await counts.until_redelivered_are_counted("forced")
     finally:
         local_node.signal(shop.namespace, victim, signal.SIGCONT)
 
@@ -207,9 +209,8 @@ async def test_handover_counts_only_messages_whose_drain_timed_out(shop: Templat
     await shop.api.create(f"{shop.where}/rebalancepolicies", impatient)
     await shop.follow("second-has-all")
     await shop.moved_for("PolicyChanged")
-    again = await came_again(shop)
-    assert 0 < again < QUEUES
-    await counts.until_redelivered(handover=again)
+    await finish_all(shop)
+    await counts.until_redelivered_are_counted("handover")
 
 
 def knows_the_retry_topic(journal: Path) -> bool:
@@ -232,4 +233,5 @@ async def test_retry_counts_the_messages_that_apps_get_again(
     for queue in (await shop.brokers.queues(GROUP))[:3]:
         await shop.send(queue)
     await shop.soon(shop.delivered_all)
-    await counts.until_redelivered(retry=2)
+    await counts.until_redelivered_are_counted("retry")
+    assert given_again(shop) == 2

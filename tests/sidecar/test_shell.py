@@ -356,7 +356,8 @@ async def test_member_without_queues_reports_no_problem_of_its_app(tmp_path: Pat
         await member.send("1", queue=0)
         await member.until(lambda it: it.troubles.keys() == {Reason.APP_NOT_LISTENING})
         await member.obeys([])
-        await member.until(lambda it: it.troubles == {})
+        report = await member.until(lambda it: it.troubles == {})
+        assert report.uncommitted == [], "the app was given nothing, so nothing comes again"
 
 
 async def test_message_deleted_at_the_broker_is_delivered_if_buffered_and_skipped_otherwise(tmp_path: Path) -> None:

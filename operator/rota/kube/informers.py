@@ -136,7 +136,7 @@ async def run_kopf(
             namespaces=[it for it in namespaces if it],
         )
         on_started()
-        await kopf.run_tasks(tasks, ignored=kopf_watch.OtherTasks())
+        await kopf_watch.run_tasks(tasks)
     except RecursionError:  # of the JSON decoder that kopf uses
         return NESTED_TOO_DEEPLY
     except Exception as error:  # noqa: BLE001 - kopf's own are not public; the kinds are gone, or not ours to see

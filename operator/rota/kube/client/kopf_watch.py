@@ -4,9 +4,10 @@ Only `on.event`: no finalizer keeps an object, no annotation is left on one, no 
 """
 
 import asyncio
+import logging
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import CoroutineType
 from typing import Any
@@ -22,7 +23,11 @@ VERSION = "rota.dev/v1alpha1"
 
 
 REOPEN_SECONDS = 10.0  # between two sessions: kopf asks for one after each 401
+END_SECONDS = 20.0  # for all tasks of kopf to end
+RECANCEL_SECONDS = 1.0
 Told = Callable[[Custom], None]
+Task = asyncio.Task[Any]
+_log = logging.getLogger(__name__)
 _KOPF_FOLDER = f"{Path(kopf.__file__).parent}{os.sep}"
 
 
@@ -57,22 +62,42 @@ def _handler(seen: Told, gone: Told) -> Callable[..., Any]:
     return told
 
 
-class OtherTasks(Collection["asyncio.Task[Any]"]):
-    """The tasks that are not kopf's, for `kopf.run_tasks` to leave alone.
+async def run_tasks(root_tasks: Collection[Task]) -> None:
+    """Wait until one of kopf's root tasks ends, end all tasks of kopf, and raise the error of the first one, if any.
 
-    When it ends, it takes every task that began after it for its own: it would wait 5 s for the operator's tasks,
-    cancel them, and raise the error of one that had failed instead of the error that ended the watch.
+    `kopf.run_tasks` takes every task that began after it for its own: it would wait 5 s for the operator's tasks,
+    cancel them, and raise the error of one that had failed. And it may wait for ever (see `_end_tasks`).
     """
+    try:
+        done, _ = await asyncio.wait(root_tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _end_tasks(root_tasks)
+    for task in done:
+        if not task.cancelled():
+            task.result()
 
-    def __contains__(self, task: object) -> bool:
-        coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
-        return not (isinstance(coroutine, CoroutineType) and coroutine.cr_code.co_filename.startswith(_KOPF_FOLDER))
 
-    def __iter__(self) -> Iterator["asyncio.Task[Any]"]:
-        return (task for task in asyncio.all_tasks() if task in self)
+async def _end_tasks(root_tasks: Collection[Task]) -> None:
+    """Cancel all tasks of kopf until they have ended.
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    A watch that is being opened swallows its cancellation if its pause-waiter is cancelled too, opens another one, and
+    waits for a login that kopf does not provide any more. So pause-waiters are cancelled after all other tasks.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + END_SECONDS
+    while tasks := [task for task in asyncio.all_tasks() if task in root_tasks or _is_kopfs(task)]:
+        if loop.time() > deadline:
+            _log.error("Tasks of kopf do not end: %s", ", ".join(sorted(task.get_name() for task in tasks)))
+            return
+        watches = [task for task in tasks if not task.get_name().startswith("pause-waiter")]
+        for task in watches or tasks:
+            task.cancel()
+        await asyncio.wait(watches or tasks, timeout=RECANCEL_SECONDS)
+
+
+def _is_kopfs(task: Task) -> bool:
+    coroutine = task.get_coro()
+    return isinstance(coroutine, CoroutineType) and coroutine.cr_code.co_filename.startswith(_KOPF_FOLDER)
 
 
 def settings() -> kopf.OperatorSettings:

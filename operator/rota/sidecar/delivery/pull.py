@@ -215,6 +215,7 @@ class Pull:
         taken: list[Taken] = []
         now, size = self._shell.now(), 0
         while room > 0 and size < LARGEST and (it := self._shelf.take(now, partial(self._most, room, LARGEST - size))):
+            it.window.note_given(it.delivery)
             taken.append(it)
             room -= len(it.delivery.messages)
             size += sum([message.encoded_bytes for message in it.delivery.messages])

@@ -204,8 +204,7 @@ class Push:
             [(message, attempt)] = attempts
             headers, body = cloudevents.binary(message, attempt, generation), message.body
         try:
-            may = partial(self._shell.may_send, taken.queue, taken.delivery.since)
-            status = await self._app(push.port).post(push.path, headers, body, push.timeout, may)
+            status = await self._app(push.port).post(push.path, headers, body, push.timeout, partial(self._may, taken))
         except Away:
             return AppAnswer(DeliveryOutcome.REFUSED)
         except Forbidden:
@@ -217,6 +216,13 @@ class Push:
             _log.info("%s: %s", taken.queue, error)
             return AppAnswer(DeliveryOutcome.BROKEN)
         return answer_of_status(status)
+
+    def _may(self, taken: Taken) -> bool:
+        """Whether a delivery may be sent now, over a connection that the app has taken."""
+        may_send = self._shell.may_send(taken.queue, taken.delivery.since)
+        if may_send:
+            taken.window.note_given(taken.delivery)
+        return may_send
 
     def _app(self, port: int) -> Post:
         if self._post is None or self._post.port != port:

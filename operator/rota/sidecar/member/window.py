@@ -157,8 +157,13 @@ class Window:
         delivery = Delivery(now, self._resets, {message.offset: message for message in messages})
         self.open[delivery] = None
         self.in_flight += len(messages)
-        self.given = messages[-1].offset if self.given is None else max(self.given, messages[-1].offset)
         return delivery
+
+    def note_given(self, delivery: Delivery) -> None:
+        """Note that a delivery is being sent to the app. One that finds no app listening never is."""
+        if delivery.resets == self._resets and delivery.left:
+            last = max(delivery.left)
+            self.given = last if self.given is None else max(self.given, last)
 
     def fit(self, most: int, size: int) -> int:
         """Return how many of the next messages have that size together, encoded; one at least."""

@@ -815,12 +815,16 @@ def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> N
     window = a_window(0, 1, 2, 3, then=9)
     assert (window.given, window.would_repeat) == (None, False)
     delivery = taken(window, 2)
+    assert (window.given, window.would_repeat) == (None, False), "the app may not be listening"
+    window.note_given(delivery)
     assert (window.given, window.would_repeat) == (1, True)
     bring_back(window, delivery, 0)
     finish(window, delivery)
-    taken(window)
+    window.note_given(taken(window))
     assert window.given == 1, "a message that comes back is below"
-    finish(window, taken(window))
+    last = taken(window)
+    window.note_given(last)
+    finish(window, last)
     assert window.given == 3
     finish(window, next(iter(window.open)))
     assert window.would_repeat, "it is finished, and not committed yet"
@@ -835,9 +839,11 @@ def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> N
 @pytest.mark.parametrize("moved", [Moved.RESET, None])
 def test_window_would_repeat_nothing_after_the_groups_offset_was_set(moved: Moved | None) -> None:
     window = a_window(0, 1, 2)
-    taken(window)
+    delivery = taken(window)
+    window.note_given(delivery)
     if moved:
         window.put(3, a_pull(then=1, moved=moved))
     else:
         window.rewind(1)
+    window.note_given(delivery)
     assert (window.next, window.given, window.would_repeat) == (1, None, False)

@@ -36,7 +36,9 @@ def a_window(queue: Queue, start: int = 5, given: int | None = None) -> Window:
         window.put(
             start, Pulled(tuple(Message(queue, it, b"", {}) for it in range(start, given + 1)), given + 1, 0, 99)
         )
-        window.take(99, 0.0)
+        delivery = window.take(99, 0.0)
+        assert delivery
+        window.note_given(delivery)
     return window
 
 
