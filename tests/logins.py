@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -74,3 +75,11 @@ async def a_proxy() -> AsyncIterator[tuple[str, list[str]]]:
     server = await asyncio.start_server(tunnel, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+def unverified() -> ssl.SSLContext:
+    """Return TLS settings for servers whose certificate nobody knows."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

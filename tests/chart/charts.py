@@ -136,7 +136,7 @@ class Release:
         assert program == "python"
         told = {it["name"]: it["value"] for it in container["env"]} | {"ACCOUNT": str(account)}
         told["KINDS"] = told["KINDS"].replace("https://kubernetes.default.svc", server)
-        told["READY"] = told["READY"].replace(f"http://{self.name}.{self.namespace}:8080", operator)
+        told["READY"] = told["READY"].replace(f"https://{self.name}.{self.namespace}:8080", operator)
         argv = [sys.executable, *arguments]
         return subprocess.run(argv, env={**os.environ, **told}, capture_output=True, text=True, check=False)
 

@@ -61,7 +61,7 @@ def test_chart_objects_are_accepted_by_the_api_server_without_a_warning(
     }
     rendered = release.template(**values[case])
     mine = {it["metadata"].get("namespace") for it in rendered.objects}
-    assert mine <= {None, release.namespace, namespace}
+    assert mine <= {None, release.namespace, namespace, "kube-system"}
     lasting = [it for it in rendered.objects if it["kind"] != "Pod"]  # that one needs an account which is there
     taken = control_plane.kubectl(*DRY, feed=yaml.safe_dump_all(lasting)).splitlines()
     assert len(taken) == len(lasting)
@@ -115,7 +115,11 @@ async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
         ({"watchNamespaces": ["shop", "billing"]}, "looks after groups in shop, billing."),
         ({"watchNamespaces": ["shop"]}, "kubectl apply -n shop -f"),
         ({"crds": {"install": False}}, "not part of this release"),
-        ({}, "Every pod of the cluster reaches the operator's port 8080 and the members' ports 9911 and 9913"),
+        ({}, "Every pod of the cluster reaches the members' ports 9911 and 9913"),
+        (
+            {"page": {"auth": "None"}},
+            "reaches the operator's port 8080, which shows all groups (page.auth is None), and the members",
+        ),
         ({"networkPolicy": {"enabled": True}}, "reaches the ports 9911 and 9913 of members in all namespaces"),
         (
             {"networkPolicy": {"enabled": True, "memberNamespaces": ["shop"]}},

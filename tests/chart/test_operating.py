@@ -13,6 +13,7 @@ from ground.controlplane import Cluster
 from ground.instance import Instance
 from ground.poll import PATIENCE_SECONDS, answers, eventually, soon
 from kube.world import is_gone
+from logins import unverified
 
 NO_SECRET = "Secret acl, which spec.broker names, does not exist"
 
@@ -68,8 +69,10 @@ async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
         assert (await api.get(lease))["spec"]["holderIdentity"] == "rota-0"
         for probe in ("startup", "liveness", "readiness"):
             asked = rendered.container[f"{probe}Probe"]["httpGet"]
-            await asyncio.to_thread(eventually, partial(answers, f"http://{address}:8080{asked['path']}"))
-        tried = await asyncio.to_thread(release.try_out, tmp_path, api.access.server, f"http://{address}:8080")
+            await asyncio.to_thread(
+                eventually, partial(answers, f"https://{address}:8080{asked['path']}", unverified())
+            )
+        tried = await asyncio.to_thread(release.try_out, tmp_path, api.access.server, f"https://{address}:8080")
         assert (tried.returncode, tried.stderr) == (0, "")
         operator.terminate()
         assert await asyncio.wait_for(operator.wait(), PATIENCE_SECONDS) == 0
@@ -101,7 +104,7 @@ async def test_namespace_deleted_while_watched_affects_no_other_and_is_served_wh
     async with start():
         await is_looked_after(api, await a_group(api, namespace, "invoices"))
         for probe in ("healthz", "readyz"):
-            await asyncio.to_thread(eventually, partial(answers, f"http://{address}:8080/{probe}"))
+            await asyncio.to_thread(eventually, partial(answers, f"https://{address}:8080/{probe}", unverified()))
         await api.create("/api/v1/namespaces", {"metadata": {"name": doomed}})
         release.install(**values)
         await is_looked_after(api, await a_group(api, doomed))

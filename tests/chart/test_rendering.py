@@ -4,11 +4,12 @@ import json
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from chart.charts import CHART, EVERYTHING, PROMETHEUS, ROOT, Helm, Rendered
+from chart.charts import CHART, EVERYTHING, PROMETHEUS, ROOT, Helm, Refused, Rendered
 from ground.api import Object
 
 SELECTOR = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
@@ -33,8 +34,11 @@ def test_chart_renders_only_the_needed_objects_by_default(default: Rendered) -> 
     assert named(default) == [
         "ClusterRole/rota",
         "ClusterRole/rota-edit",
+        "ClusterRole/rota-metrics-reader",
+        "ClusterRole/rota-page-auth",
         "ClusterRole/rota-view",
         "ClusterRoleBinding/rota",
+        "ClusterRoleBinding/rota-page-auth",
         "CustomResourceDefinition/consumergroups.rota.dev",
         "CustomResourceDefinition/rebalancepolicies.rota.dev",
         "Deployment/rota",
@@ -42,6 +46,7 @@ def test_chart_renders_only_the_needed_objects_by_default(default: Rendered) -> 
         "PodDisruptionBudget/rota",
         "Role/rota-lease",
         "RoleBinding/rota-lease",
+        "RoleBinding/rota-page-auth",
         "Secret/rota-operator-key",
         "Service/rota",
         "ServiceAccount/rota",
@@ -152,6 +157,7 @@ def test_chart_passes_identity_and_settings_to_the_operator(default: Rendered, h
     assert default.env == {
         "ROTA_BROKER_NETWORKS": "0.0.0.0/0,::/0",
         "ROTA_MAX_QUEUES": "300000",
+        "ROTA_PAGE_AUTH": "Kubernetes",
         "ROTA_DOCUMENT_SCHEMA": "2",
         "ROTA_SIDECAR_IMAGE": image,
         "ROTA_JOURNAL": "-",
@@ -347,6 +353,31 @@ def test_metrics_of_the_operator_are_scraped_by_a_service_monitor(everything: Re
     assert monitor["metadata"]["labels"]["prometheus"] == "main"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("http", "/metrics", "15s")
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+    assert endpoint["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+
+
+def test_metrics_are_scraped_with_the_certificate_of_a_secret_or_without_tls(helm: Helm) -> None:
+    def endpoint(**page: str) -> Any:
+        rendered = helm.template(PROMETHEUS, serviceMonitor={"enabled": True}, page=page)
+        return rendered["ServiceMonitor"]["spec"]["endpoints"][0]
+
+    assert endpoint(tlsSecret="page")["tlsConfig"] == {
+        "serverName": "rota.rota-system.svc",
+        "ca": {"secret": {"name": "page", "key": "ca.crt"}},
+    }
+    assert not {"scheme", "tlsConfig", "bearerTokenFile"} & endpoint(auth="None").keys()
+
+
+def test_page_has_the_certificate_of_a_secret(helm: Helm) -> None:
+    rendered = helm.template(page={"tlsSecret": "page"})
+    assert rendered.env["ROTA_PAGE_TLS"] == "/etc/rota/tls"
+    pod = rendered["Deployment"]["spec"]["template"]["spec"]
+    assert {"name": "tls", "secret": {"secretName": "page"}} in pod["volumes"]
+    assert {"name": "tls", "mountPath": "/etc/rota/tls", "readOnly": True} in rendered.container["volumeMounts"]
+    assert "ROTA_PAGE_TLS" not in helm.template().env
+    with pytest.raises(Refused, match=r"page\.tlsSecret is for page\.auth Kubernetes"):
+        helm.template(page={"auth": "None", "tlsSecret": "page"})
 
 
 def test_metrics_of_members_are_scraped_by_a_pod_monitor(everything: Rendered, helm: Helm) -> None:

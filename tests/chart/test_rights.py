@@ -21,6 +21,8 @@ WHERE_GROUPS_ARE = {
     "apps/deployments": "get list watch create patch delete",
 }
 NODES = {"/nodes": "get"}
+PAGE_AUTH = "rota-page-auth"
+REVIEWS = {"authentication.k8s.io/tokenreviews": "create", "authorization.k8s.io/subjectaccessreviews": "create"}
 LEASE = {
     "coordination.k8s.io/leases": "create",
     "coordination.k8s.io/leases rota": "get update",
@@ -65,9 +67,12 @@ def rights(role: Object) -> dict[str, str]:
     return found
 
 
-def bound(rendered: Rendered) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield where the operator has which rights, through which kind of role."""
+def bound(rendered: Rendered, *, page: bool) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield where the operator has which rights, through which kind of role that the chart brings."""
     for binding in [*rendered.by_kind["ClusterRoleBinding"], *rendered.by_kind["RoleBinding"]]:
+        is_foreign = binding["roleRef"]["name"] == "extension-apiserver-authentication-reader"
+        if is_foreign or (binding["metadata"]["name"] == PAGE_AUTH) is not page:
+            continue
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "rota", "namespace": "rota-system"}]
         namespace = binding["metadata"].get("namespace", "")
         kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]
@@ -79,16 +84,34 @@ def bound(rendered: Rendered) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield kind, namespace, rights(role)
 
 
+def of_operator(rendered: Rendered) -> list[tuple[str, str, dict[str, str]]]:
+    """Return its rights, but those by which it knows the page's users."""
+    return [*bound(rendered, page=False)]
+
+
+def test_rbac_of_the_page_reviews_users_in_the_whole_cluster_and_is_left_out_with_it(helm: Helm) -> None:
+    for namespaces in ([], ["shop"]):
+        rendered = helm.template(watchNamespaces=namespaces)
+        assert [*bound(rendered, page=True)] == [("ClusterRole", "", REVIEWS)]
+        (reader,) = (it for it in rendered.by_kind["RoleBinding"] if it["metadata"]["name"] == PAGE_AUTH)
+        assert reader["metadata"]["namespace"] == "kube-system"
+        assert reader["roleRef"]["name"] == "extension-apiserver-authentication-reader"
+    without = helm.template(page={"auth": "None"})
+    assert [*bound(without, page=True)] == []
+    names = {it["metadata"]["name"] for kind in ("ClusterRole", "RoleBinding") for it in without.by_kind[kind]}
+    assert not {PAGE_AUTH, "rota-metrics-reader"} & names
+
+
 def test_rbac_for_all_namespaces_grants_exactly_the_listed_rights(helm: Helm) -> None:
-    assert [*bound(helm.template())] == [
+    assert of_operator(helm.template()) == [
         ("ClusterRole", "", WHERE_GROUPS_ARE | NODES),
         ("Role", "rota-system", LEASE),
     ]
-    assert next(bound(helm.template(rbac={"nodes": False}))) == ("ClusterRole", "", WHERE_GROUPS_ARE)
+    assert of_operator(helm.template(rbac={"nodes": False}))[0] == ("ClusterRole", "", WHERE_GROUPS_ARE)
 
 
 def test_rbac_for_watched_namespaces_grants_rights_only_there(helm: Helm) -> None:
-    assert [*bound(helm.template(watchNamespaces=["shop", "billing"]))] == [
+    assert of_operator(helm.template(watchNamespaces=["shop", "billing"])) == [
         ("Role", "shop", WHERE_GROUPS_ARE),
         ("Role", "billing", WHERE_GROUPS_ARE),
         ("Role", "rota-system", LEASE),
@@ -98,14 +121,14 @@ def test_rbac_for_watched_namespaces_grants_rights_only_there(helm: Helm) -> Non
 def test_rbac_of_secrets_can_be_limited_to_namespaces(helm: Helm) -> None:
     without = WHERE_GROUPS_ARE | {"/secrets": "create update"}
     secrets = {"/secrets": "get"}
-    assert [*bound(helm.template(rbac={"secrets": ["shop", "billing"]}))] == [
+    assert of_operator(helm.template(rbac={"secrets": ["shop", "billing"]})) == [
         ("ClusterRole", "", without | NODES),
         ("Role", "shop", secrets),
         ("Role", "billing", secrets),
         ("Role", "rota-system", LEASE),
     ]
     narrow = helm.template(watchNamespaces=["shop", "billing"], rbac={"secrets": ["billing"]})
-    assert [*bound(narrow)] == [
+    assert of_operator(narrow) == [
         ("Role", "shop", without),
         ("Role", "billing", without),
         ("Role", "billing", secrets),
@@ -118,13 +141,14 @@ def test_rbac_of_secrets_can_be_limited_to_namespaces(helm: Helm) -> None:
 def test_rbac_without_fleets_grants_no_rights_to_deployments(helm: Helm) -> None:
     rendered = helm.template(rbac={"fleets": False})
     without = {what: verbs for what, verbs in WHERE_GROUPS_ARE.items() if what != "apps/deployments"}
-    assert next(bound(rendered)) == ("ClusterRole", "", without | NODES)
+    assert of_operator(rendered)[0] == ("ClusterRole", "", without | NODES)
     assert rendered.env["ROTA_FLEETS"] == "false"
 
 
 def test_rbac_user_roles_aggregate_to_view_edit_and_admin(helm: Helm) -> None:
     rendered = helm.template(watchNamespaces=["shop"])
-    found = {it["metadata"]["name"]: it for it in rendered.by_kind["ClusterRole"]}
+    of_users = (it for it in rendered.by_kind["ClusterRole"] if it["metadata"]["name"] in {"rota-view", "rota-edit"})
+    found = {it["metadata"]["name"]: it for it in of_users}
     assert {name: rights(it) for name, it in found.items()} == {"rota-view": VIEW, "rota-edit": EDIT}
     prefix = "rbac.authorization.k8s.io/aggregate-to-"
     taken_up = {
@@ -140,7 +164,9 @@ def test_rbac_has_no_wildcard(helm: Helm, namespaces: list[str]) -> None:
     rules = [rule for kind in ("Role", "ClusterRole") for role in rendered.by_kind[kind] for rule in role["rules"]]
     assert rules
     assert "*" not in json.dumps(rules)
-    assert not any("nonResourceURLs" in rule for rule in rules)
+    assert [rule for rule in rules if "nonResourceURLs" in rule] == [
+        {"nonResourceURLs": ["/metrics"], "verbs": ["get"]}
+    ]
 
 
 # On a real API server.

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from e2e.deliveries import Traffic
-from e2e.release import HOME, SECONDS, SHOP, Installed
+from e2e.release import SECONDS, SHOP, Installed
 from ground.ours import at_rest
 from ground.poll import eventually
 from ground.programs import program
@@ -56,19 +57,23 @@ def test_leader_election_chooses_one_of_two_running_operators(installed: Install
     assert len(installed.pods()) == 2
 
 
-def test_page_is_reached_by_port_forward(installed: Installed) -> None:
-    leader = eventually(installed.leader, SECONDS)
-    cluster = ("--kubeconfig", str(installed.node.kubeconfig), "--namespace", HOME)
-    argv = [str(program("kubectl")), *cluster, "port-forward", leader, ":8080"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as forwarding:
+def test_page_is_served_to_its_user_by_rota_page(installed: Installed, unused_tcp_port: int) -> None:
+    eventually(installed.leader, SECONDS)
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    argv = [sys.executable, "-m", "rota.cli", "page", "--port", str(unused_tcp_port)]
+    env = {**os.environ, "KUBECONFIG": str(installed.node.kubeconfig)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as serving:
         try:
-            assert forwarding.stdout
-            here = re.search(r"127\.0\.0\.1:\d+", forwarding.stdout.readline())
-            assert here
-            with urllib.request.urlopen(f"http://{here[0]}/") as answer:
+            assert serving.stdout
+            assert f"The page is at {url}/ until Ctrl-C" in serving.stdout.readline()
+            with urllib.request.urlopen(f"{url}/") as answer:
                 assert "<title>" in answer.read().decode()
+            with urllib.request.urlopen(f"{url}/v1/groups") as answer:
+                assert json.load(answer)["operator"]["leads"]
+            with urllib.request.urlopen(f"{url}/v1/events") as answer:
+                assert answer.readline() == b": here\n"
         finally:
-            forwarding.terminate()
+            serving.terminate()
 
 
 def test_chart_helm_test_of_the_release_succeeds(installed: Installed) -> None:

@@ -10,10 +10,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.release import Installed
+from e2e.release import SHOP, Installed
+from ground.poll import soon
+from kube.pages import ROOT
 from logins import PROGRAMS, a_proxy, with_user
 
 pytestmark = pytest.mark.node
+
+ROLE = """
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: rota-reader, namespace: rota-system}
+rules:
+  - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [rota], verbs: [get]}
+  - {apiGroups: [""], resources: [pods/portforward], verbs: [get, create]}
+"""
 
 
 async def status(kubeconfig: Path, *options: str) -> str:
@@ -47,4 +58,41 @@ async def test_login_of_rota_status_takes_a_certificate_a_program_a_proxy_and_a_
             await status(tmp_path / "contexts", "--context", "another"),
         ]
     assert [json.loads(text)["operator"]["leads"] for text in shown] == [True] * 4
-    assert len(asked) == 1
+    assert asked, "all of it went through the proxy"
+
+
+async def test_login_with_rights_in_one_namespace_sees_the_groups_of_that_one_only(
+    installed: Installed, tmp_path: Path
+) -> None:
+    assert ROLE in f"\n{(ROOT / 'docs/command-line.md').read_text()}"
+    kubectl = installed.node.kubectl
+    account = f"--serviceaccount={SHOP}:viewer"
+    spec = {"broker": {"rocketmq": {"nameServers": ["127.0.0.1:9"]}}, "subscriptions": [{"topic": "orders"}]}
+    kubectl("apply", "-f-", feed=ROLE)
+    installed.home("create", "rolebinding", "viewer", "--role=rota-reader", account)
+    installed.shop("create", "serviceaccount", "viewer")
+    installed.shop("create", "rolebinding", "viewer", "--clusterrole=view", account)
+    group = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": "seen"}, "spec": spec}
+    for namespace in (SHOP, "default"):
+        kubectl("apply", f"--namespace={namespace}", "-f-", feed=json.dumps(group))
+    kubeconfig = with_user(
+        tmp_path / "viewer", installed.node.kubeconfig, {"token": installed.shop("create", "token", "viewer")}
+    )
+    try:
+
+        async def shown(config: Path, *options: str) -> set[str]:
+            groups = json.loads(await status(config, *options))["groups"]
+            return {f"{it['namespace']}/{it['name']}" for it in groups}
+
+        async def are_known() -> bool:
+            return {f"{SHOP}/seen", "default/seen"} <= await shown(installed.node.kubeconfig)
+
+        await soon(are_known)
+        seen = await shown(kubeconfig)
+        assert f"{SHOP}/seen" in seen
+        assert not [name for name in seen if not name.startswith(f"{SHOP}/")]
+        assert await shown(installed.node.kubeconfig, "--as", f"system:serviceaccount:{SHOP}:viewer") == seen
+    finally:
+        installed.home("delete", "rolebinding/viewer", "role/rota-reader")
+        installed.shop("delete", "rolebinding/viewer", "serviceaccount/viewer", "cg/seen")
+        kubectl("delete", "cg/seen", "--namespace=default")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ground.browser import Browser
 from rota.http_server import listen
 from rota.kube.http import events, schema, site
+from rota.kube.http.access.access import Reads
 from rota.kube.state import rebalance
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
@@ -105,7 +106,7 @@ class Fleets:
     def put(self, detail: schema.Detail) -> None:
         self.details[detail.summary.name] = detail
 
-    async def groups(self) -> schema.Groups:
+    async def groups(self, _: Reads | None = None) -> schema.Groups:
         return schema.Groups(self.operator, [it.summary for it in self.details.values()])
 
     def knows(self, namespace: str, name: str) -> bool:

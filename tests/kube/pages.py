@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs/tutorial.md"
 ON_A_CLUSTER = "On a cluster of your own"  # a section of it, which is typed on a real node
 # Local pods have no kubelet that would answer these: tests/e2e types them, or the like, on a real node.
-ON_A_NODE = ("kubectl logs ", "kubectl port-forward ")
+ON_A_NODE = ("kubectl logs ",)
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 OTHERWISE = {  # what is another one each time: names of pods, addresses, decimals, how long ago something was
     r"\b[a-z]+(-[a-z0-9]{5,10})?-[a-z0-9]{5}\b": "POD",

@@ -24,10 +24,17 @@ async def client(control_plane: Cluster) -> AsyncIterator[Api]:
 
 
 @asynccontextmanager
-async def leading(client: Api, namespace: str, name: str, **pod: str) -> AsyncIterator[asyncio.Event]:
+async def leading(client: Api, namespace: str, name: str, uid: str = "") -> AsyncIterator[asyncio.Event]:
     """Run a candidate; the event is set once it leads."""
     leads = asyncio.Event()
-    leader = Leader(client, namespace, name, lambda it: leads.set() if it else None, "rota", **pod)
+    leader = Leader(
+        client,
+        namespace,
+        name,
+        lambda it: leads.set() if it else None,
+        "rota",
+        annotations={POD_UID: uid} if uid else {},
+    )
     running = asyncio.create_task(leader.run())
     yield leads
     running.cancel()
@@ -56,7 +63,7 @@ async def test_leader_election_takes_the_lease_of_a_holder_whose_pod_does_not_ex
     if namesake:
         await a_pod(api, namespace)
     await held_by_an_ended_operator(api, namespace, {POD_UID: "uid-of-a-deleted-pod"})
-    async with leading(client, namespace, "rota-1", pod_uid="uid-1") as leads:
+    async with leading(client, namespace, "rota-1", uid="uid-1") as leads:
         await leads.wait()
         lease = await api.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/rota")
         assert lease["spec"]["holderIdentity"] == "rota-1"
@@ -78,7 +85,7 @@ async def test_leader_election_waits_for_a_holder_that_may_still_run(
     monkeypatch.setattr(Leader, "_holder_has_ended", counted)
     annotations = {POD_UID: await a_pod(api, namespace)} if annotated else {}
     await held_by_an_ended_operator(api, namespace, annotations)
-    async with leading(client, namespace, "rota-1", pod_uid="uid-1") as leads:
+    async with leading(client, namespace, "rota-1", uid="uid-1") as leads:
         await looked.wait()
         looked.clear()
         await looked.wait()

@@ -259,7 +259,7 @@ async def test_watch_failure_ends_a_watch_that_is_just_being_opened(monkeypatch:
             namespace=None,
             settings=kopf_watch.settings(),
             resource=Resource("rota.dev", "v1alpha1", "consumergroups", namespaced=True),
-            processor=list_nothing,  # type: ignore[arg-type] # never called
+            processor=list_nothing,  # never called
             operator_paused=aiotoggles.ToggleSet(any),
         ),
         name="watcher for consumergroups",

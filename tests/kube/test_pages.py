@@ -111,7 +111,7 @@ async def test_docs_name_the_folder_of_the_journal(shop: TypedShop) -> None:
     await soon(told)
 
 
-@pytest.mark.parametrize("page", ["conditions.md", "lag.md", "command-line.md", "page.md"])
+@pytest.mark.parametrize("page", ["conditions.md", "lag.md", "command-line.md"])
 async def test_docs_commands_of_a_page_run(shop: TypedShop, page: str) -> None:
     for it in shop.told(page):
         if "--watch" in it.command:

@@ -17,6 +17,7 @@ from aiohttp import ClientSession, web
 from ground.poll import soon
 from rota import aio, http_server
 from rota.http_server import BodyReader, Limits, SharedResponse, responses
+from rota.http_server.limited_site import LimitedSite
 
 ASKS = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -113,9 +114,9 @@ async def test_http_server_at_its_connection_limit_closes_idle_ones_to_serve_req
 
 
 async def test_http_server_goes_on_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, taken = http_server._LimitedSite._take, list[socket.socket]()
+    right, taken = LimitedSite._take, list[socket.socket]()
 
-    async def fails_at_first(site: http_server._LimitedSite, connection: socket.socket) -> None:
+    async def fails_at_first(site: LimitedSite, connection: socket.socket) -> None:
         taken.append(connection)
         if len(taken) == 1:
             connection.close()
@@ -123,7 +124,7 @@ async def test_http_server_goes_on_after_an_unexpected_error(monkeypatch: pytest
         await right(site, connection)
 
     monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
-    monkeypatch.setattr(http_server._LimitedSite, "_take", fails_at_first)
+    monkeypatch.setattr(LimitedSite, "_take", fails_at_first)
     async with serving() as served:
         assert await served.status_line(ASKS) == b""
         assert await served.answers()
@@ -346,9 +347,10 @@ WITHOUT_DESCRIPTORS = """
     import asyncio, logging, os, sys
     from aiohttp import web
     from rota import aio, http_server
+    from rota.http_server import limited_site
 
     async def run():
-        http_server.ACCEPT_RETRY_SECONDS = 0.001
+        limited_site.ACCEPT_RETRY_SECONDS = 0.001
         logging.basicConfig(level=logging.WARNING)
         app = web.Application()
         runner = await http_server.listen(app, "127.0.0.1", int(sys.argv[1]))

@@ -149,3 +149,16 @@ volumeMounts:
   - {name: policies, mountPath: /policies, readOnly: true}
 {{- end }}
 {{- end -}}
+
+{{- /* Whether users of the cluster read the page: not empty if so. */ -}}
+{{- define "rota.pageAuth" -}}
+{{- if eq .Values.page.auth "Kubernetes" }}yes{{ end }}
+{{- end }}
+
+{{- /* Whether the page has a certificate of a Secret: not empty if so. */ -}}
+{{- define "rota.pageTls" -}}
+{{- if and .Values.page.tlsSecret (ne .Values.page.auth "Kubernetes") }}
+{{- fail "page.tlsSecret is for page.auth Kubernetes; set both or none of them" }}
+{{- end }}
+{{- if .Values.page.tlsSecret }}yes{{ end }}
+{{- end }}

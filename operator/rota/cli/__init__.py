@@ -11,7 +11,18 @@ import click
 from rota.cli.commands.pipeline.commands import pipeline
 from rota.cli.console.errors import Plain, plainly
 from rota.cli.console.output import show, table
-from rota.cli.options import LOGIN, LOGIN_NAMES, OUTPUT, WIDE_OUTPUT, log_options, on_files, on_operator, target_of
+from rota.cli.options import (
+    LOGIN,
+    LOGIN_NAMES,
+    OUTPUT,
+    WIDE_OUTPUT,
+    log_options,
+    login_of,
+    on_cluster,
+    on_files,
+    on_operator,
+    target_of,
+)
 
 
 @click.group(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
@@ -96,6 +107,18 @@ def status(*, group: str | None, everywhere: bool, output: str, **given: Any) ->
     target, scope = target_of(given)
     question = status.status(group, scope, everywhere=everywhere, wide=output == "wide")
     watch.tell(question, target, output=output, **given)
+
+
+@main.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port on 127.0.0.1.")
+@on_cluster
+@plainly
+def page(*, port: int, **given: Any) -> None:
+    """Serve the operator's page on this machine, with what your rights let you see."""
+    from rota.cli.client.watch import Target
+    from rota.cli.commands import page
+
+    page.serve(Target(None, login=login_of(given), **given), port)
 
 
 @main.command()
@@ -199,6 +222,20 @@ def inject(**given: Any) -> None:
     default=8081,
     show_default=True,
     help="The port there for the kubelet's probes; serves only /healthz and /readyz.",
+)
+@click.option(
+    "--page-auth",
+    envvar="ROTA_PAGE_AUTH",
+    type=click.Choice(["None", "Kubernetes"]),
+    default="None",
+    show_default=True,
+    help="Who may read the page and metrics: everybody, or users of the cluster by their rights, over TLS.",
+)
+@click.option(
+    "--page-tls",
+    envvar="ROTA_PAGE_TLS",
+    default="",
+    help="With --page-auth Kubernetes: a folder with tls.crt and tls.key (default: a self-signed certificate).",
 )
 @click.option(
     "--journal",

@@ -58,6 +58,22 @@ def log_options(command: Command) -> Command:
     )
 
 
+IN_CLUSTER = (
+    click.option(
+        "--operator-namespace",
+        envvar="ROTA_OPERATOR_NAMESPACE",
+        default="rota-system",
+        show_default=True,
+        help="Without an address: where the operator's Lease is.",
+    ),
+    click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
+)
+IMPERSONATION = (
+    click.option("--as", "impersonate", default="", help="Username to impersonate."),
+    click.option("--as-group", "impersonate_groups", multiple=True, help="Group to impersonate; repeatable."),
+)
+
+
 def on_files(command: Command, *, required: bool = True) -> Command:
     """Add the options that describe a group without a cluster; `rota.cli.console.inputs` reads them."""
     return _with(
@@ -90,19 +106,16 @@ def on_operator(command: Command) -> Command:
         command,
         click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
         click.option("--operator", envvar="ROTA_OPERATOR", help="The operator's address, http://127.0.0.1:8080."),
-        click.option(
-            "--operator-namespace",
-            envvar="ROTA_OPERATOR_NAMESPACE",
-            default="rota-system",
-            show_default=True,
-            help="Without an address: where the operator's Lease is.",
-        ),
-        click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
+        *IN_CLUSTER,
         click.option("-w", "--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
         *LOGIN,
-        click.option("--as", "impersonate", default="", help="Username to impersonate."),
-        click.option("--as-group", "impersonate_groups", multiple=True, help="Group to impersonate; repeatable."),
+        *IMPERSONATION,
     )
+
+
+def on_cluster(command: Command) -> Command:
+    """Add the options that name an operator in a cluster, and the user who asks it."""
+    return _with(command, *IN_CLUSTER, *LOGIN, *IMPERSONATION)
 
 
 def login_of(given: dict[str, Any]) -> "LoginOptions":

@@ -4,19 +4,18 @@ import asyncio
 import ipaddress
 import logging
 import os
-import resource
 import socket
-from collections.abc import Iterator, Sequence
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from rota.aio import supervise
+from rota.http_server.limited_site import READ_BUFFER_BYTES, LimitedSite
 from rota.http_server.responses import BUSY, SharedResponse, release_connection, send
 
 __all__ = ["AdmissionLimit", "BodyReader", "Limits", "SharedResponse", "listen", "release_connection", "send"]
@@ -28,9 +27,6 @@ BODY_SECONDS = 2.0  # for a whole body to arrive
 MAX_CONNECTIONS = 128
 MAX_HEADERS = 64  # a browser sends 20, and an ingress adds as many
 MAX_HEADER_BYTES = 8190  # of the request line, and of each header: a browser sends all cookies of localhost in one
-READ_BUFFER_BYTES = 16 * 1024
-ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
-LOG_INTERVAL_SECONDS = 60.0  # between two warnings: clients decide how often there is a reason for one
 BACKLOG = 128
 LOOPBACK = "127.0.0.1"
 
@@ -55,10 +51,12 @@ async def listen(
     limits: Limits | None = None,
     also_on_loopback: bool = False,
     shutdown_seconds: float = SHUTDOWN_SECONDS,
+    tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> web.AppRunner:
     """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
 
     `also_on_loopback` is for kubectl port-forward, which connects to that address. `hint` ends the error's sentence.
+    `tls` returns the context for a new connection; without it connections are not encrypted.
     """
     limits = limits or Limits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
@@ -83,7 +81,7 @@ async def listen(
         if also_on_loopback and not any(_includes_loopback(bound) for bound in sockets):
             with suppress(OSError):  # another process listens there
                 sockets += await _bind(LOOPBACK, port)
-        await _LimitedSite(runner, sockets, app[BUSY], limits.connections).start()
+        await LimitedSite(runner, sockets, app[BUSY], limits.connections, tls).start()
     except OSError as error:
         await runner.cleanup()
         raise ValueError(f"Nothing can be answered at {address}, port {port}: {_reason(error)}{hint}") from None
@@ -215,110 +213,6 @@ async def _reject_unreadable_body(request: web.Request, handler: Handler) -> web
         return web.Response(status=400, text=f"The body cannot be read: {error}\n")
     except ConnectionError:  # the client has disconnected
         return web.Response(status=400)
-
-
-class _BoundSockets:
-    """What aiohttp's runner expects of a server: its sockets, and a way to close them."""
-
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self.sockets = sockets
-
-    def close(self) -> None:
-        for bound in self.sockets:
-            bound.close()
-
-
-class _LimitedSite(web.BaseSite):
-    """Accepts connections one by one, up to a limit: the process needs file descriptors for other purposes, too.
-
-    asyncio's own server accepts without limit. Once no descriptor is left, it retries at once and logs each time.
-    """
-
-    def __init__(
-        self, runner: web.AppRunner, sockets: Sequence[socket.socket], busy: set[object], connections: int
-    ) -> None:
-        super().__init__(runner)
-        self._server = cast("asyncio.AbstractServer", _BoundSockets(sockets))
-        self._sockets = sockets
-        self._busy = busy
-        self._tasks: list[asyncio.Task[None]] = []
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        is_unlimited = descriptors == resource.RLIM_INFINITY
-        self._max_connections = connections if is_unlimited else min(connections, descriptors // 2)
-        self._last_warning = -LOG_INTERVAL_SECONDS
-
-    @property
-    def name(self) -> str:
-        return "http"
-
-    async def start(self) -> None:
-        await super().start()
-        loops = [partial(self._accept_from, bound) for bound in self._sockets]
-        self._tasks = [asyncio.create_task(supervise("HTTP server", loop), name="listen") for loop in loops]
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await super().stop()
-
-    async def _accept_from(self, bound: socket.socket) -> None:
-        while True:
-            await _readable(bound)
-            try:
-                connection, _ = bound.accept()
-            except (BlockingIOError, ConnectionError):  # the client has disconnected
-                continue
-            except OSError as error:
-                self._warn(f"Cannot accept a connection: {error.strerror}")
-                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
-                continue
-            connection.settimeout(0)
-            await self._take(connection)
-
-    async def _take(self, connection: socket.socket) -> None:
-        server = self._runner.server
-        if server is None or not self._make_room(server):
-            connection.close()
-            await asyncio.sleep(0)  # let other tasks run, however many clients connect
-            return
-        try:
-            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, connection)
-            # asyncio reads 256 KiB at once, and an exception of the parser keeps that until it is collected.
-            transport.max_size = READ_BUFFER_BYTES  # type: ignore[attr-defined]
-        except OSError:  # the client has disconnected
-            connection.close()
-
-    def _make_room(self, server: web.Server) -> bool:
-        """Return whether one more connection fits; if need be, after closing the oldest that is not busy."""
-        connected = [connection for connection in server.connections if connection.transport]
-        if len(connected) < self._max_connections:
-            return True
-        self._warn(f"The limit of {self._max_connections} connections is reached; idle ones are closed")
-        idle = next((connection for connection in connected if connection not in self._busy), None)
-        if idle is None or idle.transport is None:
-            return False
-        transport = idle.transport
-        idle.force_close()
-        transport.abort()  # even if the client does not read the response
-        return True
-
-    def _warn(self, message: str) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._last_warning >= LOG_INTERVAL_SECONDS:
-            self._last_warning = now
-            _log.warning("%s", message)
-
-
-async def _readable(bound: socket.socket) -> None:
-    """Wait for a client; asyncio's sock_accept could lose one when it is cancelled."""
-    loop = asyncio.get_running_loop()
-    event = asyncio.Event()
-    loop.add_reader(bound, event.set)
-    try:
-        await event.wait()
-    finally:
-        loop.remove_reader(bound)
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rota.aio import supervise
@@ -16,9 +17,10 @@ from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_n
 from rota.kube.brokers.registry import Places
 from rota.kube.client.api import Api
 from rota.kube.client.informer import Follower
-from rota.kube.client.leader_election import Leader
+from rota.kube.client.leader_election import PAGE_AUTH, POD_UID, Leader
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
+from rota.kube.http.access.page_security import KUBERNETES, OPEN, cluster_users
 from rota.kube.http.events import Hub
 from rota.kube.http.operator_probes import Page, ages, metrics
 from rota.kube.http.read_model import Sight
@@ -89,7 +91,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
         leader = _leader(lease_api, identity, _leads(brain, outlets), options)
         served = [metrics(measures, sight), *routes(sight, hub)]
         page = Page(followed, lambda: leader.leading, served, is_rejected=lambda: bool(login.problem))
-        await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port))
+        await _serve(open_, page, login, options)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
             here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -132,6 +134,15 @@ async def _log_in(open_: AsyncExitStack, options: Options) -> tuple[Login, Api, 
     return login, await open_.enter_async_context(Api(login)), await open_.enter_async_context(Api(login))
 
 
+async def _serve(open_: AsyncExitStack, page: Page, login: Login, options: Options) -> None:
+    security = OPEN
+    if options.page_auth == KUBERNETES:
+        names = ["localhost", "127.0.0.1", options.address, f"{options.lease}.{options.own_namespace}.svc"]
+        folder = Path(options.page_tls) if options.page_tls else None
+        security = await open_.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
+    await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port, security))
+
+
 def _traces(open_: AsyncExitStack, identity: str) -> Exporter:
     traces = Exporter(open_recorder(os.environ, identity, VERSION))
     open_.push_async_callback(traces.close)
@@ -139,7 +150,9 @@ def _traces(open_: AsyncExitStack, identity: str) -> Exporter:
 
 
 def _leader(api: Api, identity: str, leads: Callable[[bool], None], options: Options) -> Leader:
-    return Leader(api, options.own_namespace, identity, leads, options.lease, pod_uid=options.pod_uid)
+    annotations = {POD_UID: options.pod_uid, PAGE_AUTH: options.page_auth.removeprefix("None")}
+    named = {name: value for name, value in annotations.items() if value}
+    return Leader(api, options.own_namespace, identity, leads, options.lease, annotations=named)
 
 
 def _brain(

@@ -29,6 +29,8 @@ class Options:
     address: str = "127.0.0.1"  # where it answers
     port: int = PORT
     probe_port: int = PROBE_PORT
+    page_auth: str = "None"  # who may read it: everybody, or with "Kubernetes" users of the cluster
+    page_tls: str = ""  # the folder of its certificate, where users of the cluster read it
     journal: str = ""
     journal_limit: str = LIMIT  # how much its folder may hold
     queue_metrics: bool = True  # whether each queue has series of its own
@@ -60,4 +62,6 @@ def check(options: Options) -> None:
     if options.identity and not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{,239}", options.identity):
         told = f"--identity {plain(options.identity, 100)!r} is no name"
         raise ValueError(f"{told}; files of the journal have it, too: give 240 letters, digits, -, _ and . at most")
+    if options.page_tls and options.page_auth == "None":
+        raise ValueError("--page-tls is for --page-auth Kubernetes; give both or none of them")
     read_networks(options.broker_networks)

@@ -20,7 +20,7 @@ from rota.model import Queue, Reason, Roster
 ROOT = Path(__file__).parents[3]
 PAGES = [page for place in ("", "docs", "bench", "charts/rota") for page in sorted((ROOT / place).glob("*.md"))]
 # These pages are typed line by line.
-ON_A_FLEET = ("command-line", "conditions", "fleets", "journal", "lag", "operator", "page", "runbook")
+ON_A_FLEET = ("command-line", "conditions", "fleets", "journal", "lag", "operator", "runbook")
 TYPED = {
     "tutorial.md": "tests/kube/test_tutorial.py",
     "migration.md": "tests/kube/test_migration.py",

@@ -1,17 +1,23 @@
-"""Reaching the operator through the cluster: its Lease says which pod leads, and the API server passes questions on."""
+"""Requests to the operator through the cluster: its Lease names the pod that leads, and the API server connects to it.
+
+An operator that serves users of the cluster is asked through a forwarded port: the API server's proxy would remove the
+user's credentials from the request.
+"""
 
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 
+from rota.cli.client.pod_sessions import OTHERWISE, PORT, PodSessions
 from rota.cli.client.requests import MOST, Ask, NoAnswer
 from rota.cli.console.formatting import ago
 from rota.kube.client.api import Api, ApiError, Unanswered
-from rota.kube.client.leader_election import Lease, LeaseSpec
+from rota.kube.client.leader_election import PAGE_AUTH, Lease, LeaseSpec
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.kubeconfig import LoginError, LoginOptions
 from rota.kube.client.login.session import Login
@@ -19,9 +25,7 @@ from rota.kube.client.paths import object_path, proxy_path
 from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
 
-PORT = 8080
-OTHERWISE = "or give --operator with its address, as after kubectl port-forward"
-
+KUBERNETES = "Kubernetes"  # the --page-auth of an operator that serves users of the cluster
 logging.getLogger("rota").addHandler(logging.NullHandler())  # what fails is one sentence, without lines of a log
 ANONYMOUS = "system:anonymous"  # the user of requests without credentials
 
@@ -37,6 +41,27 @@ class _Status(msgspec.Struct):
 @asynccontextmanager
 async def through(namespace: str, lease: str, options: LoginOptions) -> AsyncIterator[Ask]:
     """Yield a way to ask the operator that leads; each request reads the Lease again."""
+    check_names(namespace, lease)
+    async with await log_in(options) as login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
+
+        async def ask(asked: str, params: Mapping[str, str]) -> tuple[int, bytes]:
+            try:
+                leader = await find_leader(api, namespace, lease)
+                if leader.authenticates:
+                    return await sessions.read(leader.pod, asked, params)
+                path = proxy_path(namespace, leader.pod, PORT, asked)
+                status, body = await api.read_through_proxy(path, params, MOST)
+            except Unanswered as error:
+                raise NoAnswer(f"{error}; look at the kubeconfig and its cluster, {OTHERWISE}") from None
+            if status != HTTPStatus.OK and (refusal := _of_the_server(body)):
+                raise NoAnswer(_refused(status, refusal, namespace, lease, leader))
+            return status, body
+
+        yield ask
+
+
+def check_names(namespace: str, lease: str) -> None:
+    """Raise ValueError unless both can be names."""
     for option, name, is_valid in (
         ("--operator-namespace", namespace, is_dns_label),
         ("--lease", lease, is_dns_subdomain),
@@ -45,34 +70,35 @@ async def through(namespace: str, lease: str, options: LoginOptions) -> AsyncIte
             raise ValueError(
                 f"{option} {name!r} is no name; give that of the operator's, rota-system and rota by default"
             )
-    async with await _log_in(options) as login, Api(login) as api:
-
-        async def ask(asked: str, params: Mapping[str, str]) -> tuple[int, bytes]:
-            try:
-                found = await _who_leads(api, namespace, lease)
-                pod = found.holder_identity or ""
-                status, body = await api.read_through_proxy(proxy_path(namespace, pod, PORT, asked), params, MOST)
-            except Unanswered as error:
-                raise NoAnswer(f"{error}; look at the kubeconfig and its cluster, {OTHERWISE}") from None
-            if status != HTTPStatus.OK and (refusal := _of_the_server(body)):
-                raise NoAnswer(_refused(status, refusal, namespace, lease, found))
-            return status, body
-
-        yield ask
 
 
-async def _log_in(options: LoginOptions) -> Login:
+class Leading(NamedTuple):
+    """The pod that leads."""
+
+    pod: str
+    lease: LeaseSpec
+    authenticates: bool  # whether it wants to know its users
+
+
+async def log_in(options: LoginOptions) -> Login:
+    """Log in to the API server; raise NoAnswer if the account cannot be used."""
     try:
         return await Login.create(find_account(options), may_use_terminal=True)
     except LoginError as error:
         raise NoAnswer(f"{error}, {OTHERWISE}") from None
 
 
-async def _who_leads(api: Api, namespace: str, lease: str) -> LeaseSpec:
+async def find_leader(api: Api, namespace: str, name: str) -> Leading:
+    """Return the pod that holds the Lease."""
     try:
-        found = (await api.get(object_path("leases", namespace, lease), Lease)).spec
+        lease = await api.get(object_path("leases", namespace, name), Lease)
     except ApiError as error:
-        raise NoAnswer(_without_lease(error, namespace, lease)) from None
+        raise NoAnswer(_without_lease(error, namespace, name)) from None
+    holder = _holder_of(lease.spec, namespace, name)
+    return Leading(holder, lease.spec, lease.metadata.annotations.get(PAGE_AUTH) == KUBERNETES)
+
+
+def _holder_of(found: LeaseSpec, namespace: str, lease: str) -> str:
     if not found.holder_identity:
         renewed = f", which was last renewed {ago(found.renew_time)}" if found.renew_time else ""
         told = f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}{renewed}"
@@ -82,7 +108,7 @@ async def _who_leads(api: Api, namespace: str, lease: str) -> LeaseSpec:
             f"The Lease {lease} in namespace {namespace} is held by {found.holder_identity!r}, which is no pod; "
             "give --operator with its address"
         )
-    return found
+    return found.holder_identity
 
 
 def _without_lease(error: ApiError, namespace: str, lease: str) -> str:
@@ -106,9 +132,9 @@ def _unauthorized() -> str:
     return f"The API server rejects the credentials of the kubeconfig; log in again, {OTHERWISE}"
 
 
-def _refused(status: int, message: str, namespace: str, lease: str, found: LeaseSpec) -> str:
+def _refused(status: int, message: str, namespace: str, lease: str, leader: Leading) -> str:
     """Say why the pod that leads cannot be asked."""
-    pod = found.holder_identity
+    pod, found = leader.pod, leader.lease
     if status == HTTPStatus.UNAUTHORIZED:
         return _unauthorized()
     if status == HTTPStatus.FORBIDDEN:

@@ -7,7 +7,8 @@ known: a write may have happened or not.
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
@@ -143,6 +144,20 @@ class Api:
         The pod is trusted less than the server, so its answer is bounded.
         """
         return await self._answer("GET", path, None, params=params, limit_bytes=limit_bytes)
+
+    @asynccontextmanager
+    async def websocket(
+        self, path: str, params: Params, protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open a WebSocket of a subprotocol."""
+        url = self._server + path
+        try:
+            async with self._connections.session.ws_connect(url, params=params, protocols=[protocol]) as websocket:
+                yield websocket
+        except aiohttp.WSServerHandshakeError as error:
+            raise ApiError(error.status, "", f"The API server answered {error.status} to {path}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise Unanswered(f"The API server did not answer {path}: {describe_failure(error)}") from error
 
     async def pages(self, path: str, kind: type[T], params: Params | None = None) -> AsyncGenerator[Page[T]]:
         """Read a collection page by page, as it is now.

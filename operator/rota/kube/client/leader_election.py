@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ SAID = 60.0  # seconds between two complaints of the same trouble
 # An annotation with the uid of the holder's pod: where no such pod exists any more, the Lease is free. An operator
 # outside a pod sets none, and others wait until its Lease expires.
 POD_UID = "rota.dev/pod-uid"
+PAGE_AUTH = "rota.dev/page-auth"  # an annotation with the holder's --page-auth, if it is not None: how to ask it
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
 LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
 RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end
@@ -53,10 +55,17 @@ class Leader:
     """One candidate; `leads` is told of every change."""
 
     def __init__(
-        self, api: Api, namespace: str, me: str, leads: Callable[[bool], None], name: str, *, pod_uid: str = ""
+        self,
+        api: Api,
+        namespace: str,
+        me: str,
+        leads: Callable[[bool], None],
+        name: str,
+        *,
+        annotations: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Take part in the election only after `run`; in a pod, `me` is its name."""
-        self._api, self._me, self._leads, self._pod_uid = api, me, leads, pod_uid
+        """Take part in the election only after `run`; in a pod, `me` is its name. A Lease held has the annotations."""
+        self._api, self._me, self._leads, self._annotations = api, me, leads, dict(annotations)
         self._namespace = namespace
         self._collection = collection_path("leases", namespace)
         self._path = object_path("leases", namespace, name)
@@ -148,7 +157,7 @@ class Leader:
         at = format_time(time.time(), "microseconds")
         ours = spec.holder_identity == self._me
         body: dict[str, Any] = {
-            "metadata": {"name": self._name, "annotations": {POD_UID: self._pod_uid} if self._pod_uid else {}},
+            "metadata": {"name": self._name, "annotations": self._annotations},
             "spec": {
                 "holderIdentity": self._me,
                 "leaseDurationSeconds": LIVES,

@@ -24,6 +24,8 @@ _API_OF_RESOURCE = {
     "secrets": _CORE,
     "deployments": "/apis/apps/v1",
     "leases": "/apis/coordination.k8s.io/v1",
+    "subjectaccessreviews": "/apis/authorization.k8s.io/v1",
+    "tokenreviews": "/apis/authentication.k8s.io/v1",
     GROUPS: _ROTA,
     POLICIES: _ROTA,
 }
@@ -54,6 +56,11 @@ def proxy_path(namespace: str, pod: str, port: int, path: str) -> str:
     if not _PROXIED_PATH.fullmatch(path):
         raise ValueError(f"{plain(path, 100)!r} is not a path that a pod can be asked for")
     return _joined([*_collection("pods", namespace), f"{_checked_name(pod)}:{port}", "proxy"]) + path
+
+
+def port_forward_path(namespace: str, pod: str) -> str:
+    """Return the path at which the API server forwards connections to ports of a pod."""
+    return _joined([*_collection("pods", namespace), _checked_name(pod), "portforward"])
 
 
 def _collection(resource: str, namespace: str) -> list[str]:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rota.http_server import SharedResponse, listen
 from rota.kube.client.informer import Follower, counted
+from rota.kube.http.access.page_security import OPEN, PageSecurity, Tls
 from rota.kube.telemetry.operator_metrics import Known, Measures
 from rota.metrics import Format
 
@@ -56,21 +57,22 @@ class Page:
         self._following, self._leads, self._more = following, leads, more
         self._is_rejected = is_rejected
 
-    async def serve(self, address: str, port: int = PORT, probe_port: int | None = None) -> AsyncExitStack:
-        """Answer from now on, until what is returned is closed."""
+    async def serve(
+        self, address: str, port: int = PORT, probe_port: int | None = None, security: PageSecurity = OPEN
+    ) -> AsyncExitStack:
+        """Answer from now on, until what is returned is closed; probes on their own port need no login."""
         async with AsyncExitStack() as serving:
-            await self._listen(serving, address, port, "--port", self._more)
+            app = self._app(security)
+            app.add_routes(self._more)
+            await _listen(serving, app, address, port, "--port", tls=security.tls)
             if probe_port is not None:
-                await self._listen(serving, address, probe_port, "--probe-port", ())
+                await _listen(serving, self._app(OPEN), address, probe_port, "--probe-port")
             return serving.pop_all()
 
-    async def _listen(
-        self, serving: AsyncExitStack, address: str, port: int, option: str, more: Sequence[web.RouteDef]
-    ) -> None:
-        app = web.Application()
-        app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness), *more])
-        runner = await listen(app, address, port, f"; give another --address or {option}", also_on_loopback=True)
-        serving.push_async_callback(runner.cleanup)
+    def _app(self, security: PageSecurity) -> web.Application:
+        app = web.Application(middlewares=security.middlewares)
+        app.add_routes([web.get("/healthz", self._health), web.get("/readyz", self._readiness)])
+        return app
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()
@@ -86,3 +88,11 @@ class Page:
         if waiting:
             return web.Response(status=503, text=f"not listed yet: {', '.join(waiting)}\n")
         return web.Response(text="ready\n")
+
+
+async def _listen(
+    serving: AsyncExitStack, app: web.Application, address: str, port: int, option: str, *, tls: Tls | None = None
+) -> None:
+    hint = f"; give another --address or {option}"
+    runner = await listen(app, address, port, hint, also_on_loopback=True, tls=tls)
+    serving.push_async_callback(runner.cleanup)

@@ -14,6 +14,7 @@ from aiohttp import web
 from rota.http_server import AdmissionLimit, SharedResponse, send
 from rota.kube.client.objects import Key
 from rota.kube.http import schema
+from rota.kube.http.access.access import GroupReader, Reads, check_reads, reader_of
 from rota.kube.http.events import Hub, Listener
 from rota.model import plain
 
@@ -40,8 +41,8 @@ _JSON = {**_ANSWER, "content-type": "application/json"}
 class Showing(Protocol):
     """Where the answers come from."""
 
-    async def groups(self) -> schema.Groups:
-        """Return every group in a line."""
+    async def groups(self, reads: Reads | None = None) -> schema.Groups:
+        """Return every group in a line; with `reads`, those of the namespaces for which it returns True."""
 
     def knows(self, namespace: str, name: str) -> bool:
         """Whether there is such a group."""
@@ -59,7 +60,7 @@ def routes(showing: Showing, hub: Hub) -> list[web.RouteDef]:
     return [
         web.get("/", site.page),
         web.get("/web/{file}", site.file),
-        web.get("/v1/groups", site.groups.respond),
+        web.get("/v1/groups", site.groups),
         web.get("/v1/groups/{namespace}/{name}", site.group),
         web.get("/v1/groups/{namespace}/{name}/why", site.why),
         web.get("/v1/events", site.events, allow_head=False),
@@ -72,7 +73,7 @@ class _Site:
         self._showing, self._hub = showing, hub
         self._files = {path.name: path.read_bytes() for path in WEB.iterdir()}  # nothing else can be asked for
         self._details = AdmissionLimit(MAX_DETAILS)
-        self.groups = SharedResponse(self._render_groups, _JSON)
+        self._all_groups = SharedResponse(self._render_groups, _JSON)
 
     async def page(self, asked: web.Request) -> web.StreamResponse:
         return self._file(asked, "index.html")
@@ -90,6 +91,13 @@ class _Site:
             return web.Response(status=304, headers=headers)
         return web.Response(body=content, headers=headers)
 
+    async def groups(self, request: web.Request) -> web.StreamResponse:
+        reader = reader_of(request)
+        if await reader.reads_all():
+            return await self._all_groups.respond(request)
+        with self._details.admit() as admitted:
+            return await _answer(request, await self._showing.groups(reader.reads)) if admitted else _too_many()
+
     async def _render_groups(self) -> bytes:
         return msgspec.json.encode(await self._showing.groups())
 
@@ -98,7 +106,7 @@ class _Site:
             return await self._group(request) if admitted else _too_many()
 
     async def _group(self, request: web.Request) -> web.StreamResponse:
-        namespace, name = _named(request)
+        namespace, name = await _readable(request)
         detail = self._showing.group(namespace, name)
         return await _answer(request, detail) if detail else _unknown(namespace, name)
 
@@ -107,7 +115,7 @@ class _Site:
             return await self._why(request) if admitted else _too_many()
 
     async def _why(self, request: web.Request) -> web.StreamResponse:
-        namespace, name = _named(request)
+        namespace, name = await _readable(request)
         try:
             reasons = await self._showing.why(namespace, name, request.query.get("queue"))
         except ValueError as error:
@@ -119,6 +127,8 @@ class _Site:
         namespace, _, name = (only or "").partition("/")
         if only is not None and (not (namespace and name) or "/" in name):
             return _refusal(400, f"group is NAMESPACE/NAME, not {plain(only, 100)!r}")
+        if only is not None:
+            await check_reads(asked, namespace)
         if only is not None and not self._showing.knows(namespace, name):
             return _unknown(namespace, name)
         if self._hub.closed:
@@ -146,7 +156,7 @@ class _Site:
                 said = loop.time()
             if word:
                 await asyncio.sleep(GAP)
-            word = await _word(listener)
+            word = await _word(listener, reader_of(asked))
 
 
 async def _written(stream: web.StreamResponse, word: bytes) -> bool:
@@ -158,19 +168,25 @@ async def _written(stream: web.StreamResponse, word: bytes) -> bool:
     return True
 
 
-async def _word(listener: Listener) -> bytes:
+async def _word(listener: Listener, reader: GroupReader) -> bytes:
     """Return what is to be said now, if anything is."""
     try:
         async with asyncio.timeout(TICK):
             news = await listener.news()
     except TimeoutError:
         return b""
-    told = msgspec.json.encode({"groups": [f"{namespace}/{name}" for namespace, name in news]})
+    names = [f"{namespace}/{name}" for namespace, name in news if await reader.reads(namespace)]
+    if news and not names:
+        return b""
+    told = msgspec.json.encode({"groups": names})
     return b"event: changed\ndata: %s\n\n" % told
 
 
-def _named(asked: web.Request) -> Key:
-    return asked.match_info["namespace"], asked.match_info["name"]
+async def _readable(request: web.Request) -> Key:
+    """Return the group that is requested; refuse users who may not read it."""
+    namespace, name = request.match_info["namespace"], request.match_info["name"]
+    await check_reads(request, namespace)
+    return namespace, name
 
 
 async def _answer(request: web.Request, value: Any) -> web.StreamResponse:

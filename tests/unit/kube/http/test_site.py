@@ -15,6 +15,7 @@ from rota.kube import operator, options
 from rota.kube.brokers.registry import Places
 from rota.kube.client.objects import Custom, Metadata
 from rota.kube.http import events, schema, site
+from rota.kube.http.access.access import Reads
 from rota.kube.http.read_model import Sight
 from rota.kube.reconcile.controller import Brain
 from rota.kube.telemetry.operator_metrics import Measures
@@ -63,7 +64,7 @@ class Slow:
     def __init__(self) -> None:
         self.made, self.begun, self.may = 0, asyncio.Event(), asyncio.Semaphore(0)
 
-    async def groups(self) -> schema.Groups:
+    async def groups(self, _: Reads | None = None) -> schema.Groups:
         self.made += 1
         operator = schema.Operator(f"made {self.made}", "0.1.0", leads=True)
         self.begun.set()

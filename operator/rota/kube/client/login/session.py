@@ -7,6 +7,7 @@ renewed at once, and the request is sent again.
 import asyncio
 import logging
 import ssl
+from collections.abc import Mapping
 from http import HTTPStatus
 from importlib.metadata import version
 from tempfile import NamedTemporaryFile
@@ -96,6 +97,23 @@ class Login:
         session: aiohttp.ClientSession = self._pool.open_session()
         self._sessions.add(session)
         return session
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers that name the user, for a pod that asks the API server about the user."""
+        return dict(self._credentials.headers)
+
+    def pod_context(self) -> ssl.SSLContext:
+        """Return TLS settings for a pod that the API server connects to: it shows the user's client certificate.
+
+        The pod's certificate is not verified, as nothing else can answer on such a connection.
+        """
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        if self._credentials.certificate:
+            _load_certificate(context, self._credentials.certificate)
+        return context
 
     @property
     def pool(self) -> object:

@@ -1,0 +1,102 @@
+"""Connections to a port of a pod through the API server, as `kubectl port-forward` makes them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+
+import aiohttp
+
+from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.paths import port_forward_path
+from rota.model import plain
+
+LOOPBACK = "127.0.0.1"
+PROTOCOL = "v4.channel.k8s.io"  # each message begins with its channel; the first one on each channel names the port
+DATA_CHANNEL = 0
+ERROR_CHANNEL = 1
+PART_BYTES = 32 * 1024
+
+
+class PortForward:
+    """Forwards connections from a port of this machine to a port of a pod."""
+
+    def __init__(self, api: Api, namespace: str, pod: str, port: int) -> None:
+        self.problem: Exception | str = ""  # why the last connection could not be forwarded
+        self.local_port = 0
+        self._api = api
+        self._path = port_forward_path(namespace, pod)
+        self._port = port
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection until one side closes it."""
+        try:
+            async with self._api.websocket(self._path, {"ports": str(self._port)}, PROTOCOL) as websocket:
+                sending = asyncio.create_task(_send(reader, websocket), name="port-forward")
+                try:
+                    await self._receive(websocket, writer)
+                finally:
+                    sending.cancel()
+                    await asyncio.wait([sending])
+        except (ApiError, Unanswered) as error:
+            self.problem = error
+        except ConnectionError:  # the client has disconnected
+            pass
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _receive(self, websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+        begun: set[int] = set()
+        async for message in websocket:
+            if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                break
+            channel, content = message.data[0], message.data[1:]
+            if channel not in begun:
+                begun.add(channel)
+                content = content[2:]
+            if channel == DATA_CHANNEL:
+                writer.write(content)
+                await writer.drain()
+            elif channel == ERROR_CHANNEL and content:
+                self.problem = plain(content.decode(errors="replace"), 300)
+
+
+async def _send(reader: asyncio.StreamReader, websocket: aiohttp.ClientWebSocketResponse) -> None:
+    with suppress(ConnectionError, aiohttp.ClientError):
+        while content := await reader.read(PART_BYTES):
+            await websocket.send_bytes(bytes([DATA_CHANNEL]) + content)
+        await websocket.close()
+
+
+@asynccontextmanager
+async def forward_port(api: Api, namespace: str, pod: str, port: int) -> AsyncIterator[PortForward]:
+    """Forward connections from a free port on loopback."""
+    forward = PortForward(api, namespace, pod, port)
+    connections: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(forward.forward(reader, writer), name="port-forward")
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
+    server = await asyncio.start_server(accept, LOOPBACK, 0)
+    forward.local_port = server.sockets[0].getsockname()[1]
+    try:
+        yield forward
+    finally:
+        server.close()
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+def why_not_forwarded(problem: Exception | str, namespace: str, pod: str) -> str:
+    """Return the sentence for a connection that could not be forwarded."""
+    if isinstance(problem, ApiError) and problem.status == HTTPStatus.FORBIDDEN:
+        right = f"ask for the right to get and create pods/portforward in namespace {namespace}"
+        return f"You may not connect to pod {pod}, which leads; {right}"
+    if isinstance(problem, ApiError) and problem.unknown:
+        return f"{pod} is no pod in namespace {namespace}; wait until another one leads"
+    return f"Pod {pod} in namespace {namespace} cannot be reached: {problem or 'it closed the connection'}; try again"

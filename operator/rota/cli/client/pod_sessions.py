@@ -1,0 +1,78 @@
+"""Requests to a pod over a forwarded port, in the user's name."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import MappingProxyType
+from typing import Self
+
+import aiohttp
+from yarl import URL
+
+from rota.cli.client.forward import LOOPBACK, PortForward, forward_port, why_not_forwarded
+from rota.cli.client.requests import MOST, NoAnswer
+from rota.http_client import describe_failure, read_body
+from rota.kube.client.api import Api
+from rota.kube.client.login.session import Login
+
+PORT = 8080
+CONNECT_SECONDS = 10.0
+SILENT_SECONDS = 60.0  # events of the page come at least every 15 s
+OTHERWISE = "or give --operator with its address, as after kubectl port-forward"
+
+
+class PodSessions:
+    """A connection to the pod that leads; it is replaced when another pod does."""
+
+    def __init__(self, api: Api, login: Login, namespace: str) -> None:
+        self._api = api
+        self._login = login
+        self._namespace = namespace
+        self._connection = AsyncExitStack()
+        self._forward: PortForward | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._pod = ""
+
+    async def __aenter__(self) -> Self:
+        """Connect when something is asked."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connection."""
+        await self._connection.aclose()
+
+    async def read(self, pod: str, path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
+        """Return the status and body of an answer to a user of the cluster."""
+        async with self.get(pod, str(URL.build(path=path, query=params))) as response:
+            return response.status, await read_body(response, MOST)
+
+    @asynccontextmanager
+    async def get(
+        self,
+        pod: str,
+        path_and_query: str,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        *,
+        is_secure: bool = True,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; `is_secure`: over TLS and with the user's credentials."""
+        forward, session = await self._connect(pod)
+        url = URL(f"{'https' if is_secure else 'http'}://{LOOPBACK}:{forward.local_port}{path_and_query}", encoded=True)
+        sent = {**headers, **(self._login.headers if is_secure else {})}
+        try:
+            async with session.get(url, headers=sent, allow_redirects=False) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            problem = forward.problem or describe_failure(error)
+            raise NoAnswer(f"{why_not_forwarded(problem, self._namespace, pod)}, {OTHERWISE}") from None
+
+    async def _connect(self, pod: str) -> tuple[PortForward, aiohttp.ClientSession]:
+        if self._forward is None or self._session is None or self._pod != pod:
+            await self._connection.aclose()
+            connection = forward_port(self._api, self._namespace, pod, PORT)
+            self._forward = await self._connection.enter_async_context(connection)
+            connector = aiohttp.TCPConnector(ssl=self._login.pod_context())
+            timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
+            session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+            self._session = await self._connection.enter_async_context(session)
+            self._pod = pod
+        return self._forward, self._session

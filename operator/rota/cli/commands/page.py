@@ -1,0 +1,82 @@
+"""`rota page`: serves the operator's web page on this machine, in the user's name."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import hdrs, web
+
+from rota.cli.client.pod_sessions import PodSessions
+from rota.cli.client.proxy import check_names, find_leader, log_in
+from rota.cli.client.requests import NoAnswer
+from rota.cli.client.watch import Target
+from rota.cli.console.formatting import say
+from rota.http_server import listen
+from rota.kube.client.api import Api, Unanswered
+
+ADDRESS = "127.0.0.1"
+FORWARDED_REQUEST_HEADERS = (hdrs.ACCEPT, hdrs.IF_NONE_MATCH)
+FORWARDED_RESPONSE_HEADERS = (
+    hdrs.CONTENT_TYPE,
+    hdrs.CACHE_CONTROL,
+    hdrs.ETAG,
+    "Content-Security-Policy",
+    "X-Content-Type-Options",
+    "Referrer-Policy",
+)
+
+
+class _Relay(NamedTuple):
+    """Passes requests of a browser on to the operator that leads."""
+
+    api: Api
+    sessions: PodSessions
+    target: Target
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        sent = _selected(request.headers, FORWARDED_REQUEST_HEADERS)
+        try:
+            leader = await find_leader(self.api, self.target.operator_namespace, self.target.lease)
+            async with self.sessions.get(leader.pod, request.raw_path, sent, is_secure=leader.authenticates) as answer:
+                headers = _selected(answer.headers, FORWARDED_RESPONSE_HEADERS)
+                response = web.StreamResponse(status=answer.status, headers=headers)
+                await response.prepare(request)
+                async for part in answer.content.iter_any():
+                    await response.write(part)
+                await response.write_eof()
+                return response
+        except (NoAnswer, Unanswered) as error:
+            body = msgspec.json.encode({"error": str(error)})
+            return web.Response(status=HTTPStatus.BAD_GATEWAY, body=body, content_type="application/json")
+
+
+def serve(target: Target, port: int) -> None:
+    """Serve until Ctrl-C."""
+    asyncio.run(serve_until_cancelled(target, port))
+
+
+async def serve_until_cancelled(target: Target, port: int) -> None:
+    """Serve on a port of loopback."""
+    check_names(target.operator_namespace, target.lease)
+    async with (
+        await log_in(target.login) as login,
+        Api(login) as api,
+        PodSessions(api, login, target.operator_namespace) as sessions,
+    ):
+        await find_leader(api, target.operator_namespace, target.lease)
+        app = web.Application()
+        app.add_routes([web.get("/{path:.*}", _Relay(api, sessions, target).respond)])
+        runner = await listen(app, ADDRESS, port, "; give another --port")
+        say(f"The page is at http://{ADDRESS}:{port}/ until Ctrl-C; whoever reaches that port on this machine sees it")
+        sys.stdout.flush()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+
+def _selected(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: headers[name] for name in names if name in headers}

@@ -1,0 +1,171 @@
+"""Accepts the connections of the HTTP server, up to a limit, with or without TLS."""
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import cast
+
+from aiohttp import web
+
+from rota.aio import supervise
+
+READ_BUFFER_BYTES = 16 * 1024
+ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
+LOG_INTERVAL_SECONDS = 60.0  # between two warnings: clients decide how often there is a reason for one
+HANDSHAKE_SECONDS = 10.0
+MAX_HANDSHAKES = 32  # of TLS, in progress
+
+_log = logging.getLogger("rota.http_server")
+
+
+class _BoundSockets:
+    """What aiohttp's runner expects of a server: its sockets, and a way to close them."""
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self.sockets = sockets
+
+    def close(self) -> None:
+        for bound in self.sockets:
+            bound.close()
+
+
+class LimitedSite(web.BaseSite):
+    """Accepts connections one by one, up to a limit: the process needs file descriptors for other purposes, too.
+
+    asyncio's own server accepts without limit. Once no descriptor is left, it retries at once and logs each time.
+    """
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        sockets: Sequence[socket.socket],
+        busy: set[object],
+        connections: int,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        super().__init__(runner)
+        self._server = cast("asyncio.AbstractServer", _BoundSockets(sockets))
+        self._sockets = sockets
+        self._busy = busy
+        self._tls = tls
+        self._handshakes = _Handshakes()
+        self._tasks: list[asyncio.Task[None]] = []
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        is_unlimited = descriptors == resource.RLIM_INFINITY
+        self._max_connections = connections if is_unlimited else min(connections, descriptors // 2)
+        self._last_warning = -LOG_INTERVAL_SECONDS
+
+    @property
+    def name(self) -> str:
+        """Return a name for logs."""
+        return "http"
+
+    async def start(self) -> None:
+        """Accept connections."""
+        await super().start()
+        loops = [partial(self._accept_from, bound) for bound in self._sockets]
+        self._tasks = [asyncio.create_task(supervise("HTTP server", loop), name="listen") for loop in loops]
+
+    async def stop(self) -> None:
+        """Accept no more connections."""
+        for task in self._tasks:
+            task.cancel()
+        self._handshakes.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().stop()
+
+    async def _accept_from(self, bound: socket.socket) -> None:
+        while True:
+            await _readable(bound)
+            try:
+                connection, _ = bound.accept()
+            except (BlockingIOError, ConnectionError):  # the client has disconnected
+                continue
+            except OSError as error:
+                self._warn(f"Cannot accept a connection: {error.strerror}")
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            connection.settimeout(0)
+            await self._take(connection)
+
+    async def _take(self, connection: socket.socket) -> None:
+        server = self._runner.server
+        if server is None or not self._make_room(server):
+            connection.close()
+            await asyncio.sleep(0)  # let other tasks run, however many clients connect
+            return
+        if self._tls is None:
+            await self._connect(server, connection, None)
+        else:
+            self._handshakes.start(self._connect(server, connection, self._tls()))
+
+    async def _connect(self, server: web.Server, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        seconds = HANDSHAKE_SECONDS if tls else None
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                server, connection, ssl=tls, ssl_handshake_timeout=seconds
+            )
+            # asyncio reads 256 KiB at once, and an exception of the parser keeps that until it is collected.
+            transport.max_size = READ_BUFFER_BYTES  # type: ignore[attr-defined]
+        except OSError:  # the client has disconnected
+            connection.close()
+
+    def _make_room(self, server: web.Server) -> bool:
+        """Return whether one more connection fits; if need be, after closing the oldest that is not busy."""
+        connected = [connection for connection in server.connections if connection.transport]
+        if len(connected) < self._max_connections:
+            return True
+        self._warn(f"The limit of {self._max_connections} connections is reached; idle ones are closed")
+        idle = next((connection for connection in connected if connection not in self._busy), None)
+        if idle is None or idle.transport is None:
+            return False
+        transport = idle.transport
+        idle.force_close()
+        transport.abort()  # even if the client does not read the response
+        return True
+
+    def _warn(self, message: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._last_warning >= LOG_INTERVAL_SECONDS:
+            self._last_warning = now
+            _log.warning("%s", message)
+
+
+async def _readable(bound: socket.socket) -> None:
+    """Wait for a client; asyncio's sock_accept could lose one when it is cancelled."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    loop.add_reader(bound, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(bound)
+
+
+class _Handshakes:
+    """TLS handshakes in progress. A client that is silent must not keep others from connecting."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
+
+    def start(self, handshake: Coroutine[None, None, None]) -> None:
+        """Begin a handshake; if there are too many, give up the oldest."""
+        if len(self._tasks) >= MAX_HANDSHAKES:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            oldest.cancel()
+        task = asyncio.create_task(handshake, name="TLS handshake")
+        self._tasks[task] = None
+        task.add_done_callback(self._finish)
+
+    def cancel(self) -> None:
+        """Give up all handshakes."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)

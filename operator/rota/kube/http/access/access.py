@@ -1,0 +1,167 @@
+"""Lets users of the cluster read what their rights allow: each request names its user by a token or a certificate."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from rota.kube.http.access.reviews import ReviewError
+from rota.kube.http.access.rights import (
+    AUTHENTICATED,
+    READ_ALL_GROUPS,
+    READ_METRICS,
+    Right,
+    User,
+    impersonate,
+    impersonated,
+    read_groups,
+)
+from rota.model import plain
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers; they say nothing about groups
+METRICS_PATH = "/metrics"
+MAX_TOKEN_CHARACTERS = 8_000
+MAX_IMPERSONATED_GROUPS = 32
+_IMPERSONATE = "Impersonate-"
+_SUPPORTED = {"Impersonate-User", "Impersonate-Group"}
+
+
+class Reviews(Protocol):
+    """Says who users are and what they may do."""
+
+    async def user_of(self, token: str) -> User | None:
+        """Return the user of a token; None if it is not valid."""
+
+    async def allows(self, user: User, right: Right) -> bool:
+        """Whether a user has a right."""
+
+
+class GroupReader(Protocol):
+    """The user of a request, as far as groups are concerned."""
+
+    async def reads_all(self) -> bool:
+        """Whether the user may read the groups of all namespaces."""
+
+    async def reads(self, namespace: str) -> bool:
+        """Whether the user may read the groups of a namespace."""
+
+
+class Anybody:
+    """The reader where no access is checked."""
+
+    async def reads_all(self) -> bool:
+        """Return True."""
+        return True
+
+    async def reads(self, _: str) -> bool:
+        """Return True."""
+        return True
+
+
+class ClusterUser:
+    """A user of the cluster."""
+
+    def __init__(self, user: User, reviews: Reviews) -> None:
+        self._user = user
+        self._reviews = reviews
+
+    async def reads_all(self) -> bool:
+        """Whether the user may read the groups of all namespaces."""
+        return await self._reviews.allows(self._user, READ_ALL_GROUPS)
+
+    async def reads(self, namespace: str) -> bool:
+        """Whether the user may read the groups of a namespace."""
+        return await self.reads_all() or await self._reviews.allows(self._user, read_groups(namespace))
+
+
+Reads = Callable[[str], Awaitable[bool]]  # whether somebody may read the groups of a namespace
+
+_READER: Final = web.RequestKey("reader", GroupReader)
+_ANYBODY = Anybody()
+
+
+def reader_of(request: web.Request) -> GroupReader:
+    """Return the user of a request."""
+    reader: GroupReader = request.get(_READER, _ANYBODY)
+    return reader
+
+
+async def check_reads(request: web.Request, namespace: str) -> None:
+    """Refuse a request by a user who may not read the groups of a namespace."""
+    if not await reader_of(request).reads(namespace):
+        sentence = f"You may not {plain(str(read_groups(namespace)), 200)}; ask for that right"
+        raise refusal(web.HTTPForbidden, sentence)
+
+
+class PageAccess:
+    """Authenticates each request, and refuses those of nobody."""
+
+    def __init__(self, reviews: Reviews) -> None:
+        self._reviews = reviews
+
+    @web.middleware
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Handle a request in the name of its user."""
+        if request.path in OPEN_PATHS:
+            return await handler(request)
+        try:
+            user = await self._effective_user(request)
+            if request.path == METRICS_PATH and not await self._reviews.allows(user, READ_METRICS):
+                raise _forbidden(user, READ_METRICS)
+            request[_READER] = ClusterUser(user, self._reviews)
+            return await handler(request)
+        except ReviewError as error:
+            raise refusal(web.HTTPServiceUnavailable, str(error)) from error
+
+    async def _effective_user(self, request: web.Request) -> User:
+        """Return the user that the request is made for: its own, or one that this one may impersonate."""
+        user = await self._authenticated_user(request)
+        asked = {name for name in map(str.title, request.headers) if name.startswith(_IMPERSONATE)}
+        if not asked:
+            return user
+        name = request.headers.get("Impersonate-User", "")
+        groups = request.headers.getall("Impersonate-Group", [])
+        if asked - _SUPPORTED or not name or len(groups) > MAX_IMPERSONATED_GROUPS:
+            sentence = "Impersonation takes one Impersonate-User and up to 32 Impersonate-Group headers, no others"
+            raise refusal(web.HTTPBadRequest, sentence)
+        for right in impersonate(name, groups):
+            if not await self._reviews.allows(user, right):
+                raise _forbidden(user, right)
+        return impersonated(name, groups)
+
+    async def _authenticated_user(self, request: web.Request) -> User:
+        scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        token = token.strip()
+        if scheme.lower() == "bearer" and 0 < len(token) <= MAX_TOKEN_CHARACTERS:
+            user = await self._reviews.user_of(token)
+        else:
+            user = user_of_certificate(request.get_extra_info("peercert"))
+        if user is None:
+            sentence = "Log in: send a bearer token or a client certificate of the cluster, as `rota status` does"
+            raise refusal(web.HTTPUnauthorized, sentence, {hdrs.WWW_AUTHENTICATE: "Bearer"})
+        return user
+
+
+def user_of_certificate(certificate: Mapping[str, Any] | None) -> User | None:
+    """Return the user that a verified client certificate names: its common name, with its organizations as groups."""
+    fields = [field for names in (certificate or {}).get("subject", ()) for field in names]
+    names = [value for name, value in fields if name == "commonName"]
+    if not names:
+        return None
+    organizations = [value for name, value in fields if name == "organizationName"]
+    return User(names[-1], (*organizations, AUTHENTICATED))
+
+
+def _forbidden(user: User, right: Right) -> web.HTTPException:
+    sentence = f"User {plain(user.name, 100)} may not {plain(str(right), 200)}; ask for that right"
+    return refusal(web.HTTPForbidden, sentence)
+
+
+def refusal(
+    kind: type[web.HTTPException], sentence: str, headers: Mapping[str, str] | None = None
+) -> web.HTTPException:
+    """Return an HTTP error with a sentence, in JSON."""
+    body = msgspec.json.encode({"error": sentence}).decode()
+    return kind(text=body, content_type="application/json", headers={"cache-control": "no-store", **(headers or {})})

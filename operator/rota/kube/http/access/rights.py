@@ -1,0 +1,100 @@
+"""Users and the rights that their requests need. Nothing is asked here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from rota.kube.client.paths import GROUPS
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+AUTHENTICATED = "system:authenticated"
+_SERVICE_ACCOUNT = "system:serviceaccount:"
+
+
+class User(NamedTuple):
+    """A user as the API server knows it."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+class Right(NamedTuple):
+    """A verb on objects of a resource, or on a URL path if there is no resource."""
+
+    verb: str
+    resource: str = ""
+    api_group: str = ""
+    namespace: str = ""  # empty: all namespaces, or a resource that has none
+    name: str = ""  # empty: all objects
+    path: str = ""
+
+    def __str__(self) -> str:
+        """Return it as `kubectl auth can-i` takes it."""
+        if self.path:
+            return f"{self.verb} {self.path}"
+        resource = f"{self.resource}.{self.api_group}" if self.api_group else self.resource
+        named = f"{resource}/{self.name}" if self.name else resource
+        return f"{self.verb} {named}" + (f" in namespace {self.namespace}" if self.namespace else "")
+
+
+READ_METRICS = Right("get", path="/metrics")
+READ_ALL_GROUPS = Right("get", GROUPS, "rota.dev")
+
+
+def read_groups(namespace: str) -> Right:
+    """Return the right to read the groups of a namespace."""
+    return READ_ALL_GROUPS._replace(namespace=namespace)
+
+
+def impersonate(user: str, groups: Iterable[str]) -> list[Right]:
+    """Return the rights that the API server itself requires for impersonation."""
+    namespace, colon, account = user.removeprefix(_SERVICE_ACCOUNT).partition(":")
+    if user.startswith(_SERVICE_ACCOUNT) and colon:
+        of_user = Right("impersonate", "serviceaccounts", namespace=namespace, name=account)
+    else:
+        of_user = Right("impersonate", "users", name=user)
+    return [of_user, *(Right("impersonate", "groups", name=group) for group in groups)]
+
+
+def impersonated(user: str, groups: Sequence[str]) -> User:
+    """Return the user that a request is made for, with the groups that every user has."""
+    namespace, colon, _ = user.removeprefix(_SERVICE_ACCOUNT).partition(":")
+    implied: list[str] = [AUTHENTICATED]
+    if user.startswith(_SERVICE_ACCOUNT) and colon and not groups:
+        implied = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", AUTHENTICATED]
+    return User(user, tuple(dict.fromkeys([*groups, *implied])))
+
+
+def review_of(user: User, right: Right) -> Mapping[str, Any]:
+    """Return the SubjectAccessReview that asks whether a user has a right."""
+    if right.path:
+        attributes = {"nonResourceAttributes": {"verb": right.verb, "path": right.path}}
+    else:
+        of_resource = {"verb": right.verb, "group": right.api_group, "resource": right.resource}
+        attributes = {"resourceAttributes": {**of_resource, "namespace": right.namespace, "name": right.name}}
+    who = {"user": user.name, "groups": list(user.groups), "uid": user.uid, "extra": dict(user.extra)}
+    return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, **attributes}}
+
+
+class ExpiringCache(Generic[K, V]):
+    """Values that are kept for some seconds; the oldest are dropped if there are too many."""
+
+    def __init__(self, seconds: float, limit: int) -> None:
+        self._seconds = seconds
+        self._limit = limit
+        self._entries: dict[K, tuple[V, float]] = {}  # the oldest first
+
+    def get(self, key: K, now: float) -> V | None:
+        """Return the value, unless it has expired."""
+        value, expires = self._entries.get(key, (None, now))
+        return value if expires > now else None
+
+    def put(self, key: K, value: V, now: float) -> None:
+        """Keep a value."""
+        self._entries.pop(key, None)
+        self._entries[key] = (value, now + self._seconds)
+        while len(self._entries) > self._limit:
+            del self._entries[next(iter(self._entries))]

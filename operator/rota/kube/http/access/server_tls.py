@@ -1,0 +1,144 @@
+"""TLS of the page's port: its certificate, and the authority that signs client certificates of the cluster."""
+
+import asyncio
+import datetime as dt
+import ipaddress
+import logging
+import os
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.paths import object_path
+
+REFRESH_SECONDS = 60.0
+VALIDITY = dt.timedelta(days=3650)  # the certificate ends with the process
+
+_log = logging.getLogger(__name__)
+
+
+class KeyPair(NamedTuple):
+    """A certificate and its private key, in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class _Authentication(msgspec.Struct):
+    """The ConfigMap in which the API server publishes how it authenticates."""
+
+    data: dict[str, str] = {}
+
+
+def read_key_pair(folder: Path) -> KeyPair:
+    """Read a mounted Secret of type kubernetes.io/tls; raise ValueError if it cannot be used."""
+    try:
+        pair = KeyPair((folder / "tls.crt").read_bytes(), (folder / "tls.key").read_bytes())
+        server_context(pair, "")
+    except OSError as error:  # TLS errors, too
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        raise ValueError(f"--page-tls {folder} has no usable tls.crt and tls.key: {reason}; correct them") from error
+    return pair
+
+
+def self_signed(names: Sequence[str]) -> KeyPair:
+    """Return a new certificate for these host names and addresses, signed by its own key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rota")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + VALIDITY)
+        .add_extension(x509.SubjectAlternativeName([_alternative_name(name) for name in names]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    return KeyPair(certificate.public_bytes(pem), key_bytes)
+
+
+def server_context(pair: KeyPair, client_authority: str) -> ssl.SSLContext:
+    """Return a TLS context that asks clients for a certificate of that authority, if there is one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with _memory_file(pair.certificate) as certificate, _memory_file(pair.key) as key:
+        context.load_cert_chain(certificate, key, lambda: "")  # an encrypted key must not ask at a terminal
+    if client_authority:
+        context.load_verify_locations(cadata=client_authority)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+class ServerTls:
+    """The TLS context for new connections, which follows renewed certificates."""
+
+    def __init__(self, api: Api, names: Sequence[str], folder: Path | None = None) -> None:
+        """`folder` holds tls.crt and tls.key; without one the certificate is self-signed."""
+        self._api = api
+        self._folder = folder
+        self._pair = read_key_pair(folder) if folder else self_signed(names)
+        self._client_authority = ""
+        self._problem = ""
+        self._context = server_context(self._pair, "")
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        return self._context
+
+    async def run(self) -> None:
+        """Follow the certificate and the cluster's authority for ever."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        """Read both again; what cannot be read stays as it was."""
+        try:
+            pair = await asyncio.to_thread(read_key_pair, self._folder) if self._folder else self._pair
+            authority = await self._read_client_authority()
+            if (pair, authority) != (self._pair, self._client_authority):
+                self._context = server_context(pair, authority)
+                self._pair = pair
+                self._client_authority = authority
+            self._problem = ""
+        except (ApiError, Unanswered, ValueError, OSError) as error:
+            if self._problem != str(error):
+                _log.warning("TLS of the page stays as it is: %s", error)
+            self._problem = str(error)
+
+    async def _read_client_authority(self) -> str:
+        path = object_path("configmaps", "kube-system", "extension-apiserver-authentication")
+        return (await self._api.get(path, _Authentication)).data.get("client-ca-file", "")
+
+
+def _alternative_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+@contextmanager
+def _memory_file(content: bytes) -> Iterator[str]:
+    """Yield the path of a file that lies in memory: `ssl` reads keys from files only, and disks may be read-only."""
+    descriptor = os.memfd_create("tls")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

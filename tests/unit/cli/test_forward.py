@@ -1,0 +1,234 @@
+"""`rota status` at an operator that serves users of the cluster: over a port that the API server forwards."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from click.testing import CliRunner, Result
+
+from ground.keys import Authority
+from ground.poll import soon
+from rota.cli import main
+from rota.cli.client.watch import Target
+from rota.cli.commands import page
+from rota.http_server import listen
+from rota.kube.client.login.kubeconfig import LoginOptions
+from rota.kube.http.access.access import user_of_certificate
+from rota.kube.http.access.server_tls import self_signed, server_context
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/rota-system/leases/rota"
+PODS = "/api/v1/namespaces/rota-system/pods"
+GROUPS = {"operator": {"identity": "rota-0", "version": "0", "leads": True}, "groups": []}
+
+
+class Operator:
+    """An operator that notes its users."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.users: list[str] = []
+        self.headers: list[str] = []
+
+    async def groups(self, request: web.Request) -> web.Response:
+        user = user_of_certificate(request.get_extra_info("peercert"))
+        self.users.append(user.name if user else "")
+        self.tokens.append(request.headers.get("Authorization", ""))
+        self.headers.append(request.headers.get("Impersonate-User", ""))
+        if self.tokens[-1] == "Bearer outdated":
+            return web.json_response({"error": "Log in again"}, status=401)
+        return web.json_response(GROUPS)
+
+    @asynccontextmanager
+    async def serve(self, authority: str, port: int) -> AsyncIterator[None]:
+        app = web.Application()
+        app.add_routes([web.get("/v1/groups", self.groups)])
+        context = server_context(self_signed(["localhost", "127.0.0.1"]), authority)
+        runner = await listen(app, "127.0.0.1", port, tls=lambda: context)
+        yield
+        await runner.cleanup()
+
+
+class ApiServer:
+    """An API server that forwards connections to one port, as a kubelet does."""
+
+    def __init__(self, port: int) -> None:
+        self.leader = "rota-0"
+        self.status = 0  # to answer a request to forward with; 0: forward
+        self.complaint = ""
+        self.asked: list[tuple[str, str]] = []
+        self._port = port
+
+    async def lease(self, _: web.Request) -> web.Response:
+        spec = {"holderIdentity": self.leader, "leaseDurationSeconds": 15, "renewTime": "2999-01-01T00:00:00.000000Z"}
+        metadata = {"name": "rota", "annotations": {"rota.dev/page-auth": "Kubernetes"}}
+        return web.json_response({"kind": "Lease", "metadata": metadata, "spec": spec})
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append((request.match_info["pod"], request.query["ports"]))
+        if self.status:
+            return web.json_response({"kind": "Status", "message": "no"}, status=self.status)
+        socket = web.WebSocketResponse(protocols=["v4.channel.k8s.io"])
+        await socket.prepare(request)
+        for channel in (0, 1):
+            await socket.send_bytes(bytes([channel]) + (8080).to_bytes(2, "little"))
+        if self.complaint:
+            await socket.send_bytes(b"\1" + self.complaint.encode())
+            await socket.close()
+            return socket
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+        async def answer() -> None:
+            while content := await reader.read(1000):
+                await socket.send_bytes(b"\0" + content)
+
+        answering = asyncio.create_task(answer())
+        try:
+            async for message in socket:
+                assert message.type is aiohttp.WSMsgType.BINARY
+                assert message.data[0] == 0
+                writer.write(message.data[1:])
+        finally:
+            answering.cancel()
+            writer.close()
+        return socket
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "keys", "cluster")
+
+
+@pytest.fixture
+async def operator(authority: Authority, unused_tcp_port: int) -> AsyncIterator[Operator]:
+    operator = Operator()
+    async with operator.serve(authority.own.certificate.read_text(), unused_tcp_port):
+        yield operator
+
+
+@pytest.fixture
+async def api(unused_tcp_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    api = ApiServer(unused_tcp_port)
+    app = web.Application()
+    app.add_routes([web.get(LEASE, api.lease), web.get(PODS + "/{pod}/portforward", api.forward)])
+    async with TestServer(app) as server:
+        write_kubeconfig(tmp_path / "config", f"http://127.0.0.1:{server.port}", token="t")  # noqa: S106
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield api
+
+
+def write_kubeconfig(file: Path, url: str, **user: str) -> None:
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "one", "user": "me", "namespace": "shop"}}],
+        "clusters": [{"name": "one", "cluster": {"server": url}}],
+        "users": [{"name": "me", "user": user}],
+    }
+    file.write_text(yaml.safe_dump(config))
+
+
+def change_user(file: Path, **user: str) -> None:
+    url = yaml.safe_load(file.read_text())["clusters"][0]["cluster"]["server"]
+    write_kubeconfig(file, url, **user)
+
+
+async def rota(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments)
+
+
+async def refused(sentence: str) -> None:
+    result = await rota("status")
+    assert result.exit_code == 2, result.output
+    assert result.output.startswith("rota: "), result.output
+    assert sentence in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+async def test_cli_sends_the_users_token_over_a_forwarded_port(api: ApiServer, operator: Operator) -> None:
+    result = await rota("status", "-o", "json")
+    assert json.loads(result.output) == {**GROUPS, "groups": []}
+    assert (operator.tokens, operator.users) == (["Bearer t"], [""])
+    assert api.asked == [("rota-0", "8080")]
+
+
+async def test_cli_sends_whom_to_impersonate_over_a_forwarded_port(api: ApiServer, operator: Operator) -> None:
+    assert (await rota("status", "--as", "alice")).exit_code == 0
+    assert operator.headers == ["alice"]
+    assert len(api.asked) == 1
+
+
+@pytest.mark.usefixtures("api")
+async def test_cli_shows_the_users_certificate_over_a_forwarded_port(
+    operator: Operator, authority: Authority, tmp_path: Path
+) -> None:
+    pair = authority.issue("alice", "alice", "ops")
+    encoded = {
+        "client-certificate-data": base64.b64encode(pair.certificate.read_bytes()).decode(),
+        "client-key-data": base64.b64encode(pair.key.read_bytes()).decode(),
+    }
+    change_user(tmp_path / "config", **encoded)
+    result = await rota("status")
+    assert result.exit_code == 0, result.output
+    assert (operator.tokens, operator.users) == ([""], ["alice"])
+
+
+@pytest.mark.usefixtures("operator")
+async def test_cli_forwarded_port_failure_is_one_sentence(api: ApiServer, tmp_path: Path) -> None:
+    for status, sentence in (
+        (403, "You may not connect to pod rota-0, which leads; ask for the right to get and create pods/portforward"),
+        (404, "rota-0 is no pod in namespace rota-system; wait until another one leads"),
+        (500, "Pod rota-0 in namespace rota-system cannot be reached: The API server answered 500 to /api/v1/"),
+    ):
+        api.status = status
+        await refused(sentence)
+    api.status = 0
+    api.complaint = "error forwarding port 8080 to pod: exit status 1"
+    await refused("Pod rota-0 in namespace rota-system cannot be reached: error forwarding port 8080 to pod: exit")
+    api.complaint = ""
+    change_user(tmp_path / "config", token="outdated")  # noqa: S106
+    await refused("Log in again")
+
+
+async def test_page_command_serves_the_page_in_the_users_name(
+    api: ApiServer, operator: Operator, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    port = unused_tcp_port_factory()
+    target = Target(None, "rota-system", "rota", LoginOptions(prefers_kubeconfig=True))
+    serving = asyncio.create_task(page.serve_until_cancelled(target, port))
+    async with aiohttp.ClientSession() as session:
+
+        async def get(path: str, **headers: str) -> tuple[int, str]:
+            async with session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as response:
+                return response.status, await response.text()
+
+        async def is_there() -> bool:
+            with suppress(aiohttp.ClientConnectionError):
+                return (await get("/v1/groups"))[0] == 200
+            return False
+
+        await soon(is_there)
+        status, body = await get("/v1/groups", Authorization="Bearer of-the-browser")
+        assert (status, json.loads(body)) == (200, GROUPS)
+        assert {*operator.tokens} == {"Bearer t"}
+        assert (await get("/v1/nothing"))[0] == 404
+        assert (await get("/v1/groups", Origin="https://evil.example"))[0] == 403
+        api.leader = ""
+        status, body = await get("/v1/groups")
+        assert (status, "Nobody leads" in json.loads(body)["error"]) == (502, True)
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+async def test_cli_without_an_operator_at_the_forwarded_port_is_one_sentence(api: ApiServer) -> None:
+    api.complaint = "connection refused"
+    await refused("cannot be reached: connection refused; try again, or give --operator")
+    assert api.asked
+    api.leader = ""
+    await refused("Nobody leads")

@@ -1,0 +1,175 @@
+"""Requests to the page by users of a cluster, as a stand-in for the API server knows them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from rota.kube.http import events, schema, site
+from rota.kube.http.access.access import PageAccess, Reads
+from rota.kube.http.access.reviews import ReviewError
+from rota.kube.http.access.rights import READ_ALL_GROUPS, READ_METRICS, Right, User, read_groups
+
+LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
+GROUPS = [("billing", "invoices"), ("shop", "orders")]
+IMPERSONATE_BOB = Right("impersonate", "users", name="bob")
+RIGHTS = MappingProxyType(
+    {
+        "admin": {READ_ALL_GROUPS, READ_METRICS, IMPERSONATE_BOB},
+        "alice": {read_groups("shop")},
+        "bob": {read_groups("billing")},
+    }
+)
+PATHS = ["/", "/web/page.js", "/metrics", "/v1/groups", "/v1/groups/shop/orders", "/v1/groups/shop/orders/why"]
+
+
+class KnownUsers:
+    """Users whose tokens are their names."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+
+    async def user_of(self, token: str) -> User | None:
+        if self.is_down:
+            raise ReviewError("The API server does not answer")
+        return User(token) if token in RIGHTS else None
+
+    async def allows(self, user: User, right: Right) -> bool:
+        return right in RIGHTS[user.name]
+
+
+class TwoGroups:
+    """What the page shows."""
+
+    async def groups(self, reads: Reads | None = None) -> schema.Groups:
+        names = [key for key in GROUPS if reads is None or await reads(key[0])]
+        return schema.Groups(LEADS, [summary(*key) for key in names])
+
+    def knows(self, namespace: str, name: str) -> bool:
+        return (namespace, name) in GROUPS
+
+    def group(self, *_: str) -> schema.Detail | None:
+        return None
+
+    async def why(self, namespace: str, name: str, _: str | None) -> schema.Reasons | None:
+        return schema.Reasons("Sticky", 1, [], None) if self.knows(namespace, name) else None
+
+
+def summary(namespace: str, name: str) -> Any:
+    return {"namespace": namespace, "name": name}
+
+
+@pytest.fixture
+def users() -> KnownUsers:
+    return KnownUsers()
+
+
+@pytest.fixture
+def hub() -> events.Hub:
+    return events.Hub()
+
+
+@pytest.fixture
+async def client(users: KnownUsers, hub: events.Hub) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+    app = web.Application(middlewares=[PageAccess(users).check])
+
+    async def answers(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    app.add_routes([web.get("/healthz", answers), web.get("/metrics", answers), *site.routes(TwoGroups(), hub)])
+    async with TestClient(TestServer(app)) as client:
+        yield client
+        await hub.close()
+
+
+def by(token: str, **headers: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}", **headers}
+
+
+async def error_of(response: ClientResponse) -> str:
+    assert response.content_type == "application/json"
+    return str((await response.json())["error"])
+
+
+async def test_page_is_for_known_users_only(client: TestClient[web.Request, web.Application]) -> None:
+    for path in [*PATHS, "/v1/events", "/v1/nothing", "/elsewhere"]:
+        for headers in ({}, by("mallory"), by(""), {"Authorization": "Basic YWxpY2U6"}, by("x" * 9_000)):
+            response = await client.get(path, headers=headers)
+            assert response.status in {400, 401}, path  # a header of 9,000 characters is too large for the server
+            if response.status == 401:
+                assert response.headers["WWW-Authenticate"] == "Bearer"
+                assert "send a bearer token or a client certificate" in await error_of(response)
+    assert (await client.get("/healthz")).status == 200
+
+
+async def test_page_lists_the_groups_of_namespaces_that_the_user_may_read(
+    client: TestClient[web.Request, web.Application],
+) -> None:
+    async def listed(token: str) -> list[str]:
+        response = await client.get("/v1/groups", headers=by(token))
+        return [group["name"] for group in (await response.json())["groups"]]
+
+    assert await listed("admin") == ["invoices", "orders"]
+    assert await listed("alice") == ["orders"]
+    assert await listed("bob") == ["invoices"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/groups/billing/invoices", "/v1/groups/billing/absent", "/v1/events?group=billing/x"]
+)
+async def test_page_refuses_groups_of_other_namespaces_whether_they_exist_or_not(
+    client: TestClient[web.Request, web.Application], path: str
+) -> None:
+    response = await client.get(path, headers=by("alice"))
+    assert response.status == 403
+    needed = "get consumergroups.rota.dev in namespace billing"
+    assert await error_of(response) == f"You may not {needed}; ask for that right"
+    why = await client.get("/v1/groups/billing/invoices/why", headers=by("alice"))
+    assert why.status == 403
+    assert (await client.get("/v1/groups/billing/invoices/why", headers=by("bob"))).status == 200
+
+
+async def test_metrics_need_the_right_to_their_path(client: TestClient[web.Request, web.Application]) -> None:
+    assert (await client.get("/metrics", headers=by("admin"))).status == 200
+    response = await client.get("/metrics", headers=by("alice"))
+    assert response.status == 403
+    assert await error_of(response) == "User alice may not get /metrics; ask for that right"
+
+
+async def test_page_events_name_groups_that_the_user_may_read(
+    client: TestClient[web.Request, web.Application], hub: events.Hub
+) -> None:
+    async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
+        assert await stream.content.readline() == b": here\n"
+        hub.tell(("billing", "invoices"))
+        await asyncio.sleep(0.3)
+        hub.tell(("billing", "invoices"), ("shop", "orders"))
+        told = b""
+        while b"data:" not in told:
+            told = await stream.content.readline()
+    assert told == b'data: {"groups":["shop/orders"]}\n'
+
+
+async def test_page_shows_an_impersonated_user_what_that_user_may_read(
+    client: TestClient[web.Request, web.Application],
+) -> None:
+    response = await client.get("/v1/groups", headers=by("admin", **{"Impersonate-User": "bob"}))
+    assert [group["name"] for group in (await response.json())["groups"]] == ["invoices"]
+    refused = await client.get("/v1/groups", headers=by("alice", **{"Impersonate-User": "bob"}))
+    assert refused.status == 403
+    assert await error_of(refused) == "User alice may not impersonate users/bob; ask for that right"
+    for name in ("Impersonate-Group", "Impersonate-Uid", "impersonate-extra-scopes"):
+        assert (await client.get("/v1/groups", headers=by("admin", **{name: "ops"}))).status == 400
+
+
+async def test_page_says_that_nobody_can_log_in_while_the_api_server_is_down(
+    client: TestClient[web.Request, web.Application], users: KnownUsers
+) -> None:
+    users.is_down = True
+    response = await client.get("/v1/groups", headers=by("admin"))
+    assert response.status == 503
+    assert await error_of(response) == "The API server does not answer"

@@ -1,0 +1,83 @@
+"""Which rights a request needs, and for how long they are remembered."""
+
+from rota.kube.http.access.access import user_of_certificate
+from rota.kube.http.access.rights import (
+    READ_ALL_GROUPS,
+    READ_METRICS,
+    ExpiringCache,
+    Right,
+    User,
+    impersonate,
+    impersonated,
+    read_groups,
+    review_of,
+)
+
+ACCOUNT = "system:serviceaccount:shop:viewer"
+
+
+def test_rbac_review_names_the_user_and_the_group_resource_of_one_namespace() -> None:
+    user = User("alice", ("shop", "system:authenticated"), "7", (("scopes", ("read",)),))
+    assert review_of(user, read_groups("shop")) == {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": "alice",
+            "uid": "7",
+            "groups": ["shop", "system:authenticated"],
+            "extra": {"scopes": ("read",)},
+            "resourceAttributes": {
+                "verb": "get",
+                "group": "rota.dev",
+                "resource": "consumergroups",
+                "namespace": "shop",
+                "name": "",
+            },
+        },
+    }
+
+
+def test_rbac_review_of_metrics_names_their_path() -> None:
+    spec = review_of(User("alice"), READ_METRICS)["spec"]
+    assert spec["nonResourceAttributes"] == {"verb": "get", "path": "/metrics"}
+
+
+def test_rbac_right_is_worded_as_kubectl_auth_can_i_takes_it() -> None:
+    assert str(read_groups("shop")) == "get consumergroups.rota.dev in namespace shop"
+    assert str(READ_ALL_GROUPS) == "get consumergroups.rota.dev"
+    assert str(READ_METRICS) == "get /metrics"
+    assert str(Right("impersonate", "users", name="bob")) == "impersonate users/bob"
+
+
+def test_rbac_impersonation_needs_a_right_to_the_user_and_to_each_group() -> None:
+    assert impersonate("bob", ["ops"]) == [
+        Right("impersonate", "users", name="bob"),
+        Right("impersonate", "groups", name="ops"),
+    ]
+    assert impersonate(ACCOUNT, []) == [Right("impersonate", "serviceaccounts", namespace="shop", name="viewer")]
+
+
+def test_rbac_impersonated_user_has_the_groups_that_the_api_server_adds() -> None:
+    assert impersonated("bob", ["ops", "ops"]) == User("bob", ("ops", "system:authenticated"))
+    of_account = ("system:serviceaccounts", "system:serviceaccounts:shop", "system:authenticated")
+    assert impersonated(ACCOUNT, []) == User(ACCOUNT, of_account)
+
+
+def test_rbac_user_of_a_certificate_is_its_common_name_with_its_organizations() -> None:
+    subject = ((("organizationName", "ops"),), (("organizationName", "dev"),), (("commonName", "alice"),))
+    assert user_of_certificate({"subject": subject}) == User("alice", ("ops", "dev", "system:authenticated"))
+    assert user_of_certificate({"subject": ((("organizationName", "ops"),),)}) is None
+    assert user_of_certificate({}) is None
+    assert user_of_certificate(None) is None
+
+
+def test_cache_of_rights_expires_and_drops_the_oldest() -> None:
+    cache: ExpiringCache[str, bool] = ExpiringCache(30, 2)
+    cache.put("a", value=False, now=0)
+    assert cache.get("a", 29.9) is False
+    assert cache.get("a", 30) is None
+    cache.put("a", value=True, now=40)
+    cache.put("b", value=True, now=41)
+    cache.put("a", value=True, now=42)
+    cache.put("c", value=True, now=43)
+    assert [cache.get(key, 44) for key in "abc"] == [True, None, True]

@@ -1,0 +1,150 @@
+"""TLS of the page's port: certificates that are renewed, cannot be used, or belong to users."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectorCertificateError, ClientError, ClientSession, TCPConnector, web
+
+from ground.keys import Authority, Pair
+from rota.http_server import limited_site, listen
+from rota.kube.client.api import ApiError
+from rota.kube.http.access.access import user_of_certificate
+from rota.kube.http.access.server_tls import ServerTls, read_key_pair, self_signed, server_context
+
+
+class ApiServer:
+    """An API server that publishes the authority of client certificates."""
+
+    def __init__(self, authority: str = "") -> None:
+        self.authority = authority
+        self.problem: Exception | None = None
+
+    async def get(self, path: str, kind: Any) -> Any:
+        assert path == "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
+        if self.problem:
+            raise self.problem
+        return kind({"client-ca-file": self.authority} if self.authority else {})
+
+
+def put(folder: Path, pair: Pair) -> Path:
+    """Write a pair as the kubelet mounts a Secret."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tls.crt").write_bytes(pair.certificate.read_bytes())
+    (folder / "tls.key").write_bytes(pair.key.read_bytes())
+    return folder
+
+
+async def user_seen(port: int, trust: ssl.SSLContext) -> str:
+    """Return the name of the user whom the server sees."""
+    async with (
+        ClientSession(connector=TCPConnector(ssl=trust)) as session,
+        session.get(f"https://127.0.0.1:{port}/") as response,
+    ):
+        return await response.text()
+
+
+async def serve(tls: ServerTls, port: int) -> web.AppRunner:
+    async def answer(request: web.Request) -> web.Response:
+        user = user_of_certificate(request.get_extra_info("peercert"))
+        return web.Response(text=user.name if user else "nobody")
+
+    app = web.Application()
+    app.add_routes([web.get("/", answer)])
+    return await listen(app, "127.0.0.1", port, tls=tls.context)
+
+
+def trusting(authority: Authority, user: Pair | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.own.certificate))
+    if user:
+        context.load_cert_chain(user.certificate, user.key)
+    return context
+
+
+async def test_tls_certificate_and_client_authority_that_change_hold_for_new_connections(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    servers = Authority(tmp_path / "a", "servers")
+    others = Authority(tmp_path / "b", "others")
+    cluster = Authority(tmp_path / "c", "cluster")
+    alice = cluster.issue("alice", "alice", "ops")
+    folder = put(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"]))
+    api: Any = ApiServer()
+    tls = ServerTls(api, [], folder)
+    runner = await serve(tls, unused_tcp_port)
+    assert await user_seen(unused_tcp_port, trusting(servers)) == "nobody"
+    assert await user_seen(unused_tcp_port, trusting(servers, alice)) == "nobody", "no authority is known"
+    api.authority = cluster.own.certificate.read_text()
+    put(folder, others.issue("page", "page", ips=["127.0.0.1"]))
+    await tls.refresh()
+    assert await user_seen(unused_tcp_port, trusting(others, alice)) == "alice"
+    assert await user_seen(unused_tcp_port, trusting(others)) == "nobody"
+    with pytest.raises(ClientConnectorCertificateError):
+        await user_seen(unused_tcp_port, trusting(servers))
+    await runner.cleanup()
+
+
+async def test_tls_of_a_client_certificate_by_another_authority_fails(tmp_path: Path, unused_tcp_port: int) -> None:
+    cluster = Authority(tmp_path / "c", "cluster")
+    servers = Authority(tmp_path / "a", "servers")
+    api: Any = ApiServer(cluster.own.certificate.read_text())
+    tls = ServerTls(api, [], put(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"])))
+    await tls.refresh()
+    runner = await serve(tls, unused_tcp_port)
+    with pytest.raises((OSError, ClientError)):
+        await user_seen(unused_tcp_port, trusting(servers, servers.issue("mallory", "admin", "system:masters")))
+    await runner.cleanup()
+
+
+async def test_tls_stays_as_it_is_while_it_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    servers = Authority(tmp_path / "a", "servers")
+    folder = put(tmp_path / "tls", servers.issue("page", "page"))
+    api: Any = ApiServer()
+    tls = ServerTls(api, [], folder)
+    before = tls.context()
+    (folder / "tls.key").write_text("torn")
+    with caplog.at_level(logging.WARNING):
+        await tls.refresh()
+        await tls.refresh()
+    assert len(caplog.records) == 1
+    assert "has no usable tls.crt and tls.key" in caplog.text
+    put(folder, servers.issue("page", "page"))
+    api.problem = ApiError(403, "Forbidden", "configmaps is forbidden")
+    await tls.refresh()
+    assert "configmaps is forbidden" in caplog.text
+    assert tls.context() is before
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, "No such file or directory"),
+        ({"tls.crt": "x", "tls.key": "x"}, "correct them"),
+    ],
+)
+def test_tls_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path, files: dict[str, str], reason: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"^--page-tls {tmp_path} has no usable tls.crt and tls.key: .*{reason}"):
+        read_key_pair(tmp_path)
+
+
+async def test_tls_clients_that_are_silent_keep_nobody_out(
+    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_site, "MAX_HANDSHAKES", 3)
+    context = server_context(self_signed(["localhost", "127.0.0.1"]), "")
+    runner = await listen(web.Application(), "127.0.0.1", unused_tcp_port, tls=lambda: context)
+    silent = [await asyncio.open_connection("127.0.0.1", unused_tcp_port) for _ in range(5)]
+    trust = ssl.create_default_context()
+    trust.check_hostname = False
+    trust.verify_mode = ssl.CERT_NONE
+    assert await user_seen(unused_tcp_port, trust) == "404: Not Found"
+    async with asyncio.timeout(20):
+        assert await silent[0][0].read() == b"", "the oldest was closed"
+    await runner.cleanup()
+    for _, writer in silent:
+        writer.close()
