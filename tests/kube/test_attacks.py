@@ -33,6 +33,7 @@ from http_attacks import ATTACKS as HTTP_ATTACKS
 from http_attacks import MEBIBYTE, attacked, probed, status_of
 from kube.members import a_pod, running_status
 from kube.shop import TemplateGroup, a_shop
+from logins import unverified
 from rota.kube.client.objects import CONTROL_PORT, GROUP_LABEL
 from rota.kube.client.objects import REPORT_PORT as PORT
 from rota.kube.http.operator_probes import PORT as OPERATOR_PORT
@@ -69,9 +70,10 @@ async def operator(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the operator as the chart does, with the rights of its ServiceAccount, for all namespaces.
 
-    Brokers of tests are at loopback addresses, so the chart's limit for those is off unless a test asks for it.
+    Brokers of tests are at loopback addresses, so the chart's limit for those is off unless a test asks for it; so is
+    the login of the page's users, which keeps most attackers out.
     """
-    values = getattr(request, "param", {"brokerNetworks": []})
+    values = getattr(request, "param", {"brokerNetworks": [], "page": {"auth": "None"}})
     release.install()
     fields = {
         "metadata.namespace": release.namespace,
@@ -348,6 +350,37 @@ async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes
     assert operator.returncode is None
     added = peak_bytes(operator.pid) - before
     print(f"{attack}: {added / MEBIBYTE:.0f} MiB added")
+    assert added < ATTACK_LIMIT_BYTES
+
+
+@pytest.mark.parametrize("operator", [{}], indirect=True, ids=["the chart's values"])
+async def test_tls_server_of_the_operator_under_attack_fails_no_probe_and_takes_little_memory(
+    operator: asyncio.subprocess.Process, instance: Instance
+) -> None:
+    """Clients that finish no handshake, and clients without a login."""
+    address = operator_address(instance)
+
+    async def status(path: str) -> int:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unverified())) as session,
+            session.get(f"https://{address}:{OPERATOR_PORT}{path}") as response,
+        ):
+            return response.status
+
+    async def serves() -> bool:
+        with suppress(aiohttp.ClientError):
+            return await status("/readyz") == 200
+        return False
+
+    await soon(serves)
+    before = peak_bytes(operator.pid)
+    async with attacked(address, OPERATOR_PORT, "slow bodies, long polls and event streams"):
+        for number in range(PROBES):
+            assert await probed(address, *PROBED[number % 2]) == 200
+        await soon(serves)
+        assert await status("/v1/groups") == 401
+    added = peak_bytes(operator.pid) - before
+    print(f"{added / MEBIBYTE:.0f} MiB added")
     assert added < ATTACK_LIMIT_BYTES
 
 

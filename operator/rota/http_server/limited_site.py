@@ -17,7 +17,7 @@ READ_BUFFER_BYTES = 16 * 1024
 ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
 LOG_INTERVAL_SECONDS = 60.0  # between two warnings: clients decide how often there is a reason for one
 HANDSHAKE_SECONDS = 10.0
-MAX_HANDSHAKES = 32  # of TLS, in progress
+MAX_HANDSHAKES = 128  # of TLS, in progress; each takes 256 KiB
 
 _log = logging.getLogger("rota.http_server")
 

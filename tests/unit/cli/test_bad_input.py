@@ -188,7 +188,7 @@ async def test_cli_https_to_an_http_server_is_reported_as_such() -> None:
 
 async def test_cli_login_options_that_name_nothing_are_one_sentence(tmp_path: Path) -> None:
     config = str(a_kubeconfig(tmp_path / "config", "http://127.0.0.1:1"))
-    otherwise = ", or give --operator with its address, as after kubectl port-forward"
+    otherwise = ", or give --operator with its address"
     missing = await refused("status", "--kubeconfig", "/none")
     assert missing.startswith("The kubeconfig /none does not exist; set KUBECONFIG")
     assert await refused("status", "--kubeconfig", config, "--context", "prod") == (

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ class Operator:
         self.headers: list[str] = []
 
     async def groups(self, request: web.Request) -> web.Response:
-        user = user_of_certificate(request.get_extra_info("peercert"))
+        user = user_of_certificate(request.get_extra_info("peercert"), time.time())
         self.users.append(user.name if user else "")
         self.tokens.append(request.headers.get("Authorization", ""))
         self.headers.append(request.headers.get("Impersonate-User", ""))

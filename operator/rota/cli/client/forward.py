@@ -30,6 +30,7 @@ class PortForward:
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection until one side closes it."""
+        self.problem = ""
         try:
             async with self._api.websocket(self._path, {"ports": str(self._port)}, PROTOCOL) as websocket:
                 sending = asyncio.create_task(_send(reader, websocket), name="port-forward")

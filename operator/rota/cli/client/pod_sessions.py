@@ -1,5 +1,6 @@
 """Requests to a pod over a forwarded port, in the user's name."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from rota.kube.client.login.session import Login
 PORT = 8080
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # events of the page come at least every 15 s
-OTHERWISE = "or give --operator with its address, as after kubectl port-forward"
+OTHERWISE = "or give --operator with its address"
 
 
 class PodSessions:
@@ -31,6 +32,7 @@ class PodSessions:
         self._forward: PortForward | None = None
         self._session: aiohttp.ClientSession | None = None
         self._pod = ""
+        self._connecting = asyncio.Lock()  # requests of `rota page` come at the same time
 
     async def __aenter__(self) -> Self:
         """Connect when something is asked."""
@@ -55,13 +57,14 @@ class PodSessions:
         is_secure: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; `is_secure`: over TLS and with the user's credentials."""
-        forward, session = await self._connect(pod)
+        async with self._connecting:
+            forward, session = await self._connect(pod)
         url = URL(f"{'https' if is_secure else 'http'}://{LOOPBACK}:{forward.local_port}{path_and_query}", encoded=True)
         sent = {**headers, **(self._login.headers if is_secure else {})}
         try:
             async with session.get(url, headers=sent, allow_redirects=False) as response:
                 yield response
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:  # or it was closed
             problem = forward.problem or describe_failure(error)
             raise NoAnswer(f"{why_not_forwarded(problem, self._namespace, pod)}, {OTHERWISE}") from None
 

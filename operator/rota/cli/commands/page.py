@@ -38,9 +38,11 @@ class _Relay(NamedTuple):
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         sent = _selected(request.headers, FORWARDED_REQUEST_HEADERS)
+        response: web.StreamResponse | None = None
         try:
             leader = await find_leader(self.api, self.target.operator_namespace, self.target.lease)
-            async with self.sessions.get(leader.pod, request.raw_path, sent, is_secure=leader.authenticates) as answer:
+            path = request.rel_url.raw_path_qs
+            async with self.sessions.get(leader.pod, path, sent, is_secure=leader.authenticates) as answer:
                 headers = _selected(answer.headers, FORWARDED_RESPONSE_HEADERS)
                 response = web.StreamResponse(status=answer.status, headers=headers)
                 await response.prepare(request)
@@ -49,6 +51,10 @@ class _Relay(NamedTuple):
                 await response.write_eof()
                 return response
         except (NoAnswer, Unanswered) as error:
+            if response is not None:  # it is too late to say so
+                if request.transport:
+                    request.transport.abort()
+                return response
             body = msgspec.json.encode({"error": str(error)})
             return web.Response(status=HTTPStatus.BAD_GATEWAY, body=body, content_type="application/json")
 
@@ -66,11 +72,14 @@ async def serve_until_cancelled(target: Target, port: int) -> None:
         Api(login) as api,
         PodSessions(api, login, target.operator_namespace) as sessions,
     ):
-        await find_leader(api, target.operator_namespace, target.lease)
+        try:
+            await find_leader(api, target.operator_namespace, target.lease)
+        except Unanswered as error:
+            raise NoAnswer(f"{error}; look at the kubeconfig and its cluster") from None
         app = web.Application()
-        app.add_routes([web.get("/{path:.*}", _Relay(api, sessions, target).respond)])
+        app.add_routes([web.get("/{path:.*}", _Relay(api, sessions, target).respond, allow_head=False)])
         runner = await listen(app, ADDRESS, port, "; give another --port")
-        say(f"The page is at http://{ADDRESS}:{port}/ until Ctrl-C; whoever reaches that port on this machine sees it")
+        say(f"The page is at http://{ADDRESS}:{port}/ until Ctrl-C; every process on this machine can read it there")
         sys.stdout.flush()
         try:
             await asyncio.Event().wait()

@@ -15,6 +15,7 @@ from rota.http_server import AdmissionLimit, SharedResponse, send
 from rota.kube.client.objects import Key
 from rota.kube.http import schema
 from rota.kube.http.access.access import GroupReader, Reads, check_reads, reader_of
+from rota.kube.http.access.reviews import ReviewError
 from rota.kube.http.events import Hub, Listener
 from rota.model import plain
 
@@ -136,7 +137,8 @@ class _Site:
         stream = web.StreamResponse(headers={**_ANSWER, "content-type": "text/event-stream"})
         with self._hub.listening((namespace, name) if only else None) as listener, suppress(ConnectionError):
             await stream.prepare(asked)
-            await self._follow(asked, stream, listener)
+            with suppress(ReviewError):  # the stream ends, and its client connects again
+                await self._follow(asked, stream, listener)
         return stream
 
     async def nothing(self, asked: web.Request) -> web.StreamResponse:

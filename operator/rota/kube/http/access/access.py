@@ -1,5 +1,7 @@
 """Lets users of the cluster read what their rights allow: each request names its user by a token or a certificate."""
 
+import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -19,11 +21,13 @@ from rota.kube.http.access.rights import (
     read_groups,
 )
 from rota.model import plain
+from rota.spec.names import is_dns_label
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers; they say nothing about groups
 METRICS_PATH = "/metrics"
 MAX_TOKEN_CHARACTERS = 8_000
 MAX_IMPERSONATED_GROUPS = 32
+MAX_NAME_CHARACTERS = 256
 _IMPERSONATE = "Impersonate-"
 _SUPPORTED = {"Impersonate-User", "Impersonate-Group"}
 
@@ -73,6 +77,8 @@ class ClusterUser:
 
     async def reads(self, namespace: str) -> bool:
         """Whether the user may read the groups of a namespace."""
+        if not is_dns_label(namespace):  # there is none of that name
+            return False
         return await self.reads_all() or await self._reviews.allows(self._user, read_groups(namespace))
 
 
@@ -123,7 +129,9 @@ class PageAccess:
             return user
         name = request.headers.get("Impersonate-User", "")
         groups = request.headers.getall("Impersonate-Group", [])
-        if asked - _SUPPORTED or not name or len(groups) > MAX_IMPERSONATED_GROUPS:
+        names = [name, *groups]
+        is_too_much = len(groups) > MAX_IMPERSONATED_GROUPS or any(len(it) > MAX_NAME_CHARACTERS for it in names)
+        if asked - _SUPPORTED or not name or is_too_much or not all(it.isascii() for it in names):
             sentence = "Impersonation takes one Impersonate-User and up to 32 Impersonate-Group headers, no others"
             raise refusal(web.HTTPBadRequest, sentence)
         for right in impersonate(name, groups):
@@ -134,18 +142,23 @@ class PageAccess:
     async def _authenticated_user(self, request: web.Request) -> User:
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         token = token.strip()
-        if scheme.lower() == "bearer" and 0 < len(token) <= MAX_TOKEN_CHARACTERS:
+        if scheme.lower() == "bearer" and 0 < len(token) <= MAX_TOKEN_CHARACTERS and token.isascii():
             user = await self._reviews.user_of(token)
         else:
-            user = user_of_certificate(request.get_extra_info("peercert"))
+            user = user_of_certificate(request.get_extra_info("peercert"), time.time())
         if user is None:
             sentence = "Log in: send a bearer token or a client certificate of the cluster, as `rota status` does"
             raise refusal(web.HTTPUnauthorized, sentence, {hdrs.WWW_AUTHENTICATE: "Bearer"})
         return user
 
 
-def user_of_certificate(certificate: Mapping[str, Any] | None) -> User | None:
-    """Return the user that a verified client certificate names: its common name, with its organizations as groups."""
+def user_of_certificate(certificate: Mapping[str, Any] | None, now: float) -> User | None:
+    """Return the user that a verified client certificate names: its common name, with its organizations as groups.
+
+    It was verified when the connection began, and may have expired since.
+    """
+    if certificate and ssl.cert_time_to_seconds(certificate["notAfter"]) < now:
+        return None
     fields = [field for names in (certificate or {}).get("subject", ()) for field in names]
     names = [value for name, value in fields if name == "commonName"]
     if not names:

@@ -37,10 +37,12 @@ async def cluster_users(login: Login, names: Sequence[str], folder: Path | None)
     async with Api(login) as api:
         tls = ServerTls(api, names, folder)
         await tls.refresh()
+        reviewer = Reviewer(api)
         task = asyncio.create_task(supervise("page TLS", tls.run), name="page TLS")
         try:
-            yield PageSecurity(tls.context, [PageAccess(Reviewer(api)).check])
+            yield PageSecurity(tls.context, [PageAccess(reviewer).check])
         finally:
+            await reviewer.close()
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task

@@ -2,13 +2,12 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 
-from rota.http_server import AdmissionLimit
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.paths import collection_path
 from rota.kube.http.access.rights import ExpiringCache, Right, User, review_of
@@ -17,9 +16,12 @@ from rota.model import plain
 T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
-MAX_TOKENS = 1_000
+MAX_USERS = 1_000
 MAX_RIGHTS = 20_000  # a user of one namespace has one for each namespace with groups
-MAX_CONCURRENT = 16
+MAX_CONCURRENT = 8  # of each kind, at the API server
+MAX_RUNNING = 256  # with those that wait for their turn
+WAIT_SECONDS = 5.0  # for a turn
+BUSY = "Too many users are being checked; try again"
 NO_RIGHTS = (
     "The operator may not create tokenreviews and subjectaccessreviews, so nobody can log in here; "
     "give its ServiceAccount the ClusterRole system:auth-delegator"
@@ -55,55 +57,115 @@ class _AccessReview(msgspec.Struct):
 
 
 class Reviewer:
-    """Reviews tokens and rights. Answers are kept for 30 s, so a user whose rights are revoked reads on for as long."""
+    """Reviews tokens and rights. Answers are kept for 30 s, so a user whose rights are revoked reads on for as long.
+
+    Keys of what is kept are digests: no token stays in memory, and no key is larger than another.
+    """
 
     def __init__(self, api: Api) -> None:
-        """`api` has connections of its own: users must not delay the operator's requests."""
         self._api = api
-        self._users: ExpiringCache[bytes, User | bool] = ExpiringCache(CACHE_SECONDS, MAX_TOKENS)
-        self._rights: ExpiringCache[tuple[User, Right], bool] = ExpiringCache(CACHE_SECONDS, MAX_RIGHTS)
-        self._concurrent = AdmissionLimit(MAX_CONCURRENT)
+        self._users: ExpiringCache[bytes, User] = ExpiringCache(CACHE_SECONDS, MAX_USERS)
+        self._rejected: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_USERS)
+        self._rights: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_RIGHTS)
+        # Clients without a login cause reviews of tokens only: those must not keep reviews of rights waiting.
+        self._token_reviews = _SharedReviews()
+        self._right_reviews = _SharedReviews()
+
+    async def close(self) -> None:
+        """End all reviews."""
+        await self._token_reviews.close()
+        await self._right_reviews.close()
 
     async def user_of(self, token: str) -> User | None:
         """Return the user of a token; None if the API server rejects it."""
-        key = hashlib.sha256(token.encode()).digest()  # no token stays in memory
-        user = self._users.get(key, _now())
-        if user is None:
-            user = await self._review_token(token) or False
-            self._users.put(key, user, _now())
-        return None if isinstance(user, bool) else user
+        key = _digest(token)
+        if self._rejected.get(key, _now()):
+            return None
+        return self._users.get(key, _now()) or await self._token_reviews.run(
+            key, lambda: self._review_token(key, token)
+        )
 
     async def allows(self, user: User, right: Right) -> bool:
         """Whether a user has a right."""
-        key = (user, right)
+        key = _digest(user, right)
         is_allowed = self._rights.get(key, _now())
-        if is_allowed is None:
-            review = await self._create(collection_path("subjectaccessreviews"), review_of(user, right), _AccessReview)
-            is_allowed = review.status.allowed
-            self._rights.put(key, is_allowed, _now())
-        return is_allowed
+        if is_allowed is not None:
+            return is_allowed
+        return await self._right_reviews.run(key, lambda: self._review_right(key, user, right))
 
-    async def _review_token(self, token: str) -> User | None:
+    async def _review_token(self, key: bytes, token: str) -> User | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = (await self._create(collection_path("tokenreviews"), body, _TokenReview)).status
         if not status.authenticated:
+            self._rejected.put(key, value=True, now=_now())
             return None
         info = status.user
         extra = tuple((name, tuple(values)) for name, values in sorted(info.extra.items()))
-        return User(info.username, tuple(info.groups), info.uid, extra)
+        user = User(info.username, tuple(info.groups), info.uid, extra)
+        self._users.put(key, user, _now())
+        return user
+
+    async def _review_right(self, key: bytes, user: User, right: Right) -> bool:
+        path = collection_path("subjectaccessreviews")
+        is_allowed = (await self._create(path, review_of(user, right), _AccessReview)).status.allowed
+        self._rights.put(key, is_allowed, _now())
+        return is_allowed
 
     async def _create(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
-        with self._concurrent.admit() as is_admitted:
-            if not is_admitted:
-                raise ReviewError("Too many users are being checked; try again")
-            try:
-                return await self._api.create(path, body, kind)
-            except Unanswered as error:
-                raise ReviewError("The API server does not answer, so nobody can log in here; try again") from error
-            except ApiError as error:
-                if error.status == HTTPStatus.FORBIDDEN:
-                    raise ReviewError(NO_RIGHTS) from error
-                raise ReviewError(f"The API server checks no user: {plain(str(error), 200)}") from error
+        try:
+            return await self._api.create(path, body, kind)
+        except Unanswered as error:
+            raise ReviewError("The API server does not answer, so nobody can log in here; try again") from error
+        except ApiError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                raise ReviewError(NO_RIGHTS) from error
+            raise ReviewError(f"The API server checks no user: {plain(str(error), 200)}") from error
+
+
+class _SharedReviews:
+    """Reviews in progress. All who need one at the same time share it; it goes on if they disconnect."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(MAX_CONCURRENT)
+        self._running: dict[bytes, asyncio.Task[Any]] = {}
+
+    async def run(self, key: bytes, review: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Return what a review returns."""
+        task = self._running.get(key)
+        if task is None:
+            if len(self._running) >= MAX_RUNNING:
+                raise ReviewError(BUSY)
+            task = self._running[key] = asyncio.create_task(self._in_turn(review), name="review")
+            task.add_done_callback(lambda task: self._finish(key, task))
+        result: T = await asyncio.shield(task)
+        return result
+
+    async def close(self) -> None:
+        """End all."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _in_turn(self, review: Callable[[], Coroutine[None, None, T]]) -> T:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise ReviewError(BUSY) from None
+        try:
+            return await review()
+        finally:
+            self._turns.release()
+
+    def _finish(self, key: bytes, task: asyncio.Task[Any]) -> None:
+        self._running.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # those who wait for it get it
+
+
+def _digest(*values: object) -> bytes:
+    return hashlib.sha256(repr(values).encode()).digest()
 
 
 def _now() -> float:

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rota.kube.client.paths import GROUPS
+from rota.spec.names import is_dns_label, is_dns_subdomain
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 AUTHENTICATED = "system:authenticated"
+ANONYMOUS = "system:anonymous"
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
@@ -51,20 +53,27 @@ def read_groups(namespace: str) -> Right:
 
 def impersonate(user: str, groups: Iterable[str]) -> list[Right]:
     """Return the rights that the API server itself requires for impersonation."""
-    namespace, colon, account = user.removeprefix(_SERVICE_ACCOUNT).partition(":")
-    if user.startswith(_SERVICE_ACCOUNT) and colon:
-        of_user = Right("impersonate", "serviceaccounts", namespace=namespace, name=account)
+    account = service_account_of(user)
+    if account:
+        of_user = Right("impersonate", "serviceaccounts", namespace=account[0], name=account[1])
     else:
         of_user = Right("impersonate", "users", name=user)
     return [of_user, *(Right("impersonate", "groups", name=group) for group in groups)]
 
 
+def service_account_of(user: str) -> tuple[str, str] | None:
+    """Return the namespace and name of a ServiceAccount; None for another user."""
+    namespace, colon, name = user.removeprefix(_SERVICE_ACCOUNT).partition(":")
+    is_account = user.startswith(_SERVICE_ACCOUNT) and colon and is_dns_label(namespace) and is_dns_subdomain(name)
+    return (namespace, name) if is_account else None
+
+
 def impersonated(user: str, groups: Sequence[str]) -> User:
     """Return the user that a request is made for, with the groups that every user has."""
-    namespace, colon, _ = user.removeprefix(_SERVICE_ACCOUNT).partition(":")
-    implied: list[str] = [AUTHENTICATED]
-    if user.startswith(_SERVICE_ACCOUNT) and colon and not groups:
-        implied = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", AUTHENTICATED]
+    account = service_account_of(user)
+    implied = ["system:unauthenticated" if user == ANONYMOUS else AUTHENTICATED]
+    if account and not groups:
+        implied = ["system:serviceaccounts", f"system:serviceaccounts:{account[0]}", AUTHENTICATED]
     return User(user, tuple(dict.fromkeys([*groups, *implied])))
 
 
@@ -96,5 +105,13 @@ class ExpiringCache(Generic[K, V]):
         """Keep a value."""
         self._entries.pop(key, None)
         self._entries[key] = (value, now + self._seconds)
-        while len(self._entries) > self._limit:
+        while len(self._entries) > self._limit or self._oldest_expires() <= now:
             del self._entries[next(iter(self._entries))]
+
+    def _oldest_expires(self) -> float:
+        _, expires = next(iter(self._entries.values()))
+        return expires
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
+        return len(self._entries)

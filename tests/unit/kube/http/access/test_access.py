@@ -32,6 +32,7 @@ class KnownUsers:
 
     def __init__(self) -> None:
         self.is_down = False
+        self.asked: list[Right] = []
 
     async def user_of(self, token: str) -> User | None:
         if self.is_down:
@@ -39,6 +40,9 @@ class KnownUsers:
         return User(token) if token in RIGHTS else None
 
     async def allows(self, user: User, right: Right) -> bool:
+        self.asked.append(right)
+        if self.is_down:
+            raise ReviewError("The API server does not answer")
         return right in RIGHTS[user.name]
 
 
@@ -97,7 +101,7 @@ async def error_of(response: ClientResponse) -> str:
 
 async def test_page_is_for_known_users_only(client: TestClient[web.Request, web.Application]) -> None:
     for path in [*PATHS, "/v1/events", "/v1/nothing", "/elsewhere"]:
-        for headers in ({}, by("mallory"), by(""), {"Authorization": "Basic YWxpY2U6"}, by("x" * 9_000)):
+        for headers in ({}, by("mallory"), by(""), {"Authorization": "Basic YWxpY2U6"}, by("\xff"), by("x" * 9_000)):
             response = await client.get(path, headers=headers)
             assert response.status in {400, 401}, path  # a header of 9,000 characters is too large for the server
             if response.status == 401:
@@ -154,6 +158,27 @@ async def test_page_events_name_groups_that_the_user_may_read(
     assert told == b'data: {"groups":["shop/orders"]}\n'
 
 
+async def test_page_asks_for_no_rights_in_namespaces_that_cannot_exist(
+    client: TestClient[web.Request, web.Application], users: KnownUsers
+) -> None:
+    """Each such name was kept for a while, with as many bytes as a client wished."""
+    before = len(users.asked)
+    for name in ("x" * 7_000, "%F0%9F%98%80", "Shop"):
+        assert (await client.get(f"/v1/groups/{name}/orders", headers=by("alice"))).status == 403
+        assert (await client.get(f"/v1/events?group={name}/orders", headers=by("alice"))).status == 403
+    assert len(users.asked) == before
+
+
+async def test_page_events_end_when_rights_cannot_be_checked_any_more(
+    client: TestClient[web.Request, web.Application], users: KnownUsers, hub: events.Hub
+) -> None:
+    async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
+        assert await stream.content.readline() == b": here\n"
+        users.is_down = True
+        hub.tell(("shop", "orders"))
+        assert b"HTTP/1.1" not in await stream.content.read(), "no other response is within this one"
+
+
 async def test_page_shows_an_impersonated_user_what_that_user_may_read(
     client: TestClient[web.Request, web.Application],
 ) -> None:
@@ -162,6 +187,8 @@ async def test_page_shows_an_impersonated_user_what_that_user_may_read(
     refused = await client.get("/v1/groups", headers=by("alice", **{"Impersonate-User": "bob"}))
     assert refused.status == 403
     assert await error_of(refused) == "User alice may not impersonate users/bob; ask for that right"
+    for name in ("\xff", "x" * 300):
+        assert (await client.get("/v1/groups", headers=by("admin", **{"Impersonate-User": name}))).status == 400
     for name in ("Impersonate-Group", "Impersonate-Uid", "impersonate-extra-scopes"):
         assert (await client.get("/v1/groups", headers=by("admin", **{name: "ops"}))).status == 400
 

@@ -1,5 +1,7 @@
 """Which rights a request needs, and for how long they are remembered."""
 
+from datetime import UTC, datetime
+
 from rota.kube.http.access.access import user_of_certificate
 from rota.kube.http.access.rights import (
     READ_ALL_GROUPS,
@@ -59,16 +61,22 @@ def test_rbac_impersonation_needs_a_right_to_the_user_and_to_each_group() -> Non
 
 def test_rbac_impersonated_user_has_the_groups_that_the_api_server_adds() -> None:
     assert impersonated("bob", ["ops", "ops"]) == User("bob", ("ops", "system:authenticated"))
+    assert impersonated("system:anonymous", []) == User("system:anonymous", ("system:unauthenticated",))
+    odd = "system:serviceaccount:shop:a:b"
+    assert impersonate(odd, []) == [Right("impersonate", "users", name=odd)]
     of_account = ("system:serviceaccounts", "system:serviceaccounts:shop", "system:authenticated")
     assert impersonated(ACCOUNT, []) == User(ACCOUNT, of_account)
 
 
 def test_rbac_user_of_a_certificate_is_its_common_name_with_its_organizations() -> None:
     subject = ((("organizationName", "ops"),), (("organizationName", "dev"),), (("commonName", "alice"),))
-    assert user_of_certificate({"subject": subject}) == User("alice", ("ops", "dev", "system:authenticated"))
-    assert user_of_certificate({"subject": ((("organizationName", "ops"),),)}) is None
-    assert user_of_certificate({}) is None
-    assert user_of_certificate(None) is None
+    certificate = {"subject": subject, "notAfter": "Nov 29 12:00:00 2026 GMT"}
+    noon = datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()
+    assert user_of_certificate(certificate, noon) == User("alice", ("ops", "dev", "system:authenticated"))
+    assert user_of_certificate(certificate, noon + 1) is None, "it has expired since it was verified"
+    assert user_of_certificate({**certificate, "subject": ((("organizationName", "ops"),),)}, noon) is None
+    assert user_of_certificate({}, noon) is None
+    assert user_of_certificate(None, noon) is None
 
 
 def test_cache_of_rights_expires_and_drops_the_oldest() -> None:
@@ -81,3 +89,5 @@ def test_cache_of_rights_expires_and_drops_the_oldest() -> None:
     cache.put("a", value=True, now=42)
     cache.put("c", value=True, now=43)
     assert [cache.get(key, 44) for key in "abc"] == [True, None, True]
+    cache.put("d", value=True, now=100)
+    assert len(cache) == 1, "what has expired is not kept"

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ async def user_seen(port: int, trust: ssl.SSLContext) -> str:
 
 async def serve(tls: ServerTls, port: int) -> web.AppRunner:
     async def answer(request: web.Request) -> web.Response:
-        user = user_of_certificate(request.get_extra_info("peercert"))
+        user = user_of_certificate(request.get_extra_info("peercert"), time.time())
         return web.Response(text=user.name if user else "nobody")
 
     app = web.Application()

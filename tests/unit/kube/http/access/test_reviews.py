@@ -1,0 +1,106 @@
+"""Reviews by the API server: shared, remembered, bounded."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from rota.kube.client.api import ApiError, Unanswered
+from rota.kube.http.access import reviews
+from rota.kube.http.access.reviews import NO_RIGHTS, Reviewer, ReviewError
+from rota.kube.http.access.rights import READ_METRICS, User, read_groups
+
+ALICE = User("alice")
+
+
+class ApiServer:
+    """An API server that knows one token, and allows everything."""
+
+    def __init__(self) -> None:
+        self.reviews: list[str] = []
+        self.problem: Exception | None = None
+        self.answers_rights = False  # although it does not answer otherwise
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def create(self, path: str, body: Any, kind: Any) -> Any:
+        self.reviews.append(path.rpartition("/")[2])
+        if "token" in body["spec"] or not self.answers_rights:
+            await self.may_answer.wait()
+        if self.problem:
+            raise self.problem
+        is_known = body["spec"].get("token") == "good"
+        user = {"username": "alice", "groups": ["ops"], "extra": {"b": ["2"], "a": ["1"]}}
+        status = {"authenticated": is_known, "user": user if is_known else {}, "allowed": True}
+        return msgspec.convert({"status": status}, kind)
+
+
+@pytest.fixture
+def api() -> ApiServer:
+    return ApiServer()
+
+
+@pytest.fixture
+def reviewer(api: ApiServer) -> Reviewer:
+    asked: Any = api
+    return Reviewer(asked)
+
+
+async def test_api_reviews_a_token_once_whether_it_is_valid_or_not(api: ApiServer, reviewer: Reviewer) -> None:
+    user = User("alice", ("ops",), "", (("a", ("1",)), ("b", ("2",))))
+    assert [await reviewer.user_of("good") for _ in range(3)] == [user] * 3
+    assert [await reviewer.user_of("bad") for _ in range(3)] == [None] * 3
+    assert api.reviews == ["tokenreviews"] * 2
+
+
+async def test_api_review_is_shared_by_all_who_need_it_at_the_same_time(api: ApiServer, reviewer: Reviewer) -> None:
+    api.may_answer.clear()
+    asking = [asyncio.create_task(reviewer.allows(ALICE, READ_METRICS)) for _ in range(64)]
+    await asyncio.sleep(0)
+    asking.pop().cancel()
+    await asyncio.sleep(0)
+    api.may_answer.set()
+    assert await asyncio.gather(*asking) == [True] * 63
+    assert api.reviews == ["subjectaccessreviews"]
+
+
+async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
+    api: ApiServer, reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reviews, "WAIT_SECONDS", 0.05)
+    api.may_answer.clear()
+    api.answers_rights = True
+    flood = [asyncio.create_task(reviewer.user_of(f"bad-{number}")) for number in range(300)]
+    results = await asyncio.wait_for(asyncio.gather(*flood[reviews.MAX_CONCURRENT :], return_exceptions=True), 20)
+    assert {str(it) for it in results} == {"Too many users are being checked; try again"}
+    assert await reviewer.allows(ALICE, read_groups("shop"))
+    api.may_answer.set()
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        (Unanswered("no"), "The API server does not answer, so nobody can log in here; try again"),
+        (ApiError(403, "Forbidden", "no"), NO_RIGHTS),
+        (ApiError(500, "", "etcd is away"), "The API server checks no user: etcd is away"),
+    ],
+)
+async def test_api_review_that_fails_is_one_sentence_and_not_remembered(
+    api: ApiServer, reviewer: Reviewer, problem: Exception, sentence: str
+) -> None:
+    api.problem = problem
+    with pytest.raises(ReviewError, match=sentence):
+        await reviewer.user_of("good")
+    api.problem = None
+    assert await reviewer.user_of("good")
+
+
+async def test_api_reviews_end_with_the_operator(api: ApiServer, reviewer: Reviewer) -> None:
+    api.may_answer.clear()
+    asking = asyncio.create_task(reviewer.allows(ALICE, READ_METRICS))
+    await asyncio.sleep(0)
+    await reviewer.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
