@@ -64,6 +64,9 @@ def operator_address(instance: Instance) -> str:
     return f"{instance.block}.90.9"
 
 
+OPEN: Object = {"brokerNetworks": [], "page": {"auth": "None"}}  # values of the chart
+
+
 @pytest.fixture
 async def operator(
     request: pytest.FixtureRequest, control_plane: Cluster, instance: Instance, release: Release, tmp_path: Path
@@ -73,7 +76,7 @@ async def operator(
     Brokers of tests are at loopback addresses, so the chart's limit for those is off unless a test asks for it; so is
     the login of the page's users, which keeps most attackers out.
     """
-    values = getattr(request, "param", {"brokerNetworks": [], "page": {"auth": "None"}})
+    values = getattr(request, "param", OPEN)
     release.install()
     fields = {
         "metadata.namespace": release.namespace,
@@ -104,7 +107,7 @@ def second_operator(control_plane: Cluster, instance: Instance, release: Release
     @asynccontextmanager
     async def start() -> AsyncIterator[asyncio.subprocess.Process]:
         kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig-of-the-second")
-        async with started(release.template(brokerNetworks=[]), kubeconfig, fields) as process:
+        async with started(release.template(**OPEN), kubeconfig, fields) as process:
             yield process
 
     return start
