@@ -17,10 +17,10 @@ from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_n
 from rota.kube.brokers.registry import Places
 from rota.kube.client.api import Api
 from rota.kube.client.informer import Follower
-from rota.kube.client.leader_election import PAGE_AUTH, POD_UID, Leader
+from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, POD_UID, Leader
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
-from rota.kube.http.access.page_security import KUBERNETES, OPEN, cluster_users
+from rota.kube.http.access.page_security import OPEN, cluster_users
 from rota.kube.http.events import Hub
 from rota.kube.http.operator_probes import Page, ages, metrics
 from rota.kube.http.read_model import Sight

@@ -17,7 +17,7 @@ from rota.cli.client.pod_sessions import OTHERWISE, PORT, PodSessions
 from rota.cli.client.requests import MOST, Ask, NoAnswer
 from rota.cli.console.formatting import ago
 from rota.kube.client.api import Api, ApiError, Unanswered
-from rota.kube.client.leader_election import PAGE_AUTH, Lease, LeaseSpec
+from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, Lease, LeaseSpec
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.kubeconfig import LoginError, LoginOptions
 from rota.kube.client.login.session import Login
@@ -25,7 +25,6 @@ from rota.kube.client.paths import object_path, proxy_path
 from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
 
-KUBERNETES = "Kubernetes"  # the --page-auth of an operator that serves users of the cluster
 logging.getLogger("rota").addHandler(logging.NullHandler())  # what fails is one sentence, without lines of a log
 ANONYMOUS = "system:anonymous"  # the user of requests without credentials
 

@@ -20,7 +20,8 @@ SAID = 60.0  # seconds between two complaints of the same trouble
 # An annotation with the uid of the holder's pod: where no such pod exists any more, the Lease is free. An operator
 # outside a pod sets none, and others wait until its Lease expires.
 POD_UID = "rota.dev/pod-uid"
-PAGE_AUTH = "rota.dev/page-auth"  # an annotation with the holder's --page-auth, if it is not None: how to ask it
+PAGE_AUTH = "rota.dev/page-auth"  # an annotation with the holder's --page-auth, if it authenticates its users
+KUBERNETES = "Kubernetes"  # its value for users of the cluster
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
 LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
 RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end

@@ -16,8 +16,6 @@ from rota.kube.http.access.access import PageAccess
 from rota.kube.http.access.reviews import Reviewer
 from rota.kube.http.access.server_tls import ServerTls
 
-KUBERNETES = "Kubernetes"  # the value of --page-auth for users of the cluster
-
 Tls = Callable[[], ssl.SSLContext]  # returns the context for a new connection
 
 

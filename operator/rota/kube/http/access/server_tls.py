@@ -103,8 +103,8 @@ class ServerTls:
     async def run(self) -> None:
         """Follow the certificate and the cluster's authority for ever."""
         while True:
-            await self.refresh()
             await asyncio.sleep(REFRESH_SECONDS)
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Read both again; what cannot be read stays as it was."""
