@@ -14,7 +14,7 @@ from ground.instance import temporary
 from ground.peers import Peer, producer, push_consumer
 from ground.poll import eventually
 from ground.report import Missing
-from ground.rocketmq import RocketMQ
+from ground.rocketmq import NAME_SERVER, RocketMQ
 
 MESSAGES = 300
 QUICK = {"poll": 500}  # routes are asked for twice a second, not twice a minute
@@ -124,7 +124,9 @@ def test_broker_names_a_busy_port(pair: RocketMQ) -> None:
 def test_broker_writes_nothing_outside_the_instance_folder(rocketmq: RocketMQ) -> None:
     """RocketMQ's own choice is the user's home."""
     folder = str(rocketmq.instance.folder)
-    written = [path for process in rocketmq.instance.processes() for path in _written(process.pid)]
+    running = [rocketmq.instance.process(name) for name in (NAME_SERVER, rocketmq.brokers[0].name)]
+    written = [path for process in running if process for path in _written(process.pid)]
+    assert all(running)
     assert written
     assert [path for path in written if not path.startswith(folder)] == []
 
