@@ -61,6 +61,7 @@ class Use(Flag):
     GATE = auto()  # of what holds a rebalance back; likewise
     HARMLESS = auto()  # a problem that leaves the group as it is
     NOT_READY = auto()  # a problem with which the group is not Ready
+    STALLS = auto()  # a problem that only a user can mend; when it lasts, the group is Stalled
 
 
 class Reason(StrEnum):
@@ -104,33 +105,33 @@ class Reason(StrEnum):
     BUDGET_SPENT = "BudgetSpent", Use.GATE
     SETTINGS_NOT_OBEYED = "SettingsNotObeyed"
     # What is wrong.
-    INVALID_SPEC = "InvalidSpec"
-    INVALID_POLICY = "InvalidPolicy", Use.GATE
-    MISSING_POLICY = "MissingPolicy"
-    MISSING_SECRET = "MissingSecret"  # noqa: S105 - a word
-    UNKNOWN_TOPIC = "UnknownTopic"
-    BROKER_REFUSES = "BrokerRefuses"
-    SWITCHED_OFF = "SwitchedOff", Use.NOT_READY
+    INVALID_SPEC = "InvalidSpec", Use.STALLS
+    INVALID_POLICY = "InvalidPolicy", Use.GATE | Use.STALLS
+    MISSING_POLICY = "MissingPolicy", Use.STALLS
+    MISSING_SECRET = "MissingSecret", Use.STALLS
+    UNKNOWN_TOPIC = "UnknownTopic", Use.STALLS
+    BROKER_REFUSES = "BrokerRefuses", Use.STALLS
+    SWITCHED_OFF = "SwitchedOff", Use.NOT_READY | Use.STALLS
     DUPLICATE_CLIENT_IDS = "DuplicateClientIds"
     SUBSCRIPTION_MISMATCH = "SubscriptionMismatch"
     NO_SIDECAR = "NoSidecar"
     MEMBER_NOT_AUTHENTICATED = "MemberNotAuthenticated"
     REPORT_TOO_LARGE = "ReportTooLarge"
-    NAME_TAKEN = "NameTaken"
-    TEMPLATE_REFUSED = "TemplateRefused"
-    WRITE_REFUSED = "WriteRefused"
-    CLAIMED_TWICE = "ClaimedTwice", Use.CAUSE | Use.NOT_READY
-    TOO_MANY_QUEUES = "TooManyQueues"
-    TOO_MANY_BROKERS = "TooManyBrokers"
-    TOO_MANY_MEMBERS = "TooManyMembers"
-    STRATEGY_FAILED = "StrategyFailed"
+    NAME_TAKEN = "NameTaken", Use.STALLS
+    TEMPLATE_REFUSED = "TemplateRefused", Use.STALLS
+    WRITE_REFUSED = "WriteRefused", Use.STALLS
+    CLAIMED_TWICE = "ClaimedTwice", Use.CAUSE | Use.NOT_READY | Use.STALLS
+    TOO_MANY_QUEUES = "TooManyQueues", Use.STALLS
+    TOO_MANY_BROKERS = "TooManyBrokers", Use.STALLS
+    TOO_MANY_MEMBERS = "TooManyMembers", Use.STALLS
+    STRATEGY_FAILED = "StrategyFailed", Use.STALLS
     NO_MEMBERS = "NoMembers", Use.NOT_READY
     UNSIGNED_MEMBERS = "UnsignedMembers", Use.HARMLESS
     IDLE_MEMBERS = "IdleMembers", Use.HARMLESS
     QUEUES_UNOWNED = "QueuesUnowned", Use.NOT_READY
     QUEUES_FORCED = "QueuesForced"
-    DOCUMENT_TOO_LARGE = "DocumentTooLarge", Use.NOT_READY
-    RECORD_TOO_NEW = "RecordTooNew", Use.NOT_READY
+    DOCUMENT_TOO_LARGE = "DocumentTooLarge", Use.NOT_READY | Use.STALLS
+    RECORD_TOO_NEW = "RecordTooNew", Use.NOT_READY | Use.STALLS
     # What members say is wrong, besides.
     MESSAGE_NOT_TAKEN_BACK = "MessageNotTakenBack"
     QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
@@ -146,6 +147,14 @@ class Reason(StrEnum):
     DELIVERIES_FAILING = "DeliveriesFailing"
     # What is well.
     SETTLED = "Settled"
+
+
+_BY_NAME = {str(reason): reason for reason in Reason}
+
+
+def reason_named(name: object) -> Reason | None:
+    """Return the reason of this name; None if this version has none, as a later sidecar's may be."""
+    return _BY_NAME.get(str(name))
 
 
 def reasons(use: Use) -> list[Reason]:

@@ -42,9 +42,17 @@ def made(kind: str, name: str, **spec: Any) -> Object:
     return {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
+# The other conditions of a group are its problems: those with status False are over.
+PERMANENT = {"Ready", "Progressing", "Degraded", "Reconciling", "Stalled", "Accepted"}
+
+
 def conditions(found: Object) -> dict[str, Object]:
-    """Return an object's conditions by type."""
-    return {one["type"]: one for one in found.get("status", {}).get("conditions") or []}
+    """Return an object's conditions by type, without problems that are over."""
+    return {
+        condition["type"]: condition
+        for condition in found.get("status", {}).get("conditions") or []
+        if condition["type"] in PERMANENT or condition["status"] == "True"
+    }
 
 
 def at_rest(group: Object, members: int) -> bool:

@@ -1,5 +1,6 @@
 """What tests on the API server share: Rota's CRDs, and a namespace of one's own."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from itertools import count
 
@@ -14,6 +15,8 @@ from kube.brains import Operator
 from kube.members import GroupMembers, a_node
 from kube.world import GROUP, OperatedNamespace, a_group
 from rota.brokers.memory import BROKER, Memory
+from rota.kube.policies import policy_status
+from rota.kube.policies.policy_status import PolicyStatuses
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +71,21 @@ async def world(
         found = OperatedNamespace(api, namespace, fleet, operator)
         await api.create(found.path.rpartition("/")[0], a_group())
         yield found
+
+
+@pytest.fixture
+def policies(world: OperatedNamespace) -> str:
+    return f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies"
+
+
+@pytest.fixture
+async def statuses(world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PolicyStatuses]:
+    """Have the operator of the world write the status of policies."""
+    monkeypatch.setattr(policy_status, "WRITE_SECONDS", 0.2)
+    operator = world.operator
+    events, brain = operator.brain.events, operator.brain
+    found = PolicyStatuses(operator.api, lambda: events.policies, events.policy_users, lambda: brain.leads)
+    running = asyncio.create_task(found.run())
+    yield found
+    running.cancel()
+    await asyncio.wait([running])

@@ -29,7 +29,7 @@ from rota.kube.reconcile import apply, assignment_writer
 from rota.kube.state.group import Group
 from rota.model import Poke
 from rota.planner import plan, situation
-from rota.planner import status as planner_status
+from rota.planner.status import problems
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -268,7 +268,7 @@ async def test_condition_no_members_is_set_at_once_when_the_last_member_leaves(w
 async def test_condition_no_members_of_a_new_group_comes_after_the_time_that_pods_need_and_says_what_keeps_them(
     world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_status, "FIRST_MEMBER_SECONDS", 3.0)
+    monkeypatch.setattr(problems, "FIRST_MEMBER_SECONDS", 3.0)
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "", "imageID": ""}
     container = {"name": "app", "ready": False, "restartCount": 0, **waiting}
     pods = f"/api/v1/namespaces/{world.namespace}/pods"

@@ -7,7 +7,7 @@ import pytest
 
 from ground.api import Api, ApiError, Object
 from ground.controlplane import Cluster
-from ground.ours import made
+from ground.ours import conditions, made
 from ground.poll import soon
 from kube.brains import Late, Operator
 from rota.brokers.memory import BROKER, Memory
@@ -63,9 +63,9 @@ class Orders:
         await soon(there)
 
     async def told(self, kind: str) -> str:
-        """Return what a condition says now, or nothing."""
-        status = (await self.api.get(f"{self.groups}/orders")).get("status") or {}
-        return next((it["message"] for it in status.get("conditions") or [] if it["type"] == kind), "")
+        """Return the message of a condition; empty if it does not hold."""
+        group = await self.api.get(f"{self.groups}/orders")
+        return str(conditions(group).get(kind, {}).get("message", ""))
 
     async def condition(self, kind: str) -> str:
         return await soon(lambda: self.told(kind))

@@ -1,36 +1,14 @@
 """The status of RebalancePolicies, on a real API server."""
 
-import asyncio
-from collections.abc import AsyncIterator
-
 import pytest
 
 from ground.api import Object
 from ground.ours import conditions, made
 from ground.poll import soon
 from kube.world import OperatedNamespace, two_members
-from rota.kube.policies import policy_status
 from rota.kube.policies.policy_status import PolicyStatuses
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
-
-
-@pytest.fixture
-def policies(world: OperatedNamespace) -> str:
-    return f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies"
-
-
-@pytest.fixture
-async def statuses(world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PolicyStatuses]:
-    """Have the operator of the world write the status of policies."""
-    monkeypatch.setattr(policy_status, "WRITE_SECONDS", 0.2)
-    operator = world.operator
-    events, brain = operator.brain.events, operator.brain
-    found = PolicyStatuses(operator.api, lambda: events.policies, events.policy_users, lambda: brain.leads)
-    running = asyncio.create_task(found.run())
-    yield found
-    running.cancel()
-    await asyncio.wait([running])
 
 
 async def until_status(world: OperatedNamespace, path: str, **expected: object) -> Object:

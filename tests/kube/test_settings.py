@@ -41,7 +41,7 @@ async def test_settings_not_obeyed_long_after_they_changed_make_the_group_degrad
 ) -> None:
     await two_members(world)
     await soon(world.settled)
-    monkeypatch.setattr("rota.planner.status.SETTINGS_PATIENCE_SECONDS", -30.0)  # beyond the drain's time-out
+    monkeypatch.setattr("rota.planner.status.problems.SETTINGS_PATIENCE_SECONDS", -30.0)  # beyond the drain's time-out
     world.fleet.members["orders-b"].deaf = True
     await world.api.patch(world.path, CHANGED)
 

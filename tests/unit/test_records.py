@@ -17,7 +17,7 @@ from rota.lag import Judgement
 from rota.model import Queue
 from rota.planner import plan
 from rota.planner.members.standings import Standing
-from rota.planner.status import MOVING
+from rota.planner.status.causes import MOVING
 from rota.records import KINDS, Record, journal_record, read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()

@@ -10,14 +10,15 @@ from dataclasses import replace
 from rota.documents import Assignment, Share, TooLarge, write_assignment
 from rota.handover import Act, given_up
 from rota.model import Holder, Queue, Reason, Verdict
-from rota.planner import journal_records, pokes, record, status
+from rota.planner import pokes, record
 from rota.planner.explain import Why, whys
-from rota.planner.journal_records import beginning
 from rota.planner.members import incarnations
 from rota.planner.members.standings import Standing, standings, works
 from rota.planner.moves import Draft, decide, document_of, foreign_queues
 from rota.planner.situation import SHRINK_PATIENCE, WITHOUT_POLICY, Situation
 from rota.planner.snapshot import Event, Heard, Plan, Pod, Snapshot, View
+from rota.planner.status import conditions, events, group_status, problems
+from rota.planner.status.journal_records import beginning, records, verdict_records
 from rota.planner.target import Measured, beside_foreigners, target
 from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time
@@ -191,26 +192,29 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     without = it.without_owner(standing)
     foreign = foreign_queues(it).intersection(without) if without else frozenset()
     unowned = len(without) - len(foreign)
-    found = status.problems(it, draft, unowned if whole else 0)
+    found = problems.problems(it, draft, unowned if whole else 0)
     are_new = document is not None and snapshot.settings != snapshot.wanted_settings
-    late, awaiting = status.members_with_old_settings(it, settings, 0.0 if are_new else snapshot.settings_age)
-    found += status.late_members_problem(late)
+    late, awaiting = problems.members_with_old_settings(it, settings, 0.0 if are_new else snapshot.settings_age)
+    found += problems.late_members_problem(late)
     going = [pod for pod in leaving if works(standing, pod)]
     waited_for = [pod for pod in behind if pod.name not in for_settings and not pod.seen.lost(it.policy.handover)]
-    moving = status.count_in_transition(standing, len(waited_for) + len(going))
-    idle = status.idle_members(it, standing)
-    progressing = status.progress(it, draft, found, moving, awaiting)
+    moving = group_status.count_in_transition(standing, len(waited_for) + len(going))
+    idle = group_status.idle_members(it, standing)
+    progressing = conditions.progress(it, draft, found, moving, awaiting)
     is_at_rest = not (unowned or progressing[0] or it.motion)
     if idle and it.queues and is_at_rest:
-        found.append(status.idle_problem(it, idle))
-    published = status.status(
+        found.append(problems.idle_problem(it, idle))
+    published = group_status.status(
         it, draft, standing, progressing=progressing, moving=moving, idle=idle, unowned=unowned, found=found
     )
     # A policy change can alter the settings of a thousand groups at once: watch only members that were already poked.
     watched = [pod for pod in behind if pod.name not in for_settings]
     watched += [pod for pod in snapshot.pods if pod.poke.times and pokes.has_other_settings(pod, settings)]
     awaited = _awaited(it, standing, watched)
-    lines = journal_records.records(it, draft, document) if document else []
+    lines = records(it, draft, document) if document else []
+    again = min(pokes.next_due(behind, due), *_deadlines(it, draft, standing, found))
+    if document and not awaited:
+        again = 0.0  # no report is awaited that would enqueue the group: plan again from the document just written
     return Plan(
         document=document,
         data=data,
@@ -220,14 +224,13 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
         awaited=awaited,
         confirm=_unknown(it, standing),
         status=published,
-        events=tuple(status.events(it, draft, published, found)),
-        records=(*lines, *journal_records.verdict_records(it, published)),
+        events=tuple(events.events(it, draft, published, found)),
+        records=(*lines, *verdict_records(it, published)),
         standings=it.standings,
         foreign=foreign,
         held=Verdict(draft.held.reason, draft.held.message) if draft.held else None,
         problems=tuple(found),
-        # Our own document wakes nobody: where nobody's word is awaited, we look by ourselves what has become of it.
-        again=min(pokes.next_due(behind, due), *_deadlines(it, draft, standing)) if awaited or not document else 0.0,
+        again=again,
     )
 
 
@@ -265,13 +268,11 @@ def _unknown(it: Situation, standing: Assignment) -> tuple[Holder, ...]:
     return tuple(sorted(holder for holder in holders - there if holder.uid not in it.snapshot.gone))
 
 
-def _deadlines(it: Situation, draft: Draft, standing: Assignment) -> Iterator[float]:
+def _deadlines(it: Situation, draft: Draft, standing: Assignment, found: Sequence[Verdict]) -> Iterator[float]:
     """Yield the seconds after which time alone may change the plan."""
     handover, triggers = it.policy.handover, it.policy.triggers
     yield triggers.resync
-    if left := status.start_seconds_left(it):
-        yield left
-    limits = [*it.motion.values()]
+    limits = [problems.start_seconds_left(it), conditions.stall_seconds_left(it, found), *it.motion.values()]
     if draft.held and draft.held.seconds:
         limits.append(draft.held.seconds)
     if standing is it.snapshot.document:

@@ -8,7 +8,7 @@ import numpy as np
 from rota.model import NOBODY, Holder, Queue, Roster
 from rota.planner.moves import aim_of, measured
 from rota.planner.situation import Situation
-from rota.planner.status import foreign
+from rota.planner.status.problems import describe_unmanaged
 from rota.planner.target import options, told_apart
 from rota.spec import PolicySpec
 from rota.strategies import explain_all
@@ -56,7 +56,7 @@ def _why(it: Situation, queue: Queue, reason: str) -> Why:
 def _without(it: Situation) -> str:
     if it.snapshot.must_release_all:
         return f": {_why_nothing(it)}"
-    return f" of ours: {foreign(it.snapshot.foreigners)}" if it.snapshot.foreigners else ""
+    return f" of ours: {describe_unmanaged(it.snapshot.foreigners)}" if it.snapshot.foreigners else ""
 
 
 def _why_nothing(it: Situation) -> str:

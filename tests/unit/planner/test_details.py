@@ -1321,10 +1321,12 @@ def test_condition_is_published_for_each_problem(
 ) -> None:
     found = plan(settled(**changed), NOW)
     told = conditions(found)
-    assert list(told) == ["Ready", "Progressing", "Degraded", *sorted(others)]
+    assert list(told) == ["Ready", "Progressing", "Degraded", "Reconciling", "Stalled", *sorted(others)]
     assert told.pop("Ready") == ready
     assert told.pop("Degraded") == degraded
     assert told.pop("Progressing")[:2] in {("False", "Settled"), ("False", "NoView"), ("False", "NoMembers")}
+    assert told.pop("Reconciling") == ("False", "Settled", "No change is under way")
+    assert told.pop("Stalled") == ("False", "Settled", "Nothing is wrong")
     assert told == {kind: ("True", *verdict) for kind, verdict in others.items()}
     warnings = {
         verdict.reason: verdict.reason not in {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
@@ -1418,7 +1420,7 @@ def test_status_in_full() -> None:
         "observedGeneration": 3,
     }
     later = plan(settled(pods=pods, observed=4, status=found.status), NOW + 9).status["conditions"]
-    assert [one["lastTransitionTime"] for one in later] == [format_time(NOW)] * 3
+    assert [one["lastTransitionTime"] for one in later] == [format_time(NOW)] * 5
     quiet = plan(settled(status={"generation": 5}), NOW).status
     assert quiet.keys() == found.status.keys() - {"lag", "lastRebalance"}
     assert (quiet["idleMembers"], quiet["generation"]) == (0, 5)

@@ -73,6 +73,8 @@ def test_reconcile_of_a_settled_group_changes_nothing() -> None:
         "Ready": "True",
         "Progressing": "False",
         "Degraded": "False",
+        "Reconciling": "False",
+        "Stalled": "False",
     }
     again = plan(settled(status=found.status), NOW + 7)
     assert again.status == found.status, "an unchanged status is not written"

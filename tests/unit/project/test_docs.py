@@ -15,7 +15,7 @@ from kube.pages import ON_A_NODE, blocks, typed
 from rota import strategies
 from rota.cli import main
 from rota.documents import read_assignment, write_assignment
-from rota.model import Queue, Reason, Roster
+from rota.model import Queue, Reason, Roster, Use, reasons
 
 ROOT = Path(__file__).parents[3]
 PAGES = [page for place in ("", "docs", "bench", "charts/rota") for page in sorted((ROOT / place).glob("*.md"))]
@@ -33,6 +33,7 @@ ELSEWHERE = {
     **dict.fromkeys(ON_A_NODE, "tests/e2e/test_install.py"),
     "kubectl apply -f advice/": "tests/kube/test_pages.py",
     "kubectl patch consumergroup": "tests/kube/test_pages.py",
+    "kubectl wait cg/orders --for=condition=Reconciling": "tests/kube/test_gitops.py",
     "kubectl patch secret rota-operator-key": "tests/kube/test_operator.py",
     "rota pipeline ": "tests/pipeline/test_page.py",
     "sha256sum --check": "tests/chart/test_release.py",
@@ -202,6 +203,12 @@ def test_docs_strategy_of_the_contributing_page_works(monkeypatch: pytest.Monkey
 def test_docs_conditions_page_lists_every_reason_once_and_no_other() -> None:
     page = (ROOT / "docs" / "conditions.md").read_text()
     assert sorted(re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)) == sorted(Reason)
+
+
+def test_docs_conditions_page_lists_the_reasons_that_stall_a_group() -> None:
+    page = (ROOT / "docs" / "conditions.md").read_text()
+    (listed,) = re.findall(r"^These stall a group: ([^.]*)\.", page, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(reasons(Use.STALLS))
 
 
 def test_docs_handover_page_shows_a_valid_assignment_document() -> None:

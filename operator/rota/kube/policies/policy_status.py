@@ -28,33 +28,42 @@ _log = logging.getLogger(__name__)
 
 def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str, Any]:
     """Return the status of a policy that is used by groups of those names."""
-    accepted, reason, message = "True", "Accepted", "The policy can be used"
-    try:
-        policy_of(policy)
-    except Mistake as mistake:
-        accepted, reason, message = "False", "InvalidPolicy", plain(str(mistake), MAX_MESSAGE)
+    mistake = _find_mistake(policy)
+    reason = "InvalidPolicy" if mistake else "Accepted"
+    message = mistake or "The policy can be used"
     return {
         "observedGeneration": policy.metadata.generation,
         "groups": len(groups),
         "usedBy": sorted(groups)[:MAX_NAMES],
         "conditions": [
             {
-                "type": "Accepted",
-                "status": accepted,
+                "type": kind,
+                "status": status,
                 "reason": reason,
                 "message": message,
                 "observedGeneration": policy.metadata.generation,
-                "lastTransitionTime": _since(policy.status, accepted) or format_time(now, "seconds"),
+                "lastTransitionTime": _since(policy.status, kind, status) or format_time(now, "seconds"),
             }
+            # Stalled is what kstatus reads: only a user can mend a policy that is not accepted.
+            for kind, status in (("Accepted", str(not mistake)), ("Stalled", str(bool(mistake))))
         ],
     }
 
 
-def _since(status: Mapping[str, Any], accepted: str) -> str | None:
-    """Return since when the condition has had a status, as it is published."""
+def _find_mistake(policy: Custom) -> str:
+    """Return the message of the first mistake in a policy; empty if it has none."""
+    try:
+        policy_of(policy)
+    except Mistake as mistake:
+        return plain(str(mistake), MAX_MESSAGE)
+    return ""
+
+
+def _since(status: Mapping[str, Any], kind: str, value: str) -> str | None:
+    """Return since when the published condition has had this status."""
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
-        if isinstance(condition, dict) and (condition.get("type"), condition.get("status")) == ("Accepted", accepted):
+        if isinstance(condition, dict) and (condition.get("type"), condition.get("status")) == (kind, value):
             since = condition.get("lastTransitionTime")
             return since if isinstance(since, str) else None
     return None

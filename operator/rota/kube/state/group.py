@@ -264,6 +264,8 @@ def _is_same(policy: Custom | None, before: Custom | None) -> bool:
 
 
 def _published_problem(status: Mapping[str, Any], reason: Reason) -> str:
-    """Return the sentence that a status has about a problem; empty if it has none."""
-    conditions = status.get("conditions") or []
-    return next((str(it.get("message", "")) for it in conditions if it["type"] == reason), "")
+    """Return the message of a problem's condition; empty if the problem is over or never was."""
+    for condition in status.get("conditions") or ():
+        if condition["type"] == reason and condition["status"] == "True":
+            return str(condition.get("message", ""))
+    return ""

@@ -151,6 +151,13 @@ async def test_leader_election_resumes_the_published_condition_of_failing_delive
     assert group.deliveries.problem is None, "it is another group"
 
 
+async def test_leader_election_does_not_resume_a_condition_of_failing_deliveries_that_is_over(members: Members) -> None:
+    published = {"type": "DeliveriesFailing", "status": "False", "message": "This is over. It was: 93 % failed"}
+    group = a_group(a_pod("m1"), status={"conditions": [published]})
+    await poll(members, group)
+    assert group.deliveries.problem is None
+
+
 async def test_delivery_poll_does_not_count_for_a_leader_that_has_begun_anew(members: Members) -> None:
     group = a_group(a_pod("m1"))
     members.pages["uid-m1"] = failing()

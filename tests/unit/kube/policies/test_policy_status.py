@@ -17,7 +17,9 @@ def a_policy(spec: Any, status: Any = None) -> Custom:
 
 
 def accepted(status: dict[str, Any]) -> dict[str, Any]:
-    (condition,) = status["conditions"]
+    condition, stalled = status["conditions"]
+    assert (condition["type"], stalled["type"]) == ("Accepted", "Stalled")
+    assert {condition["status"], stalled["status"]} == {"True", "False"}
     assert isinstance(condition, dict)
     return condition
 
@@ -36,7 +38,15 @@ def test_policy_status_says_that_a_policy_is_accepted_and_who_uses_it() -> None:
                 "message": "The policy can be used",
                 "observedGeneration": 3,
                 "lastTransitionTime": AT,
-            }
+            },
+            {
+                "type": "Stalled",
+                "status": "False",
+                "reason": "Accepted",
+                "message": "The policy can be used",
+                "observedGeneration": 3,
+                "lastTransitionTime": AT,
+            },
         ],
     }
 

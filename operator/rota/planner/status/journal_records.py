@@ -8,11 +8,11 @@ from typing import Any
 from rota.documents import Assignment, Share
 from rota.handover import State
 from rota.model import Holder, Queue
-from rota.planner import status
 from rota.planner.moves import Decision, Draft
 from rota.planner.record import owners
 from rota.planner.situation import Situation
 from rota.planner.snapshot import Plan, Snapshot
+from rota.planner.status import causes, conditions
 from rota.ranges import to_ranges
 from rota.records import journal_record
 from rota.spec import GroupSpec, policy_body
@@ -22,7 +22,7 @@ from rota.timestamps import format_time
 def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str, object]]:
     """Return the journal's lines about a document that is written now."""
     group, at, generation = it.snapshot.group, format_time(it.now), document.generation
-    why = status.cause(it, draft)
+    why = causes.cause(it, draft)
     members = {pod.name: {"uid": pod.uid, "standing": str(it.standings[pod.name])} for pod in it.snapshot.pods}
     return [
         journal_record("membership", group, at, generation=generation, members=members),
@@ -51,15 +51,15 @@ def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str,
                 **_party("to", some[0].to),
                 queues=to_ranges(one.queue for one in some),
             )
-            for some in _alike(draft.of(*status.MOVING))
+            for some in _alike(draft.of(*causes.MOVING))
         ),
     ]
 
 
 def verdict_records(it: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
     """Return the journal's lines about conditions whose state or reason is not what it was."""
-    conditions = it.snapshot.status.get("conditions") or []
-    before = {one["type"]: (one.get("status"), one.get("reason")) for one in conditions}
+    published = it.snapshot.status.get("conditions") or []
+    before = {one["type"]: (one.get("status"), one.get("reason")) for one in published}
     return [
         journal_record(
             "verdict",
@@ -71,7 +71,7 @@ def verdict_records(it: Situation, status_now: Mapping[str, Any]) -> list[dict[s
             message=one["message"],
         )
         for one in status_now["conditions"]
-        if before.get(one["type"]) != (one["status"], one["reason"])
+        if one["type"] not in conditions.DERIVED and before.get(one["type"]) != (one["status"], one["reason"])
     ]
 
 

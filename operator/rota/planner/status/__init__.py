@@ -1,0 +1,1 @@
+"""What a plan reports: the group's status and conditions, Events, and journal records."""

@@ -1,0 +1,70 @@
+"""The status of a group, as `kubectl get` reads it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rota.documents import Assignment
+from rota.handover import Act
+from rota.model import Verdict
+from rota.planner import record
+from rota.planner.moves import Draft
+from rota.planner.situation import Situation
+from rota.planner.status import causes, conditions
+from rota.timestamps import format_time
+
+
+def status(
+    it: Situation,
+    draft: Draft,
+    document: Assignment,
+    *,
+    progressing: tuple[bool, Verdict],
+    moving: int,
+    idle: int,
+    unowned: int,
+    found: Sequence[Verdict],
+) -> dict[str, Any]:
+    """Return the group's status; equal snapshots give equal ones, so that it is written only when something changed."""
+    snapshot = it.snapshot
+    fields = {
+        "observedGeneration": snapshot.observed,
+        "conditions": conditions.conditions(it, found, progressing),
+        "replicas": sum(not pod.ended for pod in snapshot.pods),
+        "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
+        "members": len(it.counted),
+        "queues": len(it.queues),
+        # Never lower than before: it shows that the stored assignment was lost, also while there is none.
+        "generation": max(document.generation, record.believed(snapshot.status.get("generation"))),
+        "strategy": document.strategy or None,
+        "lag": snapshot.lag,
+        "lastRebalance": _last_rebalance(it, draft, settled=not moving),
+        "idleMembers": idle,
+        "unownedQueues": unowned,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def idle_members(it: Situation, document: Assignment) -> int:
+    """Return how many members own no queue; in Broadcasting groups none."""
+    if document.everyone is not None:
+        return 0
+    owners = set((record.owners(document) if document is not it.document else it.owned).values())
+    return sum(it.pods[name].holder not in owners for name in it.counted)
+
+
+def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
+    """Return the number of queues in transition plus the number of members that have not obeyed yet."""
+    return sum(release.to is not None for release in assignment.releasing.values()) + waiting_members
+
+
+def _last_rebalance(it: Situation, draft: Draft, *, settled: bool) -> dict[str, Any] | None:
+    """Return the last rebalance: a document begins it; when every member obeys, it is over and has its `seconds`."""
+    last: dict[str, Any] | None = it.snapshot.status.get("lastRebalance")
+    moved = len(draft.of(Act.GRANT, Act.FORCE))
+    if draft.of(*causes.MOVING):
+        if last and "seconds" not in last:
+            return {**last, "moved": last["moved"] + moved}
+        return {"reason": str(causes.cause(it, draft).reason), "at": format_time(it.now), "moved": moved}
+    if last and "seconds" not in last and settled:
+        return {**last, "seconds": round(max(record.ago(last["at"], it.now), 0.0), 3)}
+    return last

@@ -1,0 +1,89 @@
+"""How kstatus (Flux, Helm) and Argo CD, with the health checks of docs/gitops.md, judge groups and policies."""
+
+import json
+import re
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ground.api import Object
+from ground.controlplane import Cluster
+from ground.ours import made
+from ground.poll import soon
+from ground.programs import ensure, program
+from kube.world import OperatedNamespace, two_members
+from rota.planner.status import conditions
+
+PAGE = Path(__file__).parents[2] / "docs" / "gitops.md"
+
+pytestmark = [
+    pytest.mark.usefixtures("crds", "node"),
+    pytest.mark.slow("how kstatus and Argo CD judge groups and policies"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _health() -> None:
+    ensure("health")
+
+
+def judge(found: Object) -> tuple[str, str]:
+    """Return the verdicts of kstatus and of Argo CD."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    script = yaml.safe_load(block)["data"][f"resource.customizations.health.rota.dev_{found['kind']}"]
+    question = json.dumps({"lua": script, "object": found})
+    told = subprocess.run([program("health")], input=question, capture_output=True, text=True, check=True).stdout
+    answer = json.loads(told)
+    return answer["kstatus"], answer["argo"]["status"]
+
+
+async def until_judged(world: OperatedNamespace, path: str, expected: tuple[str, str]) -> None:
+    async def is_judged() -> bool:
+        return judge(await world.api.get(path)) == expected
+
+    await soon(is_judged)
+
+
+async def test_gitops_health_of_a_group_from_its_creation_to_a_mended_mistake(
+    world: OperatedNamespace, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = partial(until_judged, world, world.path)
+    await judged(("InProgress", "Progressing"))
+    await two_members(world)
+    await judged(("Current", "Healthy"))
+
+    wait = ("wait", "-n", world.namespace, "cg/orders", "--for=condition=Reconciling=false", "--timeout=60s")
+    assert control_plane.kubectl(*wait).endswith("condition met\n")
+
+    unread = await world.api.get(world.path)
+    unread["metadata"]["generation"] += 1
+    assert judge(unread) == ("InProgress", "Progressing")
+
+    monkeypatch.setattr(conditions, "STALL_SECONDS", 1.0)
+    await world.api.patch(world.path, {"spec": {"policyRef": {"name": "missing"}}})
+    await judged(("Failed", "Degraded"))
+    await world.api.patch(world.path, {"spec": {"policyRef": None}})
+    await judged(("Current", "Healthy"))
+
+    await world.api.patch(world.path, {"spec": {"paused": True}})
+    await judged(("InProgress", "Suspended"))
+    await world.api.patch(world.path, {"spec": {"paused": False}})
+    await judged(("Current", "Healthy"))
+
+    for member in list(world.fleet.members):
+        await world.fleet.members.pop(member).end()
+    await judged(("InProgress", "Degraded"))
+
+
+@pytest.mark.usefixtures("statuses")
+async def test_gitops_health_of_a_policy_that_is_rejected_and_mended(world: OperatedNamespace, policies: str) -> None:
+    member = {"index": 0, "queues": [{"topic": "orders", "broker": "broker-a", "ids": "4-2"}]}
+    spec = {"strategy": "ByConfig", "options": {"byConfig": {"members": [member]}}}
+    created = await world.api.create(policies, made("RebalancePolicy", "rules", **spec))
+    assert judge(created)[1] == "Progressing"
+    await until_judged(world, f"{policies}/rules", ("Failed", "Degraded"))
+    await world.api.patch(f"{policies}/rules", {"spec": {"strategy": "Sticky", "options": None}})
+    await until_judged(world, f"{policies}/rules", ("Current", "Healthy"))

@@ -1,0 +1,121 @@
+"""The conditions of a group that outlive a problem, and those that GitOps tools read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from builders import NOW, a_document, a_policy, a_snapshot, a_spec, obeying
+from rota.model import Queue, Reason, Use, Verdict, reasons
+from rota.planner import Plan, plan
+from rota.planner.status.conditions import PAST_PROBLEMS, STALL_SECONDS
+from rota.timestamps import format_time
+
+Q = [Queue("orders", "a", number) for number in range(6)]
+DOCUMENT = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
+UNKNOWN = Verdict(Reason.UNKNOWN_TOPIC, "No topic orders")
+FOREIGNERS = ("10.0.0.9@1",)
+
+
+def planned(status: Mapping[str, Any] | None = None, now: float = NOW, **changed: Any) -> Plan:
+    snapshot = {"document": DOCUMENT, "pods": obeying(DOCUMENT), "policy": a_policy(), **changed}
+    return plan(a_snapshot(status=status or {}, **snapshot), now)
+
+
+def condition(found: Plan, kind: str) -> dict[str, Any]:
+    return next((it for it in found.status["conditions"] if it["type"] == kind), {})
+
+
+def test_condition_of_a_problem_that_is_over_stays_with_status_false() -> None:
+    first = planned(problems=(UNKNOWN,))
+    assert condition(first, "UnknownTopic")["status"] == "True"
+    over = planned(first.status, NOW + 5)
+    assert condition(over, "UnknownTopic") == {
+        "type": "UnknownTopic",
+        "status": "False",
+        "reason": "Settled",
+        "message": "This is over. It was: No topic orders",
+        "lastTransitionTime": format_time(NOW + 5),
+        "observedGeneration": over.status["observedGeneration"],
+    }
+    assert [event.reason for event in over.events] == []
+    later = planned(over.status, NOW + 60)
+    assert later.status == over.status, "an unchanged status is not written"
+
+
+def test_condition_of_a_problem_that_returns_is_true_again_and_gives_an_event() -> None:
+    over = planned(planned(problems=(UNKNOWN,)).status, NOW + 5)
+    again = planned(over.status, NOW + 9, problems=(Verdict(Reason.UNKNOWN_TOPIC, "No topic orders again"),))
+    found = condition(again, "UnknownTopic")
+    assert (found["status"], found["message"]) == ("True", "No topic orders again")
+    assert found["lastTransitionTime"] == format_time(NOW + 9)
+    assert [(event.reason, event.warning) for event in again.events] == [(Reason.UNKNOWN_TOPIC, True)]
+
+
+def test_condition_list_keeps_the_latest_past_problems_only() -> None:
+    status: Mapping[str, Any] = {}
+    kinds = reasons(Use.STALLS)[: PAST_PROBLEMS + 2]
+    for number, reason in enumerate(kinds):
+        status = planned(status, NOW + number, problems=(Verdict(reason, "wrong"),)).status
+    status = planned(status, NOW + 100).status
+    assert [it["type"] for it in status["conditions"][5:]] == [str(reason) for reason in reversed(kinds)][
+        :PAST_PROBLEMS
+    ]
+
+
+def test_condition_unmanaged_consumers_that_is_over_does_not_hide_that_they_come_again() -> None:
+    shared = {**planned(foreigners=FOREIGNERS).status, "generation": DOCUMENT.generation}
+    alone = planned(shared, NOW + 5)
+    assert condition(alone, "ForeignMembers")["status"] == "False"
+    found = planned(alone.status, NOW + 9, foreigners=FOREIGNERS)
+    assert found.document
+    assert next(line["reason"] for line in found.records if line["kind"] == "plan") == "ForeignMembers"
+
+
+def test_condition_stalled_is_true_when_a_problem_that_only_a_user_can_mend_lasts() -> None:
+    first = planned(problems=(UNKNOWN,))
+    assert condition(first, "Stalled")["status"] == "False"
+    soon = planned(first.status, NOW + STALL_SECONDS - 0.5, problems=(UNKNOWN,))
+    assert condition(soon, "Stalled")["status"] == "False"
+    assert soon.again == pytest.approx(0.5), "the group is planned again when the time is over"
+    stalled = planned(soon.status, NOW + STALL_SECONDS, problems=(UNKNOWN,))
+    found = condition(stalled, "Stalled")
+    assert (found["status"], found["reason"], found["message"]) == ("True", *UNKNOWN)
+    assert [event.reason for event in stalled.events] == []
+    mended = planned(stalled.status, NOW + STALL_SECONDS + 1)
+    assert condition(mended, "Stalled")["status"] == "False"
+
+
+def test_condition_stalled_is_false_while_a_problem_may_end_by_itself() -> None:
+    status = planned(views={}).status
+    assert condition(planned(status, NOW + 10 * STALL_SECONDS, views={}), "NoView")["status"] == "True"
+    assert condition(planned(status, NOW + 10 * STALL_SECONDS, views={}), "Stalled")["status"] == "False"
+
+
+def test_condition_reconciling_follows_progressing() -> None:
+    found = planned(document=None, pods=obeying(DOCUMENT, m1={"report": None}, m2={"report": None}))
+    assert condition(found, "Progressing")["status"] == "True"
+    reconciling = condition(found, "Reconciling")
+    assert reconciling["status"] == "True"
+    assert reconciling["reason"] == condition(found, "Progressing")["reason"]
+
+
+def test_condition_reconciling_is_false_while_moves_wait_for_the_budget() -> None:
+    document = a_document(members={"m1": Q[:6], "m2": ()}, spent=((format_time(NOW - 1), 1),))
+    policy = a_policy(budget={"maxMoves": 1, "per": "1h"})
+    found = planned(document=document, pods=obeying(document), policy=policy)
+    assert condition(found, "Progressing")["reason"] == "BudgetSpent"
+    assert condition(found, "Progressing")["status"] == "True"
+    assert condition(found, "Reconciling")["status"] == "False"
+
+
+def test_journal_has_the_end_of_a_problem_and_no_derived_condition() -> None:
+    first = planned(problems=(UNKNOWN,), spec=a_spec())
+    later = planned(first.status, NOW + STALL_SECONDS, problems=(UNKNOWN,))
+    assert condition(later, "Stalled")["status"] == "True"
+    assert later.records == ()
+    over = planned(later.status, NOW + STALL_SECONDS + 1)
+    assert [(line["condition"], line["status"]) for line in over.records] == [
+        ("Degraded", "False"),
+        ("UnknownTopic", "False"),
+    ]
