@@ -59,7 +59,7 @@ unit: $(READY) ## Run the tests that need nothing but Python: seconds
 	@$(BIN)/pytest --numprocesses 3 --dist worksteal tests/unit
 
 .PHONY: check
-check: $(READY) ## Run all static checks: format, lint, types, import contracts, dependencies, spelling, YAML
+check: $(READY) ## Run all static checks: format, lint, types, import contracts, dependencies, spelling, YAML, docs
 	@export PATH="$(abspath $(BIN)):$$PATH"
 	ruff format --check --quiet || { echo "not formatted; make format" >&2; exit 1; }
 	ruff check --quiet
@@ -68,7 +68,15 @@ check: $(READY) ## Run all static checks: format, lint, types, import contracts,
 	deptry operator
 	codespell
 	yamllint --strict .
+	$(DOCS) --quiet
 	uv lock --check --quiet --python $(BIN)/python
+
+# Strict: a broken link or anchor, or a page that the navigation lacks, is an error.
+DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: docs
+docs: $(READY) ## Build the documentation site into build/site
+	@$(DOCS)
 
 .PHONY: format
 format: $(READY) ## Format the code and mend what can be mended by itself
