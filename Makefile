@@ -75,7 +75,7 @@ check: $(READY) ## Run all static checks: format, lint, types, import contracts,
 DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: docs
-docs: $(READY) ## Build the documentation site into build/site
+docs: $(READY) # build the documentation site into build/site
 	@$(DOCS)
 
 .PHONY: format

@@ -223,7 +223,8 @@ BAD_POLICIES: list[tuple[Object, str, str]] = [
 ]
 
 
-ROCKETMQ = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "s"}, "tls": {"caSecret": {"name": "ca"}}}
+TLS = {"caSecret": {"name": "ca"}, "clientSecret": {"name": "client"}}
+ROCKETMQ = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "s"}, "tls": TLS}
 NEARBY = nearby("east")["options"]["machineRoomNearby"]
 WHOLE: Object = {
     "broker": {"rocketmq": ROCKETMQ},
@@ -248,6 +249,7 @@ NOT_THERE: dict[str, list[Any]] = {
     "broker.rocketmq.nameServers": [None, [""]],
     "broker.rocketmq.credentialsSecret.name": [None, "", 254 * "a", *PATHS_AS_NAMES],
     "broker.rocketmq.tls.caSecret.name": [None, "", 254 * "a", *PATHS_AS_NAMES],
+    "broker.rocketmq.tls.clientSecret.name": [None, "", 254 * "a", *PATHS_AS_NAMES],
     "broker.rocketmq.tls.enabled": ["yes"],
     "byConfig.members": [None, []],
     "byConfig.members.0.index": [None, -1],

@@ -19,7 +19,12 @@ from rota.kube.workload.sidecar_container import SidecarSpec
 from rota.spec import GroupSpec, group_spec
 
 FLEET = Path(__file__).parents[2] / "docs" / "examples" / "fleet.yaml"
-ALL = SidecarSpec(image="sidecar:1", credentials_secret="acl", ca_secret="ca")  # noqa: S106 - names of Secrets
+ALL = SidecarSpec(
+    image="sidecar:1",
+    credentials_secret="acl",  # noqa: S106 - the name of a Secret
+    ca_secret="ca",  # noqa: S106 - the same
+    client_secret="client",  # noqa: S106 - the same
+)
 RESTRICTED = {
     "runAsNonRoot": True,
     "runAsUser": 1000,

@@ -1,4 +1,4 @@
 """Spark as a process of its own in tests."""
 
-LONGEST = 300  # seconds: until Java has started, on a busy machine
+LONGEST = 900  # seconds: an ingest, or until Java has started, on a busy machine
 SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}

@@ -1,14 +1,15 @@
 """A sidecar at a broker that asks who is there and speaks TLS; what lets it in is renewed while it runs."""
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from brokers.guarded import RIGHT, SETTINGS
 from ground.instance import temporary
-from ground.keys import Authority
+from ground.keys import Authority, Pair
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq.routing import Site
@@ -23,16 +24,33 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("keys"), "authority")
 
 
-@pytest.fixture(scope="module")
-def guarded(authority: Authority) -> Iterator[RocketMQ]:
-    with temporary("secured") as instance:
-        pair = authority.issue("broker", "broker", ips=[instance.address()])
+@contextmanager
+def a_tls_broker(
+    authority: Authority, name: str, options: str = "", settings: Mapping[str, object] | None = None
+) -> Iterator[RocketMQ]:
+    """Start a broker whose certificate is signed by this authority."""
+    with temporary(name) as instance:
+        pair = authority.issue(name, "broker", ips=[instance.address()])
         files = f"-Dtls.server.certPath={pair.certificate} -Dtls.server.keyPath={pair.key}"
-        options = f"JAVA_TOOL_OPTIONS=-Dtls.test.mode.enable=false {files}"
-        brokers = RocketMQ(instance, settings=SETTINGS, prefix=("env", options))
+        java = f"JAVA_TOOL_OPTIONS=-Dtls.test.mode.enable=false {files} {options}"
+        brokers = RocketMQ(instance, settings=settings, prefix=("env", java))
         brokers.up()
         yield brokers
         brokers.down()
+
+
+@pytest.fixture(scope="module")
+def guarded(authority: Authority) -> Iterator[RocketMQ]:
+    with a_tls_broker(authority, "secured", settings=SETTINGS) as brokers:
+        yield brokers
+
+
+@pytest.fixture(scope="module")
+def mutual(authority: Authority) -> Iterator[RocketMQ]:
+    """Start a broker that asks clients for a certificate."""
+    trusted = f"-Dtls.server.authClient=true -Dtls.server.trustCertPath={authority.own.certificate}"
+    with a_tls_broker(authority, "mutual", f"-Dtls.server.need.client.auth=require {trusted}") as brokers:
+        yield brokers
 
 
 @pytest.mark.slow("a sidecar's credentials and CA are corrected while it runs, at a real broker")
@@ -66,6 +84,39 @@ async def test_credentials_and_ca_that_are_wrong_are_reported_until_the_secrets_
         assert report.troubles == {}
         assert RIGHT.secret_key not in pod.log.read_text()
         await fleet.check()
+
+
+@pytest.mark.slow("a sidecar at a real broker that asks for a client certificate")
+async def test_tls_client_certificate_that_is_missing_or_foreign_is_reported_until_the_secret_is_fixed(
+    mutual: RocketMQ, authority: Authority, tmp_path: Path
+) -> None:
+    own = authority.issue("tests", "tests")
+    trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
+    trusting.load_cert_chain(own.certificate, own.key)
+    site = Site([mutual.name_server], lambda: trusting)
+    tls = {"enabled": True, "caSecret": {"name": "ca"}, "clientSecret": {"name": "client"}}
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    secrets.joinpath("ca.crt").write_bytes(authority.own.certificate.read_bytes())
+    put_pair(secrets, Authority(tmp_path / "other", "stranger").issue("foreign", "foreign"))
+    async with a_fleet(
+        mutual, tmp_path, site=site, broker={"rocketmq": {"nameServers": [mutual.name_server], "tls": tls}}
+    ) as fleet:
+        fleet.variables = {"ROTA_CLIENT": str(secrets), "ROTA_CA": str(secrets)}
+        pod = await fleet.add("a")
+        fleet.owners = dict.fromkeys([*fleet.queues, fleet.retry], "a")
+        fleet.show()
+        await fleet.send(20)
+        assert await troubled(fleet, pod, "BrokerUnreachable")
+        assert not fleet.delivered()
+        put_pair(secrets, authority.issue("member", "member"))
+        await fleet.all_done()
+        await fleet.check()
+
+
+def put_pair(folder: Path, pair: Pair) -> None:
+    folder.joinpath("tls.crt").write_bytes(pair.certificate.read_bytes())
+    folder.joinpath("tls.key").write_bytes(pair.key.read_bytes())
 
 
 async def troubled(fleet: SidecarFleet, pod: Pod, reason: str) -> str:

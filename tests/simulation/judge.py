@@ -1,6 +1,6 @@
 """What must hold (DESIGN page, §9), looked at after every step of a run."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from rota.model import Queue
 from simulation.server import Stored
 
 if TYPE_CHECKING:
-    from simulation.fleet import Sidecar
+    from simulation.fleet import Kubelet, Sidecar
     from simulation.world import Simulation
 
 
@@ -39,7 +39,7 @@ class Judge:
         self.workers: dict[Queue, list[Worker]] = {}
         self.texts: dict[int, str | bytes] = {}
         self.documents: dict[int, Assignment] = {}
-        self.obeyed: set[int] = set()
+        self.obeyed: defaultdict[int, list[Kubelet]] = defaultdict(list)
         self.document: Assignment | None = None
         self._lately: deque[float] = deque(maxlen=300)  # when it was planned; the busiest quarter minute has a hundred
         self.forced: dict[Queue, int] = {}  # and by which generation
@@ -109,7 +109,7 @@ class Judge:
 
     def remembered(self, sidecar: "Sidecar", before: int, generation: int) -> None:
         """See a member obey a generation."""
-        self.obeyed.add(generation)
+        self.obeyed[generation].append(sidecar.pod)
         if generation < before:
             raise Broken(f"{sidecar.name} steps back from generation {before} to {generation}")
 
@@ -122,9 +122,10 @@ class Judge:
         if stored is None or document is None:
             self.document = None
             return
-        # Who restores an old copy by hand before anybody has seen what followed it, wipes out every trace of that.
-        if self.world.by_hand and document.generation + 1 not in self.obeyed:
-            self.texts.pop(document.generation + 1, None)
+        # Restoring an old copy wipes out every trace of the next generation, unless a pod that obeyed it lives.
+        following = document.generation + 1
+        if self.world.by_hand and all(pod.gone for pod in self.obeyed[following]):
+            self.texts.pop(following, None)
             self.moves.clear()  # with what it had spent
         known = self.texts.setdefault(document.generation, stored.text)
         if known != stored.text:

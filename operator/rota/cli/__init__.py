@@ -187,6 +187,7 @@ def completion(shell: str) -> None:
 )
 @click.option("--credentials-secret", default="", help="The Secret that the group's credentialsSecret names.")
 @click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
+@click.option("--client-secret", default="", help="The Secret that the group's tls.clientSecret names.")
 @plainly
 def inject(**given: Any) -> None:
     """Put the group's label and the sidecar into manifests.
@@ -314,6 +315,9 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 @click.option("--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app asks).")
 @click.option("--credentials", envvar="ROTA_CREDENTIALS", default="", help="A folder with accessKey and secretKey.")
 @click.option("--ca", "authorities", envvar="ROTA_CA", default="", help="A folder with ca.crt.")
+@click.option(
+    "--client-certificate", "client", envvar="ROTA_CLIENT", default="", help="A folder with tls.crt and tls.key."
+)
 @log_options
 @plainly
 def sidecar(*, log_level: str, log_format: str, **given: Any) -> None:

@@ -68,6 +68,7 @@ class Tls(_Part, frozen=True):
 
     enabled: bool = False
     ca_secret: Reference | None = None
+    client_secret: Reference | None = None
 
 
 class RocketMQ(_Part, frozen=True, rename="camel"):

@@ -110,11 +110,12 @@ def test_injection_uninject_skips_plain_manifests_and_other_groups() -> None:
 
 
 def test_injection_options_set_drain_timeout_and_secrets() -> None:
-    ran = inject(DEPLOYMENT, "--drain-timeout", "1m", "--credentials-secret", "acl", "--ca-secret", "ca")
+    secrets = ("--credentials-secret", "acl", "--ca-secret", "ca", "--client-secret", "client")
+    ran = inject(DEPLOYMENT, "--drain-timeout", "1m", *secrets)
     spec = yaml.safe_load(ran.stdout)["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 75
-    secrets = {it["secret"]["secretName"] for it in spec["volumes"] if "secret" in it}
-    assert secrets == {"acl", "ca", "orders-rota-key"}
+    mounted = {it["secret"]["secretName"] for it in spec["volumes"] if "secret" in it}
+    assert mounted == {"acl", "ca", "client", "orders-rota-key"}
     (sidecar,) = spec["initContainers"]
     assert sidecar["image"].startswith("ghcr.io/rota-dev/rota-sidecar:")
 

@@ -81,7 +81,7 @@ def asked(given: Mapping[str, Any]) -> Asked:
     """Read the options."""
     if len(given["group"]) > 63 or not is_dns_subdomain(given["group"]):  # noqa: PLR2004 - a label's value
         raise ValueError(f"--group {given['group']!r} is no name of a ConsumerGroup; give its metadata.name")
-    for option in ("credentials_secret", "ca_secret"):
+    for option in ("credentials_secret", "ca_secret", "client_secret"):
         if given[option] and not is_dns_subdomain(given[option]):
             raise ValueError(f"--{option.replace('_', '-')} {given[option]!r} is no name of a Secret; give one")
     image = given["image"] or newest_image()
@@ -96,6 +96,7 @@ def asked(given: Mapping[str, Any]) -> Asked:
         drain_timeout=drain_timeout,
         credentials_secret=given["credentials_secret"],
         ca_secret=given["ca_secret"],
+        client_secret=given["client_secret"],
     )
     return Asked(given["group"], sidecar, given["uninject"])
 

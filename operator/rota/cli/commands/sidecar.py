@@ -68,6 +68,7 @@ def _who(folder: Path, given: Mapping[str, Any]) -> Who:
         state=str(folder / "state"),
         credentials=given["credentials"],
         authorities=given["authorities"],
+        client=given["client"],
     )
 
 

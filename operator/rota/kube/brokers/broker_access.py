@@ -1,4 +1,4 @@
-"""How a group's brokers are reached: name servers, credentials and certificate authorities from its Secrets."""
+"""How a group's brokers are reached: name servers, credentials and certificates from its Secrets."""
 
 import base64
 import logging
@@ -12,11 +12,11 @@ import msgspec
 from rota.brokers.rocketmq.routing import Site
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
 from rota.brokers.rocketmq.transport.frame_budget import FrameBudget
-from rota.brokers.rocketmq.transport.trust import trusting
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.kube.client.api import Api, ApiError
 from rota.kube.client.paths import object_path
 from rota.spec import RocketMQ
+from rota.tls import KeyPair, load_key_pair, trusting
 
 _log = logging.getLogger(__name__)
 
@@ -48,15 +48,18 @@ class BrokerAccess:
         """Return the access to brokers; one whose mark is known already gets no TLS context of its own."""
         credentials: Credentials | None = None
         authority = ""
+        client: KeyPair | None = None
         if reached.credentials_secret:
             found = await self._secret(namespace, reached.credentials_secret.name, "accessKey", "secretKey")
             credentials = Credentials(*found)
         if reached.tls.enabled and reached.tls.ca_secret:
             (authority,) = await self._secret(namespace, reached.tls.ca_secret.name, "ca.crt")
-        mark = (tuple(sorted({*reached.name_servers})), credentials, reached.tls.enabled, authority)
+        if reached.tls.enabled and reached.tls.client_secret:
+            client = KeyPair(*await self._secret(namespace, reached.tls.client_secret.name, "tls.crt", "tls.key"))
+        mark = (tuple(sorted({*reached.name_servers})), credentials, reached.tls.enabled, authority, client)
         tls: Callable[[], ssl.SSLContext] | None = None
         if reached.tls.enabled and mark not in known:
-            tls = partial(_return, _context(reached, authority))  # a replaced authority has another mark
+            tls = partial(_return, _context(reached, authority, client))  # a replaced certificate has another mark
         signing = credentials and partial(Credentials, *credentials)
         return Access(mark, Site(reached.name_servers, tls, signing, self._address_policy, self._frames))
 
@@ -78,13 +81,24 @@ class BrokerAccess:
             raise MissingSecretError(f"Secret {name} has a value that is no text; write it anew") from None
 
 
-def _context(reached: RocketMQ, authority: str) -> ssl.SSLContext:
-    if reached.tls.ca_secret is None:
-        return ssl.create_default_context()
+def _context(reached: RocketMQ, authority: str, client: KeyPair | None) -> ssl.SSLContext:
+    context = (
+        _trusting(reached.tls.ca_secret.name, authority) if reached.tls.ca_secret else ssl.create_default_context()
+    )
+    if reached.tls.client_secret and client:
+        try:
+            load_key_pair(context, client)
+        except ValueError as error:
+            name = reached.tls.client_secret.name
+            reason = f"has no usable certificate and key under tls.crt and tls.key: {error}"
+            raise MissingSecretError(f"Secret {name} {reason}; correct them") from None
+    return context
+
+
+def _trusting(name: str, authority: str) -> ssl.SSLContext:
     try:
         return trusting(authority)
     except ValueError:
-        name = reached.tls.ca_secret.name
         raise MissingSecretError(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
 
 

@@ -77,5 +77,7 @@ def owner(body: Custom) -> Object:
 def _wish(template: Object, sidecar: SidecarSpec) -> str:
     """Return a digest of what the user wants the pods to be; only the sidecar's version is not their wish."""
     secrets = [sidecar.credentials_secret, sidecar.ca_secret]
+    if sidecar.client_secret:  # only then: a new version of Rota must not roll fleets that do not use it
+        secrets.append(sidecar.client_secret)
     wanted = [template, dict(sidecar.resources), secrets, grace_period(template["spec"], sidecar.drain_timeout)]
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from rota.kube.client.objects import CONTROL, CONTROL_PORT, DOCUMENTS, KEY, REPORT_PORT, key_secret_of, record_of
 from rota.kube.client.pod_status import SIDECAR
-from rota.spec import GroupSpec
+from rota.spec import GroupSpec, Reference
 
 Object = dict[str, Any]  # of JSON
 
@@ -37,6 +37,7 @@ VOLUME_NAMES: Final = {
     "rota-key",
     "rota-credentials",
     "rota-ca",
+    "rota-client",
     "rota-no-token",
 }
 
@@ -55,19 +56,24 @@ class SidecarSpec:
     resources: Mapping[str, Any] = field(default_factory=dict)  # none: ours
     credentials_secret: str = ""
     ca_secret: str = ""
+    client_secret: str = ""
 
     @classmethod
     def of(cls, spec: GroupSpec, image: str, drain_timeout: float) -> Self:
         """Return what a group asks for."""
         rocketmq = spec.broker.rocketmq
-        credentials, authorities = rocketmq.credentials_secret, rocketmq.tls.ca_secret
         return cls(
             image=image,
             drain_timeout=drain_timeout,
             resources=spec.sidecar.resources,
-            credentials_secret=credentials.name if credentials else "",
-            ca_secret=authorities.name if authorities else "",
+            credentials_secret=_name(rocketmq.credentials_secret),
+            ca_secret=_name(rocketmq.tls.ca_secret),
+            client_secret=_name(rocketmq.tls.client_secret),
         )
+
+
+def _name(secret: Reference | None) -> str:
+    return secret.name if secret else ""
 
 
 class SidecarPart(NamedTuple):
@@ -110,6 +116,9 @@ def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_Volume]:
         yield _Volume("rota-credentials", "/etc/rota-credentials", source, "ROTA_CREDENTIALS")
     if sidecar.ca_secret:
         yield _Volume("rota-ca", "/etc/rota-ca", {"secret": {"secretName": sidecar.ca_secret}}, "ROTA_CA")
+    if sidecar.client_secret:
+        source = {"secret": {"secretName": sidecar.client_secret}}
+        yield _Volume("rota-client", "/etc/rota-client", source, "ROTA_CLIENT")
     yield _Volume("rota-no-token", _TOKEN, {"emptyDir": {}})  # covers the pod's, for this container only
 
 

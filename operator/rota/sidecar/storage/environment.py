@@ -19,6 +19,7 @@ class Who(NamedTuple):
     state: str = "/var/lib/rota"
     credentials: str = ""
     authorities: str = ""
+    client: str = ""  # the folder of the certificate that brokers ask for
     key: str = ""  # the folder of the key that the operator signs with; none: it need not sign
     run: str = ""  # the folder of the socket for the preStop hook; none: there is no hook
 
@@ -40,6 +41,7 @@ class Who(NamedTuple):
             state=given.get("ROTA_STATE") or default.state,
             credentials=given.get("ROTA_CREDENTIALS", ""),
             authorities=given.get("ROTA_CA", ""),
+            client=given.get("ROTA_CLIENT", ""),
             key=given.get("ROTA_KEY", ""),
             run=given.get("ROTA_RUN", ""),
         )

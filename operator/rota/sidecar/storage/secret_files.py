@@ -1,25 +1,32 @@
-"""What lets a member in at its brokers, as it is mounted. Secrets are renewed, so it is read again and again.
+"""What lets a member in at its brokers, as it is mounted. Secrets are renewed, so the files are read again and again.
 
-The next request is signed with what lies there then, and the next connection trusts the authorities of that time and
-no others. A file that cannot be read leaves what was read before: a Secret that is about to be replaced must not end a
-consumer.
+The next request is signed with the credentials of that time; the next connection trusts the authorities of that time
+and no others, and presents the client certificate of that time. A file that cannot be read leaves what was read
+before: a Secret that is about to be replaced must not end a consumer.
 """
 
 import asyncio
 import logging
 import ssl
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from rota.brokers.rocketmq.routing import Site
-from rota.brokers.rocketmq.transport.trust import trusting
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.sidecar.storage.environment import Who
 from rota.spec import RocketMQ
+from rota.tls import KeyPair, load_key_pair, trusting
 
 LOOK_AGAIN = 10.0
 
 _log = logging.getLogger(__name__)
+
+
+class _TlsFiles(NamedTuple):
+    """The contents of the mounted files that a TLS context is made from."""
+
+    authority: str | None
+    client: KeyPair | None
 
 
 class Access:
@@ -27,16 +34,16 @@ class Access:
 
     def __init__(self, who: Who) -> None:
         """Read nothing yet."""
-        self._folder, self._authorities = who.credentials, who.authorities
+        self._folder, self._authorities, self._client = who.credentials, who.authorities, who.client
         self._credentials: Credentials | None = None
-        self._authority: str | None = None  # the text of the mounted file that `_tls` trusts
+        self._tls_files: _TlsFiles | None = None  # those that `_tls` was made from
         self._tls: ssl.SSLContext | None = None
         self._told = ""
 
     def site(self, rocketmq: RocketMQ) -> Site:
         """Return where brokers are, and what lets one in there; what cannot be read is a sentence."""
         self._credentials = _credentials(self._folder) if self._folder else None
-        self._authority = None
+        self._tls_files = None
         self._tls = None
         if rocketmq.tls.enabled:
             self._renew_tls()
@@ -49,13 +56,16 @@ class Access:
 
     def _renew_tls(self) -> None:
         """Trust the mounted authority, or the image's if none is mounted; a new context forgets a replaced one."""
-        if not self._authorities:
-            self._tls = self._tls or ssl.create_default_context()
+        authority = _read_authority(self._authorities) if self._authorities else None
+        client = _read_client(self._client) if self._client else None
+        files = _TlsFiles(authority, client)
+        if files == self._tls_files:
             return
-        authority = _read_authority(self._authorities)
-        if authority != self._authority:
-            self._tls = _trusting(authority, self._authorities)
-            self._authority = authority
+        context = ssl.create_default_context() if authority is None else _trusting(authority, self._authorities)
+        if client:
+            _present(context, client, self._client)
+        self._tls = context
+        self._tls_files = files
 
     def _now(self) -> Credentials:
         assert self._credentials  # noqa: S101 - read before it was handed out
@@ -108,6 +118,25 @@ def _trusting(authority: str, folder: str) -> ssl.SSLContext:
         return trusting(authority)
     except ValueError as error:
         raise _no_certificate(folder, error) from None
+
+
+def _read_client(folder: str) -> KeyPair:
+    try:
+        place = _of_one_time(folder)
+        return KeyPair((place / "tls.crt").read_text(), (place / "tls.key").read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_client_certificate(folder, error) from None
+
+
+def _present(context: ssl.SSLContext, client: KeyPair, folder: str) -> None:
+    try:
+        load_key_pair(context, client)
+    except ValueError as error:
+        raise _no_client_certificate(folder, error) from None
+
+
+def _no_client_certificate(folder: str, error: Exception) -> ValueError:
+    return ValueError(f"There is no usable tls.crt and tls.key in {folder}: {error}; correct the Secret")
 
 
 def _no_certificate(folder: str, error: Exception) -> ValueError:

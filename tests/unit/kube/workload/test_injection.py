@@ -96,12 +96,14 @@ def test_injection_hides_the_service_account_token_from_the_sidecar_only() -> No
 
 
 def test_injection_mounts_secrets_that_the_group_names() -> None:
-    tls = {"enabled": True, "caSecret": {"name": "authorities"}}
+    tls = {"enabled": True, "caSecret": {"name": "authorities"}, "clientSecret": {"name": "client"}}
     rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
     asked = SidecarSpec.of(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
     made = injected(a_template(), "orders", asked)
     assert volumes(made)[mounts(made)["/etc/rota-credentials"]] == {"secret": {"secretName": "acl"}}
     assert volumes(made)[mounts(made)["/etc/rota-ca"]] == {"secret": {"secretName": "authorities"}}
+    assert volumes(made)[mounts(made)["/etc/rota-client"]] == {"secret": {"secretName": "client"}}
+    assert {"name": "ROTA_CLIENT", "value": "/etc/rota-client"} in the_sidecar(made)["env"]
     others = {"/etc/rota", "/etc/rota-key", TOKEN, "/var/lib/rota", "/run/rota"}
     assert mounts(injected(a_template(), "orders", SIDECAR)).keys() == others
 
@@ -222,6 +224,7 @@ SIDECARS = st.builds(
     drain_timeout=st.sampled_from([1.0, 30.0, 60.5]),
     credentials_secret=st.sampled_from(["", "acl"]),
     ca_secret=st.sampled_from(["", "ca"]),
+    client_secret=st.sampled_from(["", "client"]),
 )
 
 
@@ -382,6 +385,7 @@ def test_deployment_keeps_its_sidecar_under_a_new_operator() -> None:
         {"sidecar": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"sidecar": {"autoUpgrade": True}},
         {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}}}},
+        {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "tls": {"clientSecret": {"name": "client"}}}}},
     ],
 )
 def test_deployment_gets_the_new_sidecar_with_a_pod_change_or_auto_upgrade(changed: Object) -> None:

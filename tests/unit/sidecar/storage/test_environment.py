@@ -35,16 +35,17 @@ def test_sidecar_environment_overrides_the_defaults() -> None:
         "ROTA_STATE": "/state",
         "ROTA_CREDENTIALS": "/credentials",
         "ROTA_CA": "/ca",
+        "ROTA_CLIENT": "/client",
         "ROTA_KEY": "/key",
         "ROTA_RUN": "/run",
         "HOME": "/",
     }
     found = Who.read(NEEDED | given)
-    folders = ("/documents", "/state", "/credentials", "/ca", "/key", "/run")
+    folders = ("/documents", "/state", "/credentials", "/ca", "/client", "/key", "/run")
     assert found[3:] == ("10.0.0.7", "10.0.0.1", "::1", *folders)
 
 
-FOLDERS = ["ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA", "ROTA_KEY", "ROTA_RUN"]
+FOLDERS = ["ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA", "ROTA_CLIENT", "ROTA_KEY", "ROTA_RUN"]
 
 
 @pytest.mark.parametrize("name", ["POD_IP", "HOST_IP", "ROTA_LOCAL", *FOLDERS])

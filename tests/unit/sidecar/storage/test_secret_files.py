@@ -1,6 +1,7 @@
 """What lets a member in: mounted Secrets, read together, and again once they are renewed."""
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,4 +100,62 @@ def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(t
     mount(tmp_path, "1", **{"ca.crt": text})
     access = Access(WHO._replace(authorities=str(tmp_path)))
     with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; put one there in PEM"):
+        access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
+
+
+def present(tmp_path: Path) -> tuple[Access, Authority, Path]:
+    """Return the access of a member with a client certificate, its authority, and where the Secret is mounted."""
+    authority = Authority(tmp_path / "keys", "authority")
+    folder = tmp_path / "client"
+    return Access(WHO._replace(client=str(folder))), authority, folder
+
+
+def mount_pair(folder: Path, time: str, authority: Authority, name: str) -> None:
+    pair = authority.issue(name, name)
+    mount(folder, time, **{"tls.crt": pair.certificate.read_text(), "tls.key": pair.key.read_text()})
+
+
+def presented(tls: ssl.SSLContext, authority: Authority) -> str:
+    """Return the common name that a server sees in the certificate of a client with this context."""
+    pair = authority.issue("server", "server", dns=["broker"])
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(pair.certificate, pair.key)
+    server.load_verify_locations(authority.own.certificate)
+    server.verify_mode = ssl.CERT_REQUIRED
+    tls.load_verify_locations(authority.own.certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_side = tls.wrap_bio(to_client, to_server, server_hostname="broker")
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client_side, server_side, client_side, server_side):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    certificate = server_side.getpeercert()
+    assert certificate
+    subject = certificate["subject"]
+    return str(dict(field[0] for field in subject)["commonName"])  # type: ignore[misc]
+
+
+def test_tls_presents_the_client_certificate_and_a_renewed_one(tmp_path: Path) -> None:
+    access, authority, folder = present(tmp_path)
+    mount_pair(folder, "1", authority, "one")
+    tls = access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
+    assert tls
+    assert presented(tls(), authority) == "one"
+    mount_pair(folder, "2", authority, "two")
+    access.look()
+    assert presented(tls(), authority) == "two"
+    mount(folder, "3", **{"tls.crt": "nonsense", "tls.key": "nonsense"})
+    access.look()
+    assert presented(tls(), authority) == "two", "what cannot be used leaves what was there before"
+
+
+@pytest.mark.parametrize("files", [{}, {"tls.crt": "nonsense", "tls.key": "nonsense"}])
+def test_tls_client_certificate_that_is_invalid_is_rejected_with_a_sentence(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    access, _, folder = present(tmp_path)
+    mount(folder, "1", **files)
+    with pytest.raises(
+        ValueError, match=r"There is no usable tls.crt and tls.key in .*/client: .*; correct the Secret"
+    ):
         access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))

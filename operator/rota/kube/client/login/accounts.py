@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from kubernetes.aio import config
@@ -32,6 +32,7 @@ from rota.kube.client.login.kubeconfig import (
     read_regular_file,
 )
 from rota.model import plain
+from rota.tls import KeyPair
 
 EXPIRY_MARGIN = timedelta(seconds=120)  # a credential is renewed so long before it expires
 UNLIMITED: Final = 0  # connections
@@ -41,13 +42,6 @@ Header = tuple[str, str]
 Stamp = tuple[tuple[str, int, int], ...]  # path, time and size of each kubeconfig
 
 
-class Certificate(NamedTuple):
-    """A client certificate and its key in PEM."""
-
-    certificate: str
-    key: str
-
-
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """How to reach an API server, and with which headers and which certificate."""
@@ -55,7 +49,7 @@ class Credentials:
     configuration: Configuration = field(repr=False, compare=False)
     server: str
     headers: tuple[Header, ...] = field(repr=False)
-    certificate: Certificate | None = field(repr=False)
+    certificate: KeyPair | None = field(repr=False)
     connection: tuple[object, ...] = field(repr=False)  # what a new one needs new connections for
 
 
@@ -124,7 +118,7 @@ class KubeconfigAccount:
             printed = await self._run_plugin(user.exec, kubeconfig, is_forced, may_use_terminal)
             token = printed.token
             if printed.client_certificate_data:
-                certificate = Certificate(printed.client_certificate_data, printed.client_key_data)
+                certificate = KeyPair(printed.client_certificate_data, printed.client_key_data)
         elif not token and user.auth_provider is not None:
             token = _id_token_of(user.auth_provider)
         configuration = await _configure(kubeconfig, token)
@@ -196,7 +190,7 @@ async def _configure(kubeconfig: Kubeconfig, token: str) -> Configuration:
 
 
 def _credentials(
-    configuration: Configuration, impersonation: Impersonation, certificate: Certificate | None
+    configuration: Configuration, impersonation: Impersonation, certificate: KeyPair | None
 ) -> Credentials:
     authorization = str(configuration.api_key.get("BearerToken") or "").strip()
     headers = (*([("Authorization", authorization)] if authorization else []), *impersonation.headers())
@@ -225,12 +219,12 @@ def _token_of(user: User) -> str:
     return token
 
 
-def _certificate_of(user: User) -> Certificate | None:
+def _certificate_of(user: User) -> KeyPair | None:
     certificate = _text_of(user.client_certificate_data, user.client_certificate, "client certificate")
     key = _text_of(user.client_key_data, user.client_key, "client key")
     if bool(certificate) != bool(key):
         raise LoginError("The kubeconfig's user has a client certificate without its key, or a key alone; correct it")
-    return Certificate(certificate, key) if certificate else None
+    return KeyPair(certificate, key) if certificate else None
 
 
 def _text_of(data: str, path: str, name: str) -> str:

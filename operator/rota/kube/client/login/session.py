@@ -10,7 +10,6 @@ import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
 from importlib.metadata import version
-from tempfile import NamedTemporaryFile
 from typing import Any, Final, Self
 from weakref import WeakSet
 
@@ -21,9 +20,10 @@ from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
 from rota.http_client import describe_failure, is_redirect
-from rota.kube.client.login.accounts import Account, Certificate, Credentials
+from rota.kube.client.login.accounts import Account, Credentials
 from rota.kube.client.login.kubeconfig import LoginError
 from rota.model import plain
+from rota.tls import KeyPair, load_key_pair
 
 RENEW_SECONDS = 60.0  # after which the account is read again
 RETRY_SECONDS = 5.0  # after a renewal that failed, or that followed a 401
@@ -262,19 +262,8 @@ def _make_pool(credentials: Credentials) -> _Pool:
     return pool
 
 
-def _load_certificate(context: ssl.SSLContext, certificate: Certificate) -> None:
-    """Load a client certificate. Python takes files only: they exist for this moment."""
-    with (
-        NamedTemporaryFile("w", encoding="utf-8") as certificate_file,
-        NamedTemporaryFile("w", encoding="utf-8") as key_file,
-    ):
-        for file, text in zip((certificate_file, key_file), certificate, strict=True):
-            file.write(text)
-            file.flush()
-        try:
-            context.load_cert_chain(certificate_file.name, key_file.name, lambda: "")
-        except ssl.SSLError as error:
-            reason = error.reason or "they are not in PEM form"
-            raise LoginError(f"The client certificate or its key cannot be used: {reason}; correct it") from error
-        except (OSError, ValueError, TypeError) as error:
-            raise LoginError(f"The client certificate or its key cannot be used: {error}; correct it") from error
+def _load_certificate(context: ssl.SSLContext, certificate: KeyPair) -> None:
+    try:
+        load_key_pair(context, certificate)
+    except ValueError as error:
+        raise LoginError(f"The client certificate or its key cannot be used: {error}; correct it") from error

@@ -4,12 +4,9 @@ import asyncio
 import datetime as dt
 import ipaddress
 import logging
-import os
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from cryptography import x509
@@ -19,18 +16,12 @@ from cryptography.x509.oid import NameOID
 
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.paths import object_path
+from rota.tls import KeyPair, load_key_pair
 
 REFRESH_SECONDS = 60.0
 VALIDITY = dt.timedelta(days=3650)  # the certificate ends with the process
 
 _log = logging.getLogger(__name__)
-
-
-class KeyPair(NamedTuple):
-    """A certificate and its private key, in PEM."""
-
-    certificate: bytes
-    key: bytes
 
 
 class _Authentication(msgspec.Struct):
@@ -42,10 +33,10 @@ class _Authentication(msgspec.Struct):
 def read_key_pair(folder: Path) -> KeyPair:
     """Read a mounted Secret of type kubernetes.io/tls; raise ValueError if it cannot be used."""
     try:
-        pair = KeyPair((folder / "tls.crt").read_bytes(), (folder / "tls.key").read_bytes())
+        pair = KeyPair((folder / "tls.crt").read_text(), (folder / "tls.key").read_text())
         server_context(pair, "")
-    except OSError as error:  # TLS errors, too
-        reason = getattr(error, "reason", None) or error.strerror or str(error)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"--page-tls {folder} has no usable tls.crt and tls.key: {reason}; correct them") from error
     return pair
 
@@ -69,15 +60,14 @@ def self_signed(names: Sequence[str]) -> KeyPair:
     plain = serialization.NoEncryption()
     pem = serialization.Encoding.PEM
     key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    return KeyPair(certificate.public_bytes(pem), key_bytes)
+    return KeyPair(certificate.public_bytes(pem).decode(), key_bytes.decode())
 
 
 def server_context(pair: KeyPair, client_authority: str) -> ssl.SSLContext:
     """Return a TLS context that asks clients for a certificate of that authority, if there is one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    with _memory_file(pair.certificate) as certificate, _memory_file(pair.key) as key:
-        context.load_cert_chain(certificate, key, lambda: "")  # an encrypted key must not ask at a terminal
+    load_key_pair(context, pair)
     if client_authority:
         context.load_verify_locations(cadata=client_authority)
         context.verify_mode = ssl.CERT_OPTIONAL
@@ -131,14 +121,3 @@ def _alternative_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-@contextmanager
-def _memory_file(content: bytes) -> Iterator[str]:
-    """Yield the path of a file that lies in memory: `ssl` reads keys from files only, and disks may be read-only."""
-    descriptor = os.memfd_create("tls")
-    try:
-        os.write(descriptor, content)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,68 @@
+"""How the operator reaches brokers with the Secrets that a group names."""
+
+import base64
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from ground.keys import Authority
+from rota.kube.brokers.broker_access import BrokerAccess, MissingSecretError
+from rota.kube.client.api import Api
+from rota.spec import Reference, RocketMQ, Tls
+
+MUTUAL = RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True, client_secret=Reference(name="client")))
+
+
+class Secrets:
+    """An API server that has one Secret."""
+
+    def __init__(self, **data: str) -> None:
+        self.data = {name.replace("_", "."): base64.b64encode(text.encode()).decode() for name, text in data.items()}
+
+    async def get(self, path: str, kind: type[Any]) -> Any:
+        assert path == "/api/v1/namespaces/shop/secrets/client"
+        return msgspec.convert({"data": self.data}, kind)
+
+
+def access(secrets: Secrets) -> BrokerAccess:
+    return BrokerAccess(cast("Api", secrets), None)
+
+
+def a_pair(folder: Path, name: str) -> dict[str, str]:
+    pair = Authority(folder, "authority").issue(name, name)
+    return {"tls_crt": pair.certificate.read_text(), "tls_key": pair.key.read_text()}
+
+
+async def test_tls_client_certificate_makes_a_context_and_a_renewed_one_another(tmp_path: Path) -> None:
+    first = await access(Secrets(**a_pair(tmp_path, "one"))).read("shop", MUTUAL, ())
+    assert first.site.tls
+    assert first.site.tls() is not None
+    known = await access(Secrets(**a_pair(tmp_path, "one"))).read("shop", MUTUAL, {first.mark})
+    assert (known.mark, known.site.tls) == (first.mark, None)
+    renewed = await access(Secrets(**a_pair(tmp_path, "two"))).read("shop", MUTUAL, {first.mark})
+    assert renewed.mark != first.mark
+    assert renewed.site.tls
+    assert "PRIVATE KEY" not in repr(renewed)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "Secret client has no key tls.crt; add it"),
+        ({"tls_crt": "x"}, "Secret client has no key tls.key; add it"),
+        (
+            {"tls_crt": "x", "tls_key": "x"},
+            "Secret client has no usable certificate and key under tls.crt and tls.key: .*; correct them",
+        ),
+    ],
+)
+async def test_tls_client_certificate_that_cannot_be_used_is_a_sentence(data: dict[str, str], message: str) -> None:
+    with pytest.raises(MissingSecretError, match=message):
+        await access(Secrets(**data)).read("shop", MUTUAL, ())
+
+
+async def test_tls_client_secret_is_not_read_while_tls_is_off() -> None:
+    reached = msgspec.structs.replace(MUTUAL, tls=msgspec.structs.replace(MUTUAL.tls, enabled=False))
+    assert (await access(Secrets()).read("shop", reached, ())).site.tls is None
