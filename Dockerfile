@@ -45,15 +45,22 @@ LABEL org.opencontainers.image.title="Rota" \
 ENV PATH=/opt/rota/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /
 
+# Each image names its commit in its last layer: another commit builds no other layer anew.
 FROM final AS operator
 COPY --from=operator-dependencies /opt/rota /opt/rota
 COPY --from=source /rota /opt/rota
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.created="${CREATED}"
 USER 65532:65532
 ENTRYPOINT ["/opt/rota/bin/rota", "operator"]
 
 FROM final AS sidecar
 COPY --from=sidecar-dependencies /opt/rota /opt/rota
 COPY --from=source /rota /opt/rota
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.created="${CREATED}"
 USER 65532:65532
 ENTRYPOINT ["/opt/rota/bin/python", "-m", "rota.sidecar"]
 
@@ -68,5 +75,8 @@ RUN mkdir -p /usr/share/man/man1 \
 COPY --from=pipeline-dependencies /opt/rota /opt/rota
 COPY --from=source /rota /opt/rota
 COPY docker/spark.sh /opt/rota/bin/spark.sh
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.created="${CREATED}"
 USER 65532:65532
 ENTRYPOINT ["/opt/rota/bin/spark.sh"]

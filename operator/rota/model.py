@@ -61,7 +61,7 @@ class Use(Flag):
     GATE = auto()  # of what holds a rebalance back; likewise
     HARMLESS = auto()  # a problem that leaves the group as it is
     NOT_READY = auto()  # a problem with which the group is not Ready
-    STALLS = auto()  # a problem that only a user can mend; when it lasts, the group is Stalled
+    STALLS = auto()  # a problem that only a user can fix; when it lasts, the group is Stalled
 
 
 class Reason(StrEnum):

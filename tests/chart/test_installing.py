@@ -1,5 +1,6 @@
 """The chart on a real API server: taken without a warning, installed, upgraded, tested and removed."""
 
+import base64
 import json
 import textwrap
 import threading
@@ -93,6 +94,32 @@ async def test_upgrade_to_every_chart_switch_and_back_changes_no_selector(
     release.install()
     claims = f"/api/v1/namespaces/{release.namespace}/persistentvolumeclaims"
     assert [it["metadata"]["name"] for it in await api.list(claims)] == [f"{release.name}-journal"]
+
+
+@pytest.mark.usefixtures("prometheus_kinds")
+async def test_install_gives_prometheus_a_token_that_may_read_metrics_and_nothing_else(
+    api: Api, control_plane: Cluster, release: Release
+) -> None:
+    monitored = {"serviceMonitor": {"enabled": True}}
+    release.install(**monitored)
+    (endpoint,) = release.template(**monitored)["ServiceMonitor"]["spec"]["endpoints"]
+    credentials = endpoint["authorization"]["credentials"]
+
+    async def token() -> str:
+        secret = await api.get(f"/api/v1/namespaces/{release.namespace}/secrets/{credentials['name']}")
+        return str(secret.get("data", {}).get(credentials["key"], ""))
+
+    bearer = base64.b64decode(await soon(token)).decode()
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": bearer}}
+    reviewed = await api.create("/apis/authentication.k8s.io/v1/tokenreviews", review)
+    account = reviewed["status"]["user"]["username"]
+
+    def may(*what: str) -> str:
+        return control_plane.kubectl("auth", "can-i", *what, f"--as={account}", check=False).strip()
+
+    assert may("get", "/metrics") == "yes"
+    assert may("get", "secrets", "-n", release.namespace) == "no"
+    assert may("get", "consumergroups.rota.dev", "-A") == "no"
 
 
 async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:

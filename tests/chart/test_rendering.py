@@ -58,6 +58,7 @@ def test_chart_renders_only_the_needed_objects_by_default(default: Rendered) -> 
 
 def test_chart_switches_add_their_objects(default: Rendered, everything: Rendered) -> None:
     assert set(named(everything)) - set(named(default)) == {
+        "ClusterRoleBinding/rota-metrics",
         "ConfigMap/rota-dashboard-group",
         "ConfigMap/rota-dashboard-operator",
         "ConfigMap/rota-dashboard-queues",
@@ -67,6 +68,8 @@ def test_chart_switches_add_their_objects(default: Rendered, everything: Rendere
         "PersistentVolumeClaim/rota-journal",
         "PodMonitor/rota-members",
         "PrometheusRule/rota-rota",
+        "Secret/rota-metrics",
+        "ServiceAccount/rota-metrics",
         "ServiceMonitor/rota",
     }
 
@@ -354,7 +357,7 @@ def test_metrics_of_the_operator_are_scraped_by_a_service_monitor(everything: Re
     (endpoint,) = monitor["spec"]["endpoints"]
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("http", "/metrics", "15s")
     assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
-    assert endpoint["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    assert endpoint["authorization"] == {"credentials": {"name": "rota-metrics", "key": "token"}}
 
 
 def test_metrics_are_scraped_with_the_certificate_of_a_secret_or_without_tls(helm: Helm) -> None:
@@ -366,7 +369,24 @@ def test_metrics_are_scraped_with_the_certificate_of_a_secret_or_without_tls(hel
         "serverName": "rota.rota-system.svc",
         "ca": {"secret": {"name": "page", "key": "ca.crt"}},
     }
-    assert not {"scheme", "tlsConfig", "bearerTokenFile"} & endpoint(auth="None").keys()
+    assert not {"scheme", "tlsConfig", "authorization"} & endpoint(auth="None").keys()
+
+
+def test_metrics_are_scraped_with_a_token_of_the_chart_or_of_a_secret(helm: Helm) -> None:
+    made = helm.template(PROMETHEUS, serviceMonitor={"enabled": True})
+    (secret,) = (it for it in made.by_kind["Secret"] if it["metadata"]["name"] == "rota-metrics")
+    assert secret["type"] == "kubernetes.io/service-account-token"
+    assert secret["metadata"]["annotations"] == {"kubernetes.io/service-account.name": "rota-metrics"}
+    (binding,) = (it for it in made.by_kind["ClusterRoleBinding"] if it["metadata"]["name"] == "rota-metrics")
+    assert binding["roleRef"]["name"] == "rota-metrics-reader"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "rota-metrics", "namespace": "rota-system"}]
+    given = helm.template(PROMETHEUS, serviceMonitor={"enabled": True, "tokenSecret": "mine"})
+    (endpoint,) = given["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint["authorization"]["credentials"]["name"] == "mine"
+    without = helm.template(PROMETHEUS, serviceMonitor={"enabled": True}, page={"auth": "None"})
+    for rendered in (given, without):
+        names = {it["metadata"]["name"] for kind in ("Secret", "ServiceAccount") for it in rendered.by_kind[kind]}
+        assert not {"rota-metrics", "mine"} & names
 
 
 def test_page_has_the_certificate_of_a_secret(helm: Helm) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ground.node import RealNode
-from ground.node.build import build_image
+from ground.node.build import CREATED, REVISION, build_image
 
 pytestmark = pytest.mark.node
 
@@ -111,6 +111,12 @@ def test_image_size_is_within_its_limit(image: Image, target: str) -> None:
 def test_image_entrypoint_is_ours_and_runs_as_an_unprivileged_user(image: Image) -> None:
     assert image.settings["User"] == "65532:65532"
     assert image.settings["Entrypoint"][0] in image.files
+
+
+def test_image_names_its_commit_and_when_it_was_built(image: Image) -> None:
+    labels = image.settings["Labels"]
+    assert labels["org.opencontainers.image.revision"] == REVISION
+    assert labels["org.opencontainers.image.created"] == CREATED
 
 
 def test_image_holds_no_build_tools_tests_or_unneeded_packages(image: Image) -> None:

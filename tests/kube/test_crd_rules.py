@@ -72,6 +72,7 @@ POLICY_TIMES = ["handover.drainTimeout", "handover.lostAfter"]
 POLICY_TIMES += ["triggers.debounce", "triggers.resync", "triggers.unreadyGrace", "budget.per"]
 NO_TIMES = ["1 week", "30", "-1s", "0s", "0.0ms", "1h30m", "1234567s", "s", ".5s", "1s\n", 30]
 EMPTY: Object = {"rocketmq": {"nameServers": []}}
+ENCRYPTED_BY_NAME = {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "tls": {"caSecret": {"name": "ca"}}}}}
 ORDERLY_PULL = {"ordering": "Orderly", "delivery": {"mode": "Pull"}}
 OWN = "spec.subscriptions names a topic that is the group's own: members read its retries anyway"
 NEED = "is missing: strategy {} cannot work without it"
@@ -100,6 +101,7 @@ BAD_GROUPS: list[tuple[Object, str, str]] = [
     ({"colour": 1}, 'unknown field "spec.colour"', "spec: object contains unknown field colour"),
     ({"messageModel": "All"}, 'spec.messageModel: Unsupported value: "All"', "spec.messageModel: invalid enum value"),
     ({"ordering": "Strict"}, 'spec.ordering: Unsupported value: "Strict"', "spec.ordering: invalid enum value"),
+    (ENCRYPTED_BY_NAME, "spec.broker.rocketmq.tls names a Secret although enabled is false; set it to true", ""),
     (ORDERLY_PULL, "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering", ""),
     (
         {"ordering": "Orderly", **nested("delivery.push.timeout", "30001ms")},
@@ -223,7 +225,7 @@ BAD_POLICIES: list[tuple[Object, str, str]] = [
 ]
 
 
-TLS = {"caSecret": {"name": "ca"}, "clientSecret": {"name": "client"}}
+TLS = {"enabled": True, "caSecret": {"name": "ca"}, "clientSecret": {"name": "client"}}
 ROCKETMQ = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "s"}, "tls": TLS}
 NEARBY = nearby("east")["options"]["machineRoomNearby"]
 WHOLE: Object = {

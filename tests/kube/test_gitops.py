@@ -55,15 +55,20 @@ async def test_gitops_health_of_a_group_from_its_creation_to_a_mended_mistake(
     await two_members(world)
     await judged(("Current", "Healthy"))
 
-    wait = ("wait", "-n", world.namespace, "cg/orders", "--for=condition=Reconciling=false", "--timeout=60s")
-    assert control_plane.kubectl(*wait).endswith("condition met\n")
+    for kind in ("Reconciling", "Stalled"):
+        wait = ("wait", "-n", world.namespace, "cg/orders", f"--for=condition={kind}=false", "--timeout=60s")
+        assert control_plane.kubectl(*wait).endswith("condition met\n")
 
     unread = await world.api.get(world.path)
     unread["metadata"]["generation"] += 1
     assert judge(unread) == ("InProgress", "Progressing")
 
-    monkeypatch.setattr(conditions, "STALL_SECONDS", 1.0)
+    # A problem that only a user can fix is Failed after a while, and never Current before.
     await world.api.patch(world.path, {"spec": {"policyRef": {"name": "missing"}}})
+    await world.condition("MissingPolicy")
+    assert judge(await world.api.get(world.path)) == ("InProgress", "Progressing")
+    monkeypatch.setattr(conditions, "STALL_SECONDS", 0.5)
+    await world.api.patch(world.path, {"spec": {"policyRef": {"name": "absent"}}})  # the same problem, planned anew
     await judged(("Failed", "Degraded"))
     await world.api.patch(world.path, {"spec": {"policyRef": None}})
     await judged(("Current", "Healthy"))

@@ -155,6 +155,11 @@ volumeMounts:
 {{- if eq .Values.page.auth "Kubernetes" }}yes{{ end }}
 {{- end }}
 
+{{- /* The Secret with the token by which Prometheus reads metrics, and the account that it belongs to. */ -}}
+{{- define "rota.metricsToken" -}}
+{{- .Values.serviceMonitor.tokenSecret | default (printf "%s-metrics" (include "rota.fullname" .)) }}
+{{- end }}
+
 {{- /* Whether the page has a certificate of a Secret: not empty if so. */ -}}
 {{- define "rota.pageTls" -}}
 {{- if and .Values.page.tlsSecret (ne .Values.page.auth "Kubernetes") }}

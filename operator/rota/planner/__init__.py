@@ -177,7 +177,7 @@ def _to_owners(it: Situation) -> Assignment:
 
 
 def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bool = True) -> Plan:
-    """Put the plan together around what is decided; `whole`: what is not owned on record is nobody's."""
+    """Build the plan around a draft; `whole`: every problem is looked for, queues without an owner among them."""
     snapshot = it.snapshot
     data, too_large = _written(document)
     if too_large:
@@ -205,7 +205,13 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
     if idle and it.queues and is_at_rest:
         found.append(problems.idle_problem(it, idle))
     published = group_status.status(
-        it, draft, standing, progressing=progressing, moving=moving, idle=idle, unowned=unowned, found=found
+        it,
+        draft,
+        standing,
+        conditions=conditions.conditions(it, found, progressing, whole=whole),
+        moving=moving,
+        idle=idle,
+        unowned=unowned,
     )
     # A policy change can alter the settings of a thousand groups at once: watch only members that were already poked.
     watched = [pod for pod in behind if pod.name not in for_settings]

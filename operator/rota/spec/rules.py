@@ -30,7 +30,12 @@ def in_policy(spec: "PolicySpec") -> Iterator[str]:
 def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
     topics = [subscription.topic for subscription in spec.subscriptions]
     position, timestamp = spec.start_from.position, spec.start_from.timestamp
+    tls = spec.broker.rocketmq.tls
     return [
+        (
+            tls.enabled or not (tls.ca_secret or tls.client_secret),
+            "spec.broker.rocketmq.tls names a Secret although enabled is false; set it to true, or remove the Secret",
+        ),
         (
             len(set(topics)) == len(topics),
             "spec.subscriptions names a topic twice; join the two expressions with ||",

@@ -22,6 +22,9 @@ _KEPT = 3  # images of one target
 _MEBIBYTES = 4096  # of buildah's layers
 
 # What buildah remembers of its mounts ($0/run) must end with them, or it would trust it after a crash.
+# What images of tests name as their commit and time: always the same, so that they are built once per content.
+REVISION = "0" * 40
+CREATED = "2026-01-01T00:00:00Z"
 _PRIVATE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-euc")
 _BUILDAH = 'mount -t tmpfs tmpfs "$0/run"; exec buildah "$@"'
 _STORAGE = '[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/layers"\nrunroot = "{folder}/run"\n'
@@ -43,9 +46,9 @@ def build_image(target: str, tag: str) -> Path:
 def build_into(into: Path, target: str, tag: str, *options: str, source: Path = PROJECT) -> None:
     """Build one target of the Dockerfile in `source` into an archive in a folder, with further options of buildah."""
     with cache.locked(cache.folder() / "buildah.lock", waiting_for="images"), _storage(), progress(f"building {tag}"):
-        names = {"BASE": _known(_base()), "UV": _known(_uv())}
+        given = {"BASE": _known(_base()), "UV": _known(_uv()), "REVISION": REVISION, "CREATED": CREATED}
         step = [*_BUILD, f"--target={target}", f"--tag={tag}"]
-        step += [f"--build-arg={name}={image}" for name, image in names.items()]
+        step += [f"--build-arg={name}={value}" for name, value in given.items()]
         certificates = os.environ.get("SSL_CERT_FILE")
         if certificates:  # to be known where the image looks for the system's
             step.append(f"--volume={certificates}:/etc/ssl/certs/ca-certificates.crt:ro")

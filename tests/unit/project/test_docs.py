@@ -34,6 +34,7 @@ ELSEWHERE = {
     "kubectl apply -f advice/": "tests/kube/test_pages.py",
     "kubectl patch consumergroup": "tests/kube/test_pages.py",
     "kubectl wait cg/orders --for=condition=Reconciling": "tests/kube/test_gitops.py",
+    "kubectl wait cg/orders --for=condition=Stalled": "tests/kube/test_gitops.py",
     "kubectl patch secret rota-operator-key": "tests/kube/test_operator.py",
     "rota pipeline ": "tests/pipeline/test_page.py",
     "sha256sum --check": "tests/chart/test_release.py",

@@ -44,7 +44,7 @@ def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str
                 "observedGeneration": policy.metadata.generation,
                 "lastTransitionTime": _since(policy.status, kind, status) or format_time(now, "seconds"),
             }
-            # Stalled is what kstatus reads: only a user can mend a policy that is not accepted.
+            # Stalled is what kstatus reads: only a user can fix a policy that is not accepted.
             for kind, status in (("Accepted", str(not mistake)), ("Stalled", str(bool(mistake))))
         ],
     }

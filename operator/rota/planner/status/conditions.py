@@ -1,14 +1,15 @@
 """The conditions of a group's status.
 
-`Ready`, `Progressing` and `Degraded` are always there, and so are the two that kstatus (Flux, Helm, `kubectl` of Argo
-CD) reads: `Reconciling` and `Stalled`. Each problem is a condition besides, with its reason as type. When a problem is
-over, its condition stays with status False; a reader has to compare a condition's status, not its presence.
+`Ready`, `Progressing` and `Degraded` are always there, and so are `Reconciling` and `Stalled`, which Flux and Helm read
+through kstatus, and Argo CD through the script of docs/gitops.md. Each problem is also a condition, with its reason as
+type. When a problem is over, its condition stays with status False; a reader has to compare a condition's status, not
+its presence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rota.model import Reason, Use, Verdict
+from rota.model import Reason, Use, Verdict, reason_named
 from rota.planner import record
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
@@ -17,10 +18,11 @@ from rota.sentences import count, listed
 from rota.timestamps import format_time
 
 PAST_PROBLEMS = 10  # conditions of problems that are over; the oldest ones are dropped
-# A problem that only a user can mend makes the group Stalled after this time: what is missing may just be created.
+# A problem that only a user can fix makes the group Stalled after this time. Until then the group is Reconciling: what
+# is missing may be created a moment later, by the same commit.
 STALL_SECONDS = 60.0
 DERIVED = {"Reconciling", "Stalled"}  # they repeat what Progressing and the problems' conditions report
-# While Progressing has another reason, the group waits for its policy's limits, and that may take hours.
+# Not BudgetSpent: the moves that are left may take hours.
 _RECONCILING = {
     Reason.HANDOVER_IN_FLIGHT,
     Reason.MEMBERS_STILL_JOINING,
@@ -44,25 +46,33 @@ def holds(status: Mapping[str, Any], kind: str) -> bool:
     return any(it["type"] == kind and it["status"] == "True" for it in status.get("conditions") or ())
 
 
-def conditions(it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict]) -> list[dict[str, Any]]:
-    """Return the group's conditions: the fixed ones, present problems by name, then past problems, the latest first."""
+def conditions(
+    it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict], *, whole: bool
+) -> list[dict[str, Any]]:
+    """Return the group's conditions: the fixed ones, present problems by name, then past problems, the latest first.
+
+    `whole`: every problem was looked for. Otherwise published problems that were not found may still be there.
+    """
     before = {condition["type"]: condition for condition in it.snapshot.status.get("conditions") or []}
+    if not whole:
+        found = [*found, *_not_looked_for(before.values(), found)]
+    stalled = _stalled(it, found)
     first_of_each = {verdict.reason: verdict for verdict in reversed(found)}
     current = [
         _ready(it, found),
         _progressing(progress),
         _degraded(found),
-        _reconciling(progress),
-        _stalled(it, found),
+        _reconciling(it, found, progress, stalled),
+        stalled,
         *(Condition(str(reason), verdict=verdict) for reason, verdict in sorted(first_of_each.items())),
     ]
     published = [_publish(condition, before.get(condition.type, {}), it) for condition in current]
-    return published + _past_problems(it, [*before.values()], {condition.type for condition in current})
+    return published + _past_problems(it, before.values(), {condition.type for condition in current})
 
 
 def stall_seconds_left(it: Situation, found: Sequence[Verdict]) -> float:
     """Return after how many seconds a present problem makes the group Stalled; 0 if none does, or it already is."""
-    waits = [STALL_SECONDS - _seconds_of(it, verdict) for verdict in found if Use.STALLS in verdict.reason.use]
+    waits = [STALL_SECONDS - _seconds_of(it, verdict) for verdict in found if _is_reconciling_at_first(verdict)]
     return min((seconds for seconds in waits if seconds > 0), default=0.0)
 
 
@@ -139,11 +149,25 @@ def _degraded(found: Sequence[Verdict]) -> Condition:
     return Condition("Degraded", _summary(harmful), holds=bool(harmful))
 
 
-def _reconciling(progress: tuple[bool, Verdict]) -> Condition:
+def _reconciling(
+    it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict], stalled: Condition
+) -> Condition:
     is_progressing, verdict = progress
+    fresh = [
+        problem for problem in found if _is_reconciling_at_first(problem) and _seconds_of(it, problem) < STALL_SECONDS
+    ]
+    if stalled.holds:  # the two exclude each other
+        return Condition("Reconciling", Verdict(Reason.SETTLED, "The group is stalled"), holds=False)
     if is_progressing and verdict.reason in _RECONCILING:
         return Condition("Reconciling", verdict)
+    if fresh:
+        return Condition("Reconciling", fresh[0])
     return Condition("Reconciling", Verdict(Reason.SETTLED, "No change is under way"), holds=False)
+
+
+def _is_reconciling_at_first(problem: Verdict) -> bool:
+    """Return whether a group with this problem is Reconciling for the first STALL_SECONDS."""
+    return Use.STALLS in problem.reason.use or problem.reason is Reason.NO_VIEW
 
 
 def _stalled(it: Situation, found: Sequence[Verdict]) -> Condition:
@@ -167,14 +191,26 @@ def _seconds_of(it: Situation, verdict: Verdict) -> float:
     return 0.0
 
 
-def _past_problems(it: Situation, before: Sequence[Mapping[str, Any]], current: set[str]) -> list[dict[str, Any]]:
+def _not_looked_for(before: Iterable[Mapping[str, Any]], found: Sequence[Verdict]) -> list[Verdict]:
+    """Return the published problems that a plan did not look for, which therefore are not over."""
+    present = {str(verdict.reason) for verdict in found}
+    return [
+        Verdict(reason, condition["message"])
+        for condition in before
+        if condition["status"] == "True"
+        and condition["type"] not in present
+        and (reason := reason_named(condition["type"]))
+    ]
+
+
+def _past_problems(it: Situation, before: Iterable[Mapping[str, Any]], current: set[str]) -> list[dict[str, Any]]:
     """Return the conditions of problems that are over, the latest first."""
     past = []
     for condition in before:
         if condition["type"] in current:
             continue
         if condition["status"] == "True":
-            over = Verdict(Reason.SETTLED, f"This is over. It was: {condition['message']}")
+            over = Verdict(Reason.SETTLED, f"Resolved. The last message was: {condition['message']}")
             past.append(_publish(Condition(condition["type"], over, holds=False), condition, it))
         else:
             past.append({**condition, "observedGeneration": it.snapshot.observed})

@@ -1,15 +1,14 @@
 """The status of a group, as `kubectl get` reads it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rota.documents import Assignment
 from rota.handover import Act
-from rota.model import Verdict
 from rota.planner import record
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
-from rota.planner.status import causes, conditions
+from rota.planner.status import causes
 from rota.timestamps import format_time
 
 
@@ -18,17 +17,16 @@ def status(
     draft: Draft,
     document: Assignment,
     *,
-    progressing: tuple[bool, Verdict],
+    conditions: Sequence[Mapping[str, Any]],
     moving: int,
     idle: int,
     unowned: int,
-    found: Sequence[Verdict],
 ) -> dict[str, Any]:
     """Return the group's status; equal snapshots give equal ones, so that it is written only when something changed."""
     snapshot = it.snapshot
     fields = {
         "observedGeneration": snapshot.observed,
-        "conditions": conditions.conditions(it, found, progressing),
+        "conditions": conditions,
         "replicas": sum(not pod.ended for pod in snapshot.pods),
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
         "members": len(it.counted),

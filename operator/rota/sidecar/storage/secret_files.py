@@ -78,18 +78,21 @@ class Access:
             self.look()
 
     def look(self) -> None:
-        """Read again what was read before."""
-        told = ""
-        try:
-            if self._credentials:
-                self._credentials = _credentials(self._folder)
-            if self._tls:
-                self._renew_tls()
-        except ValueError as error:
-            told = str(error)
+        """Read again what was read before; a Secret that cannot be read does not keep the other from being renewed."""
+        problems = []
+        for is_used, renew in ((self._credentials, self._renew_credentials), (self._tls, self._renew_tls)):
+            try:
+                if is_used:
+                    renew()
+            except ValueError as error:
+                problems.append(str(error))
+        told = "; ".join(problems)
         if told and told != self._told:
             _log.warning("%s; until then it goes on with what was there before", told)
         self._told = told
+
+    def _renew_credentials(self) -> None:
+        self._credentials = _credentials(self._folder)
 
 
 def _credentials(folder: str) -> Credentials:

@@ -152,7 +152,11 @@ async def test_leader_election_resumes_the_published_condition_of_failing_delive
 
 
 async def test_leader_election_does_not_resume_a_condition_of_failing_deliveries_that_is_over(members: Members) -> None:
-    published = {"type": "DeliveriesFailing", "status": "False", "message": "This is over. It was: 93 % failed"}
+    published = {
+        "type": "DeliveriesFailing",
+        "status": "False",
+        "message": "Resolved. The last message was: 93 % failed",
+    }
     group = a_group(a_pod("m1"), status={"conditions": [published]})
     await poll(members, group)
     assert group.deliveries.problem is None

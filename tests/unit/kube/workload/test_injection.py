@@ -24,6 +24,8 @@ SIDECAR = SidecarSpec(image="rota-sidecar:1")
 DRAINED = {"preStop": {"httpGet": {"path": "/v1/drained", "port": 9911}}}
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+MUTUAL = {"enabled": True, "clientSecret": {"name": "client"}}
+
 
 def a_template(*containers: Object, **spec: Any) -> Object:
     return {"metadata": {"labels": {"app": "shop"}}, "spec": {"containers": [*containers] or [{"name": "app"}], **spec}}
@@ -385,7 +387,7 @@ def test_deployment_keeps_its_sidecar_under_a_new_operator() -> None:
         {"sidecar": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"sidecar": {"autoUpgrade": True}},
         {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}}}},
-        {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "tls": {"clientSecret": {"name": "client"}}}}},
+        {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "tls": MUTUAL}}},
     ],
 )
 def test_deployment_gets_the_new_sidecar_with_a_pod_change_or_auto_upgrade(changed: Object) -> None:

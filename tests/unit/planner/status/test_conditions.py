@@ -34,7 +34,7 @@ def test_condition_of_a_problem_that_is_over_stays_with_status_false() -> None:
         "type": "UnknownTopic",
         "status": "False",
         "reason": "Settled",
-        "message": "This is over. It was: No topic orders",
+        "message": "Resolved. The last message was: No topic orders",
         "lastTransitionTime": format_time(NOW + 5),
         "observedGeneration": over.status["observedGeneration"],
     }
@@ -75,21 +75,43 @@ def test_condition_unmanaged_consumers_that_is_over_does_not_hide_that_they_come
 def test_condition_stalled_is_true_when_a_problem_that_only_a_user_can_mend_lasts() -> None:
     first = planned(problems=(UNKNOWN,))
     assert condition(first, "Stalled")["status"] == "False"
+    reconciling = condition(first, "Reconciling")
+    assert (reconciling["status"], reconciling["reason"], reconciling["message"]) == ("True", *UNKNOWN)
     soon = planned(first.status, NOW + STALL_SECONDS - 0.5, problems=(UNKNOWN,))
     assert condition(soon, "Stalled")["status"] == "False"
+    assert condition(soon, "Reconciling")["status"] == "True"
     assert soon.again == pytest.approx(0.5), "the group is planned again when the time is over"
     stalled = planned(soon.status, NOW + STALL_SECONDS, problems=(UNKNOWN,))
     found = condition(stalled, "Stalled")
     assert (found["status"], found["reason"], found["message"]) == ("True", *UNKNOWN)
+    assert condition(stalled, "Reconciling")["status"] == "False"
     assert [event.reason for event in stalled.events] == []
     mended = planned(stalled.status, NOW + STALL_SECONDS + 1)
     assert condition(mended, "Stalled")["status"] == "False"
 
 
 def test_condition_stalled_is_false_while_a_problem_may_end_by_itself() -> None:
-    status = planned(views={}).status
-    assert condition(planned(status, NOW + 10 * STALL_SECONDS, views={}), "NoView")["status"] == "True"
-    assert condition(planned(status, NOW + 10 * STALL_SECONDS, views={}), "Stalled")["status"] == "False"
+    first = planned(views={})
+    assert condition(first, "Reconciling")["status"] == "True"
+    later = planned(first.status, NOW + 10 * STALL_SECONDS, views={})
+    assert condition(later, "NoView")["status"] == "True"
+    assert condition(later, "Stalled")["status"] == "False"
+    assert condition(later, "Reconciling")["status"] == "False"
+
+
+def test_condition_of_a_problem_that_a_plan_did_not_look_for_is_not_over() -> None:
+    first = planned(problems=(UNKNOWN,))
+    refused = Verdict(Reason.WRITE_REFUSED, "The ConfigMap is refused")
+    partial = planned(first.status, NOW + 5, spec=None, problems=(refused,))
+    assert condition(partial, "UnknownTopic") == condition(first, "UnknownTopic")
+    assert condition(partial, "WriteRefused")["status"] == "True"
+    assert condition(partial, "Degraded")["message"] == "The ConfigMap is refused; No topic orders"
+    assert [event.reason for event in partial.events] == [Reason.WRITE_REFUSED]
+    stalled = planned(partial.status, NOW + STALL_SECONDS, spec=None, problems=(refused,))
+    assert condition(stalled, "Stalled")["reason"] == "UnknownTopic"
+    whole = planned(partial.status, NOW + 9, problems=(UNKNOWN,))
+    assert condition(whole, "WriteRefused")["status"] == "False"
+    assert [event.reason for event in whole.events] == []
 
 
 def test_condition_reconciling_follows_progressing() -> None:

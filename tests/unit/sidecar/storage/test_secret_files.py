@@ -149,6 +149,20 @@ def test_tls_presents_the_client_certificate_and_a_renewed_one(tmp_path: Path) -
     assert presented(tls(), authority) == "two", "what cannot be used leaves what was there before"
 
 
+def test_tls_client_certificate_is_renewed_although_the_credentials_cannot_be_read(tmp_path: Path) -> None:
+    access, authority, folder = present(tmp_path)
+    mount(tmp_path / "acl", "1", accessKey="rota", secretKey="one")
+    mount_pair(folder, "1", authority, "one")
+    access = Access(WHO._replace(client=str(folder), credentials=str(tmp_path / "acl")))
+    tls = access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
+    assert tls
+    mount(tmp_path / "acl", "2", accessKey="rota")
+    (tmp_path / "acl" / "..1" / "secretKey").unlink()
+    mount_pair(folder, "2", authority, "two")
+    access.look()
+    assert presented(tls(), authority) == "two"
+
+
 @pytest.mark.parametrize("files", [{}, {"tls.crt": "nonsense", "tls.key": "nonsense"}])
 def test_tls_client_certificate_that_is_invalid_is_rejected_with_a_sentence(
     tmp_path: Path, files: dict[str, str]
