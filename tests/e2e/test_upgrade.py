@@ -75,8 +75,11 @@ def test_upgrade_from_members_without_a_key_and_back_loses_and_duplicates_no_mes
     eventually(lambda: "UnsignedMembers" not in installed.conditions(NAME), SECONDS)
     assert "MemberNotAuthenticated" not in installed.conditions(NAME)
     events.pod_deleted(consumers, consumers.pods()[0])
+    # As docs/operator.md says: the earlier version does not read assignments of schema 2.
+    installed.release("upgrade", str(CHART), *WAIT, values={**installed.values, "documentSchema": 1})
+    eventually(lambda: consumers.document().schema == 1, SECONDS)
     with consumers.under_load("the operator put back, beside members with a key", loses_rights=True):
-        installed.release("rollback")
+        installed.release("rollback", "1")
         installed.home("rollout", "status", "deploy/rota", f"--timeout={SECONDS}s")
         eventually(lambda: installed.leader() in installed.pods(), SECONDS)
         consumers.works()
