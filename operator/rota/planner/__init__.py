@@ -4,7 +4,7 @@ It remembers nothing between calls. The record of who owns what is the group's d
 plan goes on from there. So it makes no difference who calls it, how often, or what was missed in between.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rota.documents import Assignment, Share, TooLarge, write_assignment
@@ -213,10 +213,7 @@ def _told(it: Situation, draft: Draft, document: Assignment | None, *, whole: bo
         idle=idle,
         unowned=unowned,
     )
-    # A policy change can alter the settings of a thousand groups at once: watch only members that were already poked.
-    watched = [pod for pod in behind if pod.name not in for_settings]
-    watched += [pod for pod in snapshot.pods if pod.poke.times and pokes.has_other_settings(pod, settings)]
-    awaited = _awaited(it, standing, watched)
+    awaited = _awaited(it, standing, _watched(snapshot, behind, for_settings, settings))
     lines = records(it, draft, document) if document else []
     again = min(pokes.next_due(behind, due), *_deadlines(it, draft, standing, found))
     if document and not awaited:
@@ -245,6 +242,15 @@ def _written(document: Assignment | None) -> tuple[Mapping[str, str | bytes], Ve
         return write_assignment(document) if document else {}, None
     except TooLarge as error:
         return {}, Verdict(Reason.DOCUMENT_TOO_LARGE, f"{error}; what was assigned stays")
+
+
+def _watched(snapshot: Snapshot, behind: Sequence[Pod], for_settings: Container[str], settings: str) -> list[Pod]:
+    """Return the pods that have yet to obey an assignment or settings.
+
+    A policy change can alter the settings of a thousand groups at once: watch only members that were already poked.
+    """
+    watched = [pod for pod in behind if pod.name not in for_settings]
+    return watched + [pod for pod in snapshot.pods if pod.poke.times and pokes.has_other_settings(pod, settings)]
 
 
 def _awaited(it: Situation, standing: Assignment, behind: Sequence[Pod]) -> frozenset[str]:

@@ -19,6 +19,7 @@ from rota.kube.state.stored_assignment import Record, RecordLimits
 from rota.lag import slowest
 from rota.model import RETRY, Holder, Queue, Reason, Verdict
 from rota.planner import Snapshot
+from rota.planner.status import conditions
 from rota.spec import GroupSpec, resolved
 from rota.spec.consumer_settings import mismatches
 
@@ -265,7 +266,5 @@ def _is_same(policy: Custom | None, before: Custom | None) -> bool:
 
 def _published_problem(status: Mapping[str, Any], reason: Reason) -> str:
     """Return the message of a problem's condition; empty if the problem is over or never was."""
-    for condition in status.get("conditions") or ():
-        if condition["type"] == reason and condition["status"] == "True":
-            return str(condition.get("message", ""))
-    return ""
+    condition = conditions.present(status, reason)
+    return str(condition.get("message", "")) if condition else ""

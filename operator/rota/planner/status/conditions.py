@@ -41,9 +41,15 @@ class Condition(NamedTuple):
     holds: bool = True
 
 
+def present(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    """Return the condition of this type; None if the status has none with status True."""
+    conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
+    return next((it for it in conditions if it["type"] == kind and it["status"] == "True"), None)
+
+
 def holds(status: Mapping[str, Any], kind: str) -> bool:
     """Return whether a status has this condition with status True."""
-    return any(it["type"] == kind and it["status"] == "True" for it in status.get("conditions") or ())
+    return present(status, kind) is not None
 
 
 def conditions(
@@ -152,14 +158,14 @@ def _degraded(found: Sequence[Verdict]) -> Condition:
 def _reconciling(
     it: Situation, found: Sequence[Verdict], progress: tuple[bool, Verdict], stalled: Condition
 ) -> Condition:
+    if stalled.holds:  # the two exclude each other
+        return Condition("Reconciling", Verdict(Reason.SETTLED, "The group is stalled"), holds=False)
     is_progressing, verdict = progress
+    if is_progressing and verdict.reason in _RECONCILING:
+        return Condition("Reconciling", verdict)
     fresh = [
         problem for problem in found if _is_reconciling_at_first(problem) and _seconds_of(it, problem) < STALL_SECONDS
     ]
-    if stalled.holds:  # the two exclude each other
-        return Condition("Reconciling", Verdict(Reason.SETTLED, "The group is stalled"), holds=False)
-    if is_progressing and verdict.reason in _RECONCILING:
-        return Condition("Reconciling", verdict)
     if fresh:
         return Condition("Reconciling", fresh[0])
     return Condition("Reconciling", Verdict(Reason.SETTLED, "No change is under way"), holds=False)
@@ -185,10 +191,8 @@ def _summary(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _seconds_of(it: Situation, verdict: Verdict) -> float:
     """Return how long the status has named a problem."""
-    for condition in it.snapshot.status.get("conditions") or ():
-        if condition["type"] == verdict.reason and condition["status"] == "True":
-            return max(0.0, record.ago(condition["lastTransitionTime"], it.now))
-    return 0.0
+    condition = present(it.snapshot.status, verdict.reason)
+    return max(0.0, record.ago(condition["lastTransitionTime"], it.now)) if condition else 0.0
 
 
 def _not_looked_for(before: Iterable[Mapping[str, Any]], found: Sequence[Verdict]) -> list[Verdict]:
