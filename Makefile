@@ -54,6 +54,10 @@ test-all: $(READY) ## Run every test that this machine can run; tests/README.md 
 	@$(BIN)/python -m ground build
 	$(PYTEST)
 
+.PHONY: kind
+kind: $(READY) # test an installation in a cluster that kind makes: needs Docker
+	@ROTA_GROUND_CLUSTER=kind $(BIN)/pytest --durations 20 tests/e2e
+
 .PHONY: unit
 unit: $(READY) ## Run the tests that need nothing but Python: seconds
 	@$(BIN)/pytest --numprocesses 3 --dist worksteal tests/unit

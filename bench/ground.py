@@ -8,7 +8,8 @@ from functools import partial
 from bench.measure import Row, Sample
 from ground import java, programs
 from ground.api import Api
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import Cluster
+from ground.controlplane import ControlPlane
 from ground.instance import temporary
 from ground.local import LocalNode
 from ground.node import RealNode

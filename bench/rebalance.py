@@ -15,7 +15,8 @@ from pathlib import Path
 from bench.measure import Row, Sample
 from ground import peers
 from ground.api import Api, Object
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import Cluster
+from ground.controlplane import ControlPlane
 from ground.instance import Instance, temporary
 from ground.ours import VERSION, define, made
 from ground.peers import Peer

@@ -17,7 +17,7 @@ settings.load_profile("rota")
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = ("e2e", "pipeline", "simulation", "kube", "sidecar", "chart", "ground", "images", "brokers")
-ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_real_node.py")
+ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_kind.py", "tests/ground/tests/test_real_node.py")
 ONE_SPARK = ("tests/pipeline/",)
 WITH_BROKER = tuple(f"tests/{folder}/" for folder in ("kube", "sidecar", "chart", "ground", "images", "brokers"))
 # Tests that take minutes have a longer time-out, for machines that are slow and busy. A test of the pipeline that hangs
@@ -29,7 +29,7 @@ PATIENCE = {
 }
 # Servers of the whole run that keep a core busy: the next test of the worker does without them.
 ENDED_EARLY = {
-    ONE_NODE[:1]: ("shipping", "broker", "release"),
+    ONE_NODE[:1]: ("shipping", "broker", "release", "node_cluster"),
     ONE_NODE: ("real_node",),
     ONE_SPARK: ("spark",),
     WITH_BROKER[1:2]: ("rocketmq",),

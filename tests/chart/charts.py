@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ground.api import Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import eventually
 from ground.programs import program
 from ground.subprocesses import kill

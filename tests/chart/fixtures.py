@@ -8,7 +8,7 @@ import pytest
 from chart.charts import STRICT, Helm, Release
 from chart.prometheus_kinds import install_prometheus_kinds
 from ground.api import Api
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.space import stop_namespace
 
 

@@ -1,7 +1,7 @@
 """The Prometheus operator's kinds, without the Prometheus operator."""
 
 from ground.api import Api, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

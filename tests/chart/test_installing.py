@@ -15,7 +15,7 @@ import yaml
 from chart.charts import Release
 from chart.prometheus_kinds import DEFINITIONS
 from ground.api import Api, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.poll import soon
 from rota.spec import group_spec

@@ -9,7 +9,7 @@ import pytest
 
 from chart.charts import Release, as_its_account, journal_of, log_of, started
 from ground.api import Api, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.poll import PATIENCE_SECONDS, answers, eventually, soon
 from kube.world import is_gone

@@ -44,7 +44,13 @@ def test_release_check_builds_the_artifacts_and_passes(
     assert {name for name, sign in said.items() if sign == "LEFT OUT"} == set(SLOW)
     assert {sign for name, sign in said.items() if name not in SLOW} == {"ok"}
     assert subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=into, check=False).returncode == 0
-    for name in ("rota-0.1.0.tgz", "rota_operator-0.1.0-py3-none-any.whl", "rota_operator-0.1.0.tar.gz"):
+    for name in (
+        "kubectl-rota-0.1.0.tar.gz",
+        "kubectl-rota.yaml",
+        "rota-0.1.0.tgz",
+        "rota_operator-0.1.0-py3-none-any.whl",
+        "rota_operator-0.1.0.tar.gz",
+    ):
         assert f"  {name} " in ended.stdout
     bill = json.loads((into / "rota-0.1.0-sidecar.cdx.json").read_text())
     names = {it["name"] for it in bill["components"]}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from e2e.deliveries import Moves, Notes, Traffic, moves
 from e2e.release import SECONDS, SHOP, Installed
 from e2e.watching import Watch, decided, documents, ended
+from ground.cluster import NodeCluster
 from ground.node import RealNode
 from ground.ours import at_rest
 from ground.poll import eventually
@@ -71,7 +72,7 @@ class Verdict(NamedTuple):
 VERDICTS: list[Verdict] = []  # told at the end
 
 
-def broker_of(node: RealNode) -> RocketMQ:
+def broker_of(node: NodeCluster) -> RocketMQ:
     """Return a broker that pods of the node can reach; nothing of it runs yet."""
     return RocketMQ(node.instance, address=node.address, prefix=node.prefix, settings=SETTINGS)
 
@@ -181,7 +182,9 @@ class Consumers:
             yield
 
     def _cut(self, pod: str, address: str) -> AbstractContextManager[None]:
-        return self.installed.node.cut(self.status(pod)["podIP"], address)
+        node = self.installed.node
+        assert isinstance(node, RealNode), "a test that cuts the network needs the marker own_node"
+        return node.cut(self.status(pod)["podIP"], address)
 
     def kill_broker(self) -> None:
         """Kill the broker, which forgets what it was told last."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chart.charts import CHART, STRICT, Helm
-from ground.node import RealNode
+from ground.cluster import NodeCluster
 from ground.ours import conditions
 from ground.poll import eventually
 
@@ -22,19 +22,22 @@ VERSIONS = {"Secret": "v1", "Pod": "v1", "ConsumerGroup": "rota.dev/v1alpha1", "
 class Installed:
     """The release, and a namespace with groups that it looks after."""
 
-    node: RealNode
+    node: NodeCluster
     helm: Helm
     values: dict[str, Any]
 
     @classmethod
-    def on(cls, node: RealNode, helm: Helm) -> "Installed":
+    def on(cls, node: NodeCluster, helm: Helm) -> "Installed":
         """Build the images; nothing is installed yet."""
         image, _, tag = node.build("operator").partition(":")
         sidecar, _, of_sidecar = node.build("sidecar").partition(":")
         values = {
             "image": {"repository": image, "tag": tag, "pullPolicy": "Never"},
             "sidecar": {"image": {"repository": sidecar, "tag": of_sidecar}},
-            "networkPolicy": {"enabled": True, "memberNamespaces": [SHOP]},  # taken; this node's network enforces none
+            "networkPolicy": {
+                "enabled": True,
+                "memberNamespaces": [SHOP],
+            },  # the real node's network enforces none, kind's does
         }
         return cls(node, helm, values)
 
@@ -79,10 +82,11 @@ class Installed:
         assert asked.returncode == 0, asked.stderr
         return json.loads(asked.stdout)
 
-    def serve(self, namespace: str, name: str, address: str, port: int = 9876) -> None:
-        """Make a Service (port 9876) for a name server that runs outside of the cluster."""
+    def serve(self, namespace: str, name: str, name_server: str) -> None:
+        """Make a Service (port 9876) for a name server, "ip:port", that runs outside of the cluster."""
+        address, _, port = name_server.rpartition(":")
         service = {"kind": "Service", "metadata": {"name": name}, "spec": {"ports": [{"port": 9876}]}}
-        places = {"endpoints": [{"addresses": [address]}], "addressType": "IPv4", "ports": [{"port": port}]}
+        places = {"endpoints": [{"addresses": [address]}], "addressType": "IPv4", "ports": [{"port": int(port)}]}
         labels = {"kubernetes.io/service-name": name}
         slices = {"kind": "EndpointSlice", "metadata": {"name": name, "labels": labels}, **places}
         for version, body in (("v1", service), ("discovery.k8s.io/v1", slices)):

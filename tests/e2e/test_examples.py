@@ -57,7 +57,7 @@ class Examples:
     def __init__(self, installed: Installed, broker: RocketMQ, namespace: str) -> None:
         self.installed, self.broker, self.namespace = installed, broker, namespace
         installed.namespace(namespace)
-        installed.serve(namespace, "rmq-namesrv", broker.address)
+        installed.serve(namespace, "rmq-namesrv", broker.name_server)
         installed.node.tag(SIDECAR, APP_IMAGE)
 
     def kubectl(self, *arguments: str, feed: str | None = None, check: bool = True) -> str:
@@ -192,7 +192,7 @@ def test_example_secured_group_with_pods_of_the_fleet_consumes_by_credentials_an
         broker.up()
         port = int(broker.name_server.rpartition(":")[2])
         for number in range(2):
-            examples.installed.serve(PLACE, f"rmq-namesrv-{number}", node.address, port)
+            examples.installed.serve(PLACE, f"rmq-namesrv-{number}", f"{node.address}:{port}")
         trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
         site = Site([broker.name_server], lambda: trusting, lambda: CREDENTIALS)
         asyncio.run(_create_topic(site, "payments"))

@@ -95,7 +95,7 @@ def test_condition_and_events_of_a_group_are_published_with_the_charts_rbac(inst
 @pytest.fixture
 def orders(installed: Installed, broker: RocketMQ) -> Iterator[Traffic]:
     """Have a name server and a topic as the chart's NOTES name them, and end the group that is made by them."""
-    installed.serve("default", "rmq-namesrv", broker.address)
+    installed.serve("default", "rmq-namesrv", broker.name_server)
     broker.create_topic("orders", QUEUES)
     yield Traffic(broker.name_server, "billing", "orders", QUEUES)
     installed.node.kubectl("delete", "cg", "billing", "--ignore-not-found")

@@ -44,11 +44,13 @@ def test_crash_loop_of_an_app_is_recovered(consumers: Consumers) -> None:
     events.app_crashing(consumers, consumers.pods()[0])
 
 
+@pytest.mark.own_node
 @pytest.mark.slow("on a node, the network between a pod and the broker fails")
 def test_connection_loss_between_a_pod_and_the_broker_moves_its_queues_until_reconnect(consumers: Consumers) -> None:
     events.cut_off_from_broker(consumers, consumers.pods()[0])
 
 
+@pytest.mark.own_node
 @pytest.mark.slow("on a node, the network between a pod and the operators fails")
 def test_handover_waits_for_a_ready_pod_that_the_operators_cannot_reach(consumers: Consumers) -> None:
     events.cut_off_from_operators(consumers)

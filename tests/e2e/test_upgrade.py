@@ -11,7 +11,6 @@ from chart.charts import CHART
 from e2e import events
 from e2e.consumers import NAME, Consumers
 from e2e.release import SECONDS, WAIT, Installed
-from ground.node.build import build_into
 from ground.poll import eventually
 
 pytestmark = [
@@ -32,8 +31,7 @@ def earlier(installed: Installed, tmp_path: Path) -> Iterator[Path]:
     assert archive.returncode == 0, f"The history lacks {EARLIER}; fetch it whole (git fetch --unshallow)"
     subprocess.run(["tar", "-x", "-C", source], input=archive.stdout, check=True)
     for target in ("operator", "sidecar"):
-        build_into(tmp_path, target, f"rota.local/{target}:earlier", source=source)
-        installed.node.load(tmp_path / f"{target}.tar")
+        installed.node.build(target, tag="earlier", source=source)
     installed.release("uninstall")
     image = {"repository": "rota.local/operator", "tag": "earlier", "pullPolicy": "Never"}
     sidecar = {"image": {"repository": "rota.local/sidecar", "tag": "earlier"}}

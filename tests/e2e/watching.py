@@ -9,8 +9,8 @@ from datetime import datetime
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
+from ground.cluster import NodeCluster
 from ground.instance import TAG
-from ground.node import RealNode
 from ground.programs import program
 from rota.documents import Assignment, read_assignment
 from rota.model import Queue
@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 class Watch:
     """A `kubectl get --watch` of some objects, for as long as it is not ended."""
 
-    def __init__(self, node: RealNode, *what: str) -> None:
+    def __init__(self, node: NodeCluster, *what: str) -> None:
         kubectl = [str(program("kubectl")), "--kubeconfig", str(node.kubeconfig)]
         self._what = " ".join(what)
         self._argv = [*kubectl, "get", *what, "--watch", "--output-watch-events", "-o", "json"]

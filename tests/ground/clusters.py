@@ -8,11 +8,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ground.cache import run
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import Cluster
+from ground.controlplane import ControlPlane
 from ground.instance import Instance
-from ground.programs import KUBERNETES
-from ground.report import Missing, progress, say
+from ground.kind import Kind
+from ground.report import Missing, say
 
 KUBECONFIG = "ROTA_GROUND_KUBECONFIG"  # not KUBECONFIG: nobody's cluster is taken for tests without being asked
 
@@ -37,30 +37,17 @@ class Given(Cluster):
             raise Missing(f"The cluster of {self.kubeconfig} does not answer: {error}") from None
 
 
-class Kind(Cluster):
-    """A cluster that kind makes in the user's container engine."""
-
-    def __init__(self, instance: Instance) -> None:
-        """Name it after the instance."""
-        self.instance = instance
-        self.name = f"rota-{instance.name}"
-        self.kubeconfig = instance.folder / "kind.kubeconfig"
-
-    def up(self) -> None:
-        """Make it, unless it is there."""
-        if self.name not in run(["kind", "get", "clusters"], "Asking kind for its clusters").split():
-            self.instance.at_down("kind", "delete", "cluster", "--name", self.name)
-            step = ["kind", "create", "cluster", "--name", self.name, "--image", f"kindest/node:{KUBERNETES}"]
-            with progress(f"kind makes the cluster {self.name}"):
-                run([*step, "--kubeconfig", self.kubeconfig, "--wait", "120s"], "Making a cluster with kind")
-
-
 def cluster_of(instance: Instance) -> Given | Kind | ControlPlane:
-    """Return the instance's cluster; which kind of it is decided at the first call."""
-    source = instance.note("cluster", "") or instance.note("cluster", _first_that_fits())
+    """Return the instance's cluster."""
+    source = source_of(instance)
     if source == "given":
         return Given(instance)
     return Kind(instance) if source == "kind" else ControlPlane(instance)
+
+
+def source_of(instance: Instance) -> str:
+    """Return where the instance's clusters come from: "given", "kind" or "own"; decided at the first call."""
+    return instance.note("cluster", "") or instance.note("cluster", _first_that_fits())
 
 
 def _first_that_fits() -> str:

@@ -6,14 +6,13 @@ namespace and a prefix that enters there, because pods must reach it and endpoin
 
 import base64
 import json
-import shlex
 import ssl
-import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from ground import programs
+from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.keys import Authority, Pair, signing_key
 from ground.poll import answers
@@ -24,20 +23,6 @@ _PARTS = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 _SECURE_PORTS = {"kube-controller-manager": 10257, "kube-scheduler": 10259}
 
 Flags = dict[str, object]
-
-
-class Cluster:
-    """Something that answers as a Kubernetes API server, known by an admin's kubeconfig."""
-
-    kubeconfig: Path
-
-    def kubectl(self, *arguments: str, feed: str | None = None, check: bool = True) -> str:
-        """Run kubectl as admin and return what it printed."""
-        argv = [str(programs.program("kubectl")), "--kubeconfig", str(self.kubeconfig), *arguments]
-        ended = subprocess.run(argv, input=feed, capture_output=True, text=True, check=False)
-        if check and ended.returncode != 0:
-            raise RuntimeError(f"kubectl {shlex.join(arguments)}: {ended.stderr.strip()}")
-        return ended.stdout
 
 
 class ControlPlane(Cluster):

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from ground.api import Api
-from ground.clusters import cluster_of
-from ground.controlplane import Cluster
+from ground.cluster import Cluster, NodeCluster
+from ground.clusters import cluster_of, source_of
 from ground.instance import Instance, temporary
+from ground.kind import Kind
 from ground.local import LocalNode
 from ground.node import RealNode, prepare
 from ground.report import Missing, interrupt
@@ -92,6 +93,20 @@ def real_node(instance: Instance) -> Iterator[RealNode]:
     node.up()  # one that could stand and does not is a failure
     yield node
     node.down()
+
+
+@pytest.fixture(scope="session")
+def node_cluster(
+    instance: Instance, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[NodeCluster]:
+    """Start a cluster whose pods are containers: kind's where the ground takes its clusters from kind."""
+    if source_of(instance) != "kind" or not shutil.which("docker"):
+        yield request.getfixturevalue("real_node")
+        return
+    cluster = Kind(instance, "node", tmp_path_factory.getbasetemp())
+    cluster.up()
+    yield cluster
+    cluster.down()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ground import programs
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.poll import answers
 

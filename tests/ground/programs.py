@@ -1,7 +1,7 @@
 """Where each program comes from: the user's own folder, or its Go module built once into the cache.
 
 The modules are in `go/`, pinned by go.mod and go.sum; `tool` directives keep the programs in go.mod. All programs but
-kwok and the oracles share one module, so what they have in common is compiled once.
+kwok, kind, krew and the oracles share one module, so what they have in common is compiled once.
 """
 
 import os
@@ -85,7 +85,10 @@ SETS = {
     "helm": ProgramSet("kubernetes", ("helm.sh/helm/v3/cmd/helm",), _KUBERNETES),
     # kwok 0.7.0 does not compile with Kubernetes 1.34, so it shares nothing and is built only when it is started.
     "kwok": ProgramSet("kwok", ("sigs.k8s.io/kwok/cmd/kwok",)),
-    "oracles": ProgramSet("oracles", ("./health",)),  # other projects' code that judges what Rota publishes
+    # Other projects' code that judges what Rota publishes: health of custom resources, and GitHub's workflows.
+    "oracles": ProgramSet("oracles", ("./health", "github.com/rhysd/actionlint/cmd/actionlint")),
+    "kind": ProgramSet("oracles", ("sigs.k8s.io/kind",)),
+    "krew": ProgramSet("oracles", ("sigs.k8s.io/krew/cmd/krew",)),
 }
 CONTROL_PLANE = SETS["control-plane"].names
 NODE = SETS["node"].names

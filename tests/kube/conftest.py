@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from ground.api import Api, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.ours import define
 from ground.poll import soon

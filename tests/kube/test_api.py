@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from ground import api as ground
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import Cluster
+from ground.controlplane import ControlPlane
 from ground.instance import Instance
 from ground.poll import soon
 from kube.members import a_pod

@@ -21,7 +21,7 @@ from aiohttp import web
 from brokers.scripted import Names, Server, a_broker, a_server
 from chart.charts import Release, as_its_account, log_of, started
 from ground.api import Api, ApiError, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.fixtures import a_namespace
 from ground.instance import Instance
 from ground.local import LocalNode

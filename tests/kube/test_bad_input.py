@@ -14,7 +14,7 @@ import pytest
 import builders
 from builders import NOW
 from ground.api import Api, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.fixtures import a_namespace
 from ground.poll import soon
 from kube.brains import Operator

@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from ground.api import Api, ApiError, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import NODE

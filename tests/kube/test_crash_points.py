@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 from kube.brains import Operator
 from kube.world import GROUP, OperatedNamespace, two_members

@@ -9,7 +9,7 @@ import yaml
 
 from builders import a_document, a_pod, a_report, a_snapshot, obeying
 from ground.api import Api, ApiError, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from rota.model import Queue
 from rota.planner import plan
 from rota.spec import group_spec, policy_spec

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ground.api import Api, ApiError, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.ours import conditions, made
 from ground.poll import soon
 from kube.brains import Late, Operator

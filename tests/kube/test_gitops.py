@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ground.api import Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.ours import made
 from ground.poll import soon
 from ground.programs import ensure, program

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from ground import api as ground
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import Cluster
+from ground.controlplane import ControlPlane
 from ground.poll import PATIENCE_SECONDS
 from kube.operators import an_operator
 from logins import PROGRAMS, a_proxy, an_api, with_user

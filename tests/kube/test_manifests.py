@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from ground.api import Api, ApiError, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 from rota.cli import main
 from rota.kube.client.objects import Custom

@@ -19,7 +19,7 @@ import yaml
 
 from ground import java
 from ground.api import Api, ApiError, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.local import LocalNode
 from ground.ours import at_rest, conditions
 from ground.poll import soon

@@ -18,7 +18,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.reactor import queueing
 
 from ground.api import Api, ApiError, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
 from kube.members import GroupMembers, a_node

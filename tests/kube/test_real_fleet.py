@@ -15,7 +15,7 @@ import pytest
 
 from ground import peers
 from ground.api import Api
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.deliveries import whole_lines
 from ground.instance import Instance, temporary
 from ground.local import LocalNode

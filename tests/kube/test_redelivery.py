@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from ground.api import Api
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.deliveries import whole_lines
 from ground.local import LocalNode
 from ground.poll import PATIENCE_SECONDS

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from ground.api import Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 from kube.brains import Late, Operator
 from kube.members import NODE

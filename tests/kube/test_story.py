@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ground.api import Api
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 from kube.brains import Operator
 from kube.members import GroupMembers, a_pod

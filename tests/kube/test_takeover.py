@@ -2,7 +2,7 @@
 
 import pytest
 
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 from kube.brains import Late, Operator
 from kube.world import GROUP, OperatedNamespace, two_members

@@ -23,7 +23,7 @@ import pytest
 
 from ground.api import Api, Object
 from ground.browser import Browser, a_browser, chromium
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
 from ground.local import LocalNode

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ground.report import Missing
-from release import before, boms, charts, images, packages, versions
+from release import before, boms, charts, images, packages, plugin, versions
 from release.work import ROOT, Failed, LeftOut, Mistake, Work, begun, sha256
 
 CHECKS: dict[str, Callable[[Work], str]] = {
@@ -17,6 +17,7 @@ CHECKS: dict[str, Callable[[Work], str]] = {
     "wheel": packages.build,
     "installed": packages.installs,
     "extras": packages.extras,
+    "plugin": plugin.build,
     "chart": charts.package,
     "rendered": charts.renders,
     "licences": boms.listed,

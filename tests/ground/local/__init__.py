@@ -16,7 +16,8 @@ from typing import Any
 
 from ground import programs
 from ground.api import Access
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import Cluster
+from ground.controlplane import ControlPlane
 from ground.instance import Instance
 from ground.local.agent import LABEL, boot
 from ground.local.processes import kill

@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ground import packages, programs
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import PROJECT, NodeCluster
+from ground.controlplane import ControlPlane
 from ground.instance import Instance
 from ground.node import dns, kubelet
 from ground.node.build import build_image
@@ -41,7 +42,7 @@ def prepare() -> None:
     programs.ensure(*programs.CONTROL_PLANE, *programs.NODE)
 
 
-class RealNode(Cluster):
+class RealNode(NodeCluster):
     """A cluster of one real node."""
 
     name = kubelet.NAME
@@ -59,7 +60,7 @@ class RealNode(Cluster):
 
     @property
     def address(self) -> str:
-        """The node's address, from inside and from this machine."""
+        """The node's address, for pods and for this machine."""
         return self.sandbox.network.inside
 
     @property
@@ -99,20 +100,16 @@ class RealNode(Cluster):
                 cuts.callback(self.sandbox.run, "Mending the node's network", *mend)
             yield
 
-    def load(self, archive: Path) -> None:
-        """Make an image known to the node."""
-        self._runtime.load(archive)
+    def build(self, target: str, *, tag: str = "test", source: Path = PROJECT) -> str:
+        """Build one image of the Dockerfile in `source` by buildah, load it into containerd and return its name."""
+        name = f"rota.local/{target}:{tag}"
+        self._runtime.load(build_image(target, name, source))
+        return name
 
     def tag(self, image: str, *names: str) -> None:
-        """Add names to an image of the node, as if it had been pulled by them."""
+        """Give an image more names in containerd."""
         for name in names:
             self._runtime.tag(image, name)
-
-    def build(self, target: str) -> str:
-        """Build one image of the project's Dockerfile, make it known to the node and return its name."""
-        tag = f"rota.local/{target}:test"
-        self.load(build_image(target, tag))
-        return tag
 
     def _ready(self) -> bool:
         path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"

@@ -6,17 +6,17 @@ Nothing of the user's is touched: layers lie in the cache, mounts of a build are
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from ground import cache
+from ground.cluster import PROJECT
 from ground.node.images import overlays, pack, pack_program
 from ground.programs import wheel
 from ground.report import progress
 
-PROJECT = Path(__file__).parents[3]
 _INPUTS = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "README.md", "LICENSE", "operator")
 _KEPT = 3  # images of one target
 _MEBIBYTES = 4096  # of buildah's layers
@@ -31,10 +31,10 @@ _STORAGE = '[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/layers"\nrunro
 _BUILD = ("bud", "--layers", "--isolation=chroot", "--pull-never", "--network=host")
 
 
-def build_image(target: str, tag: str) -> Path:
-    """Build one target of the project's Dockerfile and return it as an archive; built once per content."""
-    recipe = "\n".join([target, tag, _suite(), *_digests(PROJECT / name for name in _INPUTS)])
-    built = cache.entry(f"image-{target}", recipe, partial(build_into, target=target, tag=tag))
+def build_image(target: str, tag: str, source: Path = PROJECT) -> Path:
+    """Build one target of the Dockerfile in `source` and return it as an archive; built once per content."""
+    recipe = "\n".join([target, tag, _suite(), *_digests(source)])
+    built = cache.entry(f"image-{target}", recipe, partial(build_into, target=target, tag=tag, source=source))
     os.utime(built)
     with cache.locked(cache.folder() / f"image-{target}.lock"):
         others = [path for path in cache.folder().glob(f"image-{target}-*") if path.is_dir()]
@@ -127,11 +127,11 @@ def _suite() -> str:
     return named[1] if named else "stable"
 
 
-def _digests(paths: Iterable[Path]) -> list[str]:
-    """Return name and content of every file, so that any change tells."""
+def _digests(source: Path) -> list[str]:
+    """Return name and SHA-256 of every file in `source` that an image is made of."""
     found = []
-    for path in paths:
+    for path in (source / name for name in _INPUTS):
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         wanted = [file for file in files if "__pycache__" not in file.parts]
-        found += [f"{file.relative_to(PROJECT)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in wanted]
+        found += [f"{file.relative_to(source)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in wanted]
     return found

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ground.clusters import CLUSTER, KUBECONFIG, Kind, cluster_of
-from ground.controlplane import Cluster, ControlPlane
+from ground.cluster import Cluster
+from ground.clusters import CLUSTER, KUBECONFIG, cluster_of
+from ground.controlplane import ControlPlane
 from ground.instance import Instance
+from ground.kind import Kind
 from ground.local import LocalNode
 from ground.poll import eventually
 from ground.report import Missing

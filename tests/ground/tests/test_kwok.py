@@ -3,7 +3,7 @@
 import pytest
 
 from ground.api import Api
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.kwok import Kwok
 from ground.poll import soon

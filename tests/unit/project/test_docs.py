@@ -41,6 +41,7 @@ ELSEWHERE = {
     "make demo": "tests/ground/tests/test_demo.py",
     "make test": ".ci/run",
     "make install": ".ci/run",
+    "make kind": "tests/ground/tests/test_kind.py",
     "python -m ground up": "tests/ground/tests/test_command.py",
     "python -m ground status": "tests/ground/tests/test_command.py",
     "python -m ground down": "tests/ground/tests/test_command.py",
