@@ -17,13 +17,14 @@ WORKDIR /src
 # Dependencies come before the source: they change rarely, and their layer is the big one.
 FROM build AS operator-dependencies
 COPY pyproject.toml uv.lock ./
-# A sixth of it would be the tests that numpy ships.
+# A sixth of it would be the tests that packages bring, numpy's above all.
 RUN uv sync --frozen --no-dev --no-install-workspace --extra operator --extra traces \
     && find /opt/rota -type d -name tests -prune -exec rm -r {} +
 
 FROM build AS sidecar-dependencies
 COPY pyproject.toml uv.lock ./
-RUN uv sync --frozen --no-dev --no-install-workspace --extra sidecar
+RUN uv sync --frozen --no-dev --no-install-workspace --extra sidecar --extra traces \
+    && find /opt/rota -type d -name tests -prune -exec rm -r {} +
 
 FROM build AS pipeline-dependencies
 COPY pyproject.toml uv.lock ./

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from threading import Thread
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 FIRST_RESTART_SECONDS = 0.5
@@ -55,6 +56,13 @@ async def to_the_end(work: Coroutine[None, None, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+async def call_for_at_most(seconds: float, call: Callable[[], object]) -> None:
+    """Make a call that blocks, in a thread, and wait for it so long; one that hangs does not keep the process alive."""
+    thread = Thread(target=call, name="call", daemon=True)
+    thread.start()
+    await asyncio.to_thread(thread.join, seconds)
 
 
 async def gently(many: Iterable[T]) -> AsyncIterator[T]:

@@ -1,10 +1,12 @@
 """TLS from text in memory: the authorities to trust, and a certificate with its private key."""
 
+import hashlib
 import os
 import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
@@ -20,6 +22,24 @@ class KeyPair(NamedTuple):
     def __repr__(self) -> str:
         """Leave the key out of logs."""
         return "KeyPair(…)"
+
+
+def certificate_digest(pair: KeyPair) -> str:
+    """Return the SHA-256 of the certificate itself, in hexadecimal; without those of its authorities behind it."""
+    found = _CERTIFICATE.search(pair.certificate)
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0])).hexdigest() if found else ""
+
+
+def mounted_version(folder: Path) -> Path:
+    """Return where the files of a mounted Secret lie that were written together: the kubelet swaps a link to them."""
+    link = folder / "..data"
+    return link.resolve() if link.is_symlink() else folder
+
+
+def read_key_pair(folder: Path) -> KeyPair:
+    """Read a mounted Secret of type kubernetes.io/tls; raise OSError or UnicodeDecodeError if it cannot be read."""
+    version = mounted_version(folder)
+    return KeyPair((version / "tls.crt").read_text(), (version / "tls.key").read_text())
 
 
 def trusting(authorities: str) -> ssl.SSLContext:

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.poll import soon
 from ground.prometheus import Prometheus
 from kube.brains import Operator
 from kube.world import OperatedNamespace, two_members
+from otlp_receiver import Receiver, a_receiver
 from rota.brokers.memory import Memory
 from rota.kube.http.operator_probes import metrics
 from rota.kube.telemetry.trace_export import Exporter, open_recorder
@@ -23,29 +23,20 @@ pytestmark = pytest.mark.usefixtures("crds", "node")
 
 
 @pytest.fixture
-async def received(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[set[str]]:
-    """Run a receiver of traces, and return the ids of the traces that it has got."""
-    ids: set[str] = set()
-
-    async def take(request: web.Request) -> web.Response:
-        told = ExportTraceServiceRequest.FromString(await request.read())
-        ids.update(span.trace_id.hex() for one in told.resource_spans for it in one.scope_spans for span in it.spans)
-        return web.Response()
-
-    app = web.Application()
-    app.router.add_post("/v1/traces", take)
-    async with TestServer(app) as server:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")
+async def received(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
+    """Run a receiver of traces."""
+    async with a_receiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        yield ids
+        yield receiver
 
 
 @pytest.fixture
 async def operator(
-    control_plane: Cluster, namespace: str, memory: Memory, received: set[str]
+    control_plane: Cluster, namespace: str, memory: Memory, received: Receiver
 ) -> AsyncIterator[Operator]:
     """Run an operator that sends traces to the receiver."""
-    assert received == set()
+    assert received.got.empty()
     traces = Exporter(open_recorder(os.environ, "a-test", "0"))
     async with Operator(control_plane.kubeconfig, namespace, memory, traces=traces) as leading:
         yield leading
@@ -53,7 +44,7 @@ async def operator(
 
 
 async def test_metrics_exemplars_in_prometheus_name_traces_that_a_receiver_got(
-    world: OperatedNamespace, instance: Instance, received: set[str]
+    world: OperatedNamespace, instance: Instance, received: Receiver
 ) -> None:
     app = web.Application()
     app.add_routes([metrics(world.operator.measures, world.operator.sight)])
@@ -69,9 +60,8 @@ async def test_metrics_exemplars_in_prometheus_name_traces_that_a_receiver_got(
 
             ids = await soon(stored)
 
-            async def were_sent() -> bool:
-                return ids <= received
-
-            await soon(were_sent)
+            sent: set[str] = set()
+            while not ids <= sent:
+                sent |= {span.trace_id.hex() for span in await received.spans()}
         finally:
             await asyncio.to_thread(prometheus.down)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ground.api import Api as GroundApi
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from logins import an_api
 from rota.kube.client import leader_election
 from rota.kube.client.api import Api
@@ -33,7 +33,7 @@ async def leading(client: Api, namespace: str, name: str, uid: str = "") -> Asyn
         name,
         lambda it: leads.set() if it else None,
         "rota",
-        annotations={POD_UID: uid} if uid else {},
+        annotations=lambda: {POD_UID: uid} if uid else {},
     )
     running = asyncio.create_task(leader.run())
     yield leads

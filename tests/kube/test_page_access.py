@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from ground.api import Access, Api, Object
-from ground.controlplane import Cluster
+from ground.cluster import Cluster
 from ground.poll import soon
 from kube.operators import an_operator
 from kube.world import a_group
@@ -163,3 +163,33 @@ async def test_metrics_are_read_by_an_account_with_the_right_to_their_path(page:
         return (await page.get("/metrics", page.token))[0] == 200
 
     await soon(reads)
+
+
+async def test_page_of_a_standby_shows_what_the_leader_knows(
+    page: Page, control_plane: Cluster, addresses: Callable[[], str], tmp_path: Path
+) -> None:
+    """The leader alone asks brokers; here it says so by its name."""
+    address, namespace = addresses(), page.mine
+
+    async def leads() -> bool:
+        status, body = await page.get("/v1/groups", page.token)
+        return status == 200 and body["operator"]["leads"]
+
+    await soon(leads)
+    leader = (await page.get("/v1/groups", page.token))[1]["operator"]["identity"]
+    options = ("--page-auth", "Kubernetes", "--namespace", page.other)
+    async with an_operator(control_plane.kubeconfig, namespace, address, tmp_path / "standby.log", *options):
+        standby = page._replace(url=f"https://{address}:8080")
+
+        async def shows_the_leaders_answer() -> bool:
+            try:
+                status, body = await standby.get("/v1/groups", page.token)
+            except aiohttp.ClientError:
+                return False
+            return status == 200 and body["operator"] == {**body["operator"], "identity": leader, "leads": True}
+
+        await soon(shows_the_leaders_answer)
+        _, body = await standby.get("/v1/groups", page.token)
+        assert names(body) == [page.mine], "the leader knows the user, too"
+        assert (await standby.get(f"/v1/groups/{page.other}/orders", page.token))[0] == 403
+        assert (await standby.get("/healthz"))[1] == "stands by\n"

@@ -52,6 +52,15 @@ def test_settings_that_are_stored_are_read_field_by_field() -> None:
         assert (read_drain_timeout(text), read_group_name(text)) == (30.0, "")
 
 
+def test_settings_name_the_receiver_of_traces_which_earlier_sidecars_pass_over() -> None:
+    traced = {"traces": {"endpoint": "http://collector:4318"}}
+    assert read(told(delivery=traced)).traces_endpoint == "http://collector:4318"
+    assert read(told()).traces_endpoint == ""
+    later = told()
+    later["delivery"]["colours"] = {"endpoint": "http://collector:4318"}  # as `traces` is unknown to earlier versions
+    assert read(later) == read(told())
+
+
 def test_settings_round_trip() -> None:
     push = {"port": 9000, "path": "/in", "timeout": "1500ms", "concurrency": 4, "maxBatch": 32}
     delivery = {"push": push, "buffer": {"messagesPerTopic": 50, "mebibytesPerMessage": 9}}

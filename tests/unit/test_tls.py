@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from ground.keys import Authority
-from rota.tls import KeyPair, load_key_pair, trusting
+from rota.tls import KeyPair, load_key_pair, read_key_pair, trusting
 
 
 def a_pair(folder: Path, name: str = "one") -> KeyPair:
@@ -48,3 +48,14 @@ def test_tls_authority_that_is_no_certificate_is_rejected(text: str) -> None:
 def test_tls_private_key_stays_out_of_logs(tmp_path: Path) -> None:
     pair = a_pair(tmp_path)
     assert pair.key not in f"{pair} {pair!r}"
+
+
+def test_tls_key_pair_of_a_mounted_secret_is_read_from_one_version(tmp_path: Path) -> None:
+    for version, text in (("..1", "old"), ("..2", "new")):
+        (tmp_path / version).mkdir()
+        for name in ("tls.crt", "tls.key"):
+            (tmp_path / version / name).write_text(text)
+    for name in ("tls.crt", "tls.key"):  # links that a kubelet makes; here the second one already leads elsewhere
+        (tmp_path / name).symlink_to(f"..{1 + (name == 'tls.key')}/{name}")
+    (tmp_path / "..data").symlink_to("..1")
+    assert read_key_pair(tmp_path) == KeyPair("old", "old")

@@ -16,9 +16,18 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from rota.http_server.limited_site import READ_BUFFER_BYTES, LimitedSite
-from rota.http_server.responses import BUSY, SharedResponse, release_connection, send
+from rota.http_server.responses import BUSY, SharedResponse, pass_on, release_connection, send
 
-__all__ = ["AdmissionLimit", "BodyReader", "Limits", "SharedResponse", "listen", "release_connection", "send"]
+__all__ = [
+    "AdmissionLimit",
+    "BodyReader",
+    "Limits",
+    "SharedResponse",
+    "listen",
+    "pass_on",
+    "release_connection",
+    "send",
+]
 
 SHUTDOWN_SECONDS = 1.0  # for responses in progress when the server stops
 DISCARD_SECONDS = 0.2  # an unread body is discarded for this long, so that the client can read the response

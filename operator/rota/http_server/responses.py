@@ -3,10 +3,11 @@
 import asyncio
 import gzip
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import aiohttp
 from aiohttp import hdrs, web
 
 SEND_SECONDS = 30.0  # for a client to take a large response
@@ -93,6 +94,28 @@ async def send(request: web.Request, headers: Mapping[str, str], body: bytes) ->
         body = await asyncio.to_thread(gzip.compress, body, 1)
         headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}
     return await _send(request, headers, body)
+
+
+async def pass_on(
+    request: web.Request, answer: aiohttp.ClientResponse, header_names: Iterable[str]
+) -> web.StreamResponse:
+    """Answer with what another server answers, part by part as it comes.
+
+    If either connection fails after the head was sent, close the client's and raise the error.
+    """
+    headers = {name: answer.headers[name] for name in header_names if name in answer.headers}
+    response = web.StreamResponse(status=answer.status, headers=headers)
+    await response.prepare(request)
+    try:
+        async for part in answer.content.iter_any():
+            async with asyncio.timeout(SEND_SECONDS):
+                await response.write(part)
+        await response.write_eof()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        if request.transport:
+            request.transport.abort()
+        raise
+    return response
 
 
 async def _send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:

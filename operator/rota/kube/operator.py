@@ -20,8 +20,9 @@ from rota.kube.client.informer import Follower
 from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, POD_UID, Leader
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
-from rota.kube.http.access.page_security import OPEN, cluster_users
+from rota.kube.http.access.page_security import OPEN, PageSecurity, cluster_users
 from rota.kube.http.events import Hub
+from rota.kube.http.leader_relay import LeaderPage, LeaderRelay, announce, leader_page
 from rota.kube.http.operator_probes import Page, ages, metrics
 from rota.kube.http.read_model import Sight
 from rota.kube.http.site import routes
@@ -88,10 +89,15 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             for it in options.namespaces or [""]
         ]
         followed += [it for before, ours in kinds for it in [*before, *ours]]
-        leader = _leader(lease_api, identity, _leads(brain, outlets), options)
-        served = [metrics(measures, sight), *routes(sight, hub)]
-        page = Page(followed, lambda: leader.leading, served, is_rejected=lambda: bool(login.problem))
-        await _serve(open_, page, login, options)
+        security = await _security(open_, login, options)
+        leader = _leader(lease_api, identity, _leads(brain, outlets), options, security)
+        page = Page(
+            followed,
+            lambda: leader.leading,
+            [metrics(measures, sight), *routes(sight, hub)],
+            is_rejected=lambda: bool(login.problem),
+        )
+        await _serve(open_, page, leader, security, options)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
             here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -134,12 +140,22 @@ async def _log_in(open_: AsyncExitStack, options: Options) -> tuple[Login, Api, 
     return login, await open_.enter_async_context(Api(login)), await open_.enter_async_context(Api(login))
 
 
-async def _serve(open_: AsyncExitStack, page: Page, login: Login, options: Options) -> None:
-    security = OPEN
-    if options.page_auth == KUBERNETES:
-        names = ["localhost", "127.0.0.1", options.address, f"{options.lease}.{options.own_namespace}.svc"]
-        folder = Path(options.page_tls) if options.page_tls else None
-        security = await open_.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
+async def _security(open_: AsyncExitStack, login: Login, options: Options) -> PageSecurity:
+    if options.page_auth != KUBERNETES:
+        return OPEN
+    names = ["localhost", "127.0.0.1", options.address, f"{options.lease}.{options.own_namespace}.svc"]
+    folder = Path(options.page_tls) if options.page_tls else None
+    return await open_.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
+
+
+async def _serve(open_: AsyncExitStack, page: Page, leader: Leader, security: PageSecurity, options: Options) -> None:
+    has_tls = security.tls is not None
+
+    def find_leader() -> LeaderPage | None:
+        return leader_page(leader.holder_annotations, options.address, has_tls=has_tls)
+
+    relay = await open_.enter_async_context(LeaderRelay(find_leader, needs_token=has_tls))
+    security = security._replace(middlewares=[*security.middlewares, relay.pass_on])
     await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port, security))
 
 
@@ -149,10 +165,13 @@ def _traces(open_: AsyncExitStack, identity: str) -> Exporter:
     return traces
 
 
-def _leader(api: Api, identity: str, leads: Callable[[bool], None], options: Options) -> Leader:
-    annotations = {POD_UID: options.pod_uid, PAGE_AUTH: options.page_auth.removeprefix("None")}
-    named = {name: value for name, value in annotations.items() if value}
-    return Leader(api, options.own_namespace, identity, leads, options.lease, annotations=named)
+def _leader(api: Api, identity: str, leads: Callable[[bool], None], options: Options, security: PageSecurity) -> Leader:
+    def annotations() -> dict[str, str]:
+        page = announce(options.address, options.port, security.certificate_digest())
+        known = {POD_UID: options.pod_uid, PAGE_AUTH: options.page_auth.removeprefix("None"), **page}
+        return {name: value for name, value in known.items() if value}
+
+    return Leader(api, options.own_namespace, identity, leads, options.lease, annotations=annotations)
 
 
 def _brain(

@@ -3,11 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 from rota.aio import supervise
+from rota.brokers.message import Message
 from rota.container import memory_limit
 from rota.model import Queue, Reason
 from rota.sidecar.config_follower import ConfigFollower
@@ -20,7 +23,9 @@ from rota.sidecar.member.member import Member
 from rota.sidecar.member.memory_budget import MemoryBudget
 from rota.sidecar.member.queue_lifecycle import Command, Event
 from rota.sidecar.member_status import MemberStatus
+from rota.sidecar.status.delivery_spans import DeliverySpans, open_otlp_sender
 from rota.sidecar.status.problems import Health
+from rota.sidecar.status.sidecar_metrics import topic_label
 from rota.sidecar.storage.environment import Who
 from rota.sidecar.storage.state_store import Notes
 from rota.spec.resolved import Settings, settings_digest
@@ -73,6 +78,7 @@ class Sidecar:
         self._steps = Steps(notes, self.health, self.member.report, self._obey, self._tell_soon)
         self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings, now=self.now)
         self.measures, self.delivery_counts = self.status.measures, self.status.delivery_counts
+        self._delivery_spans = DeliverySpans(partial(open_otlp_sender, resource=_describe(who)))
         self._said = self._steps.told  # as news
         self._telling = False
         self._clock: asyncio.TimerHandle | None = None
@@ -103,7 +109,7 @@ class Sidecar:
         for task in list(self._tasks):  # before it leaves: one of them may be about to join anew
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._leave()
+        await asyncio.gather(self._leave(), self._delivery_spans.close())
         await self._app.close()
 
     def start(self, work: Coroutine[None, None, object]) -> None:
@@ -182,6 +188,7 @@ class Sidecar:
         swaps = not self._sources.take(settings)
         if not swaps:
             self.status.settings_in_force(settings_digest(files.settings or b""))
+        self._send_traces_to(settings.traces_endpoint)
         self._steps.take(step)
         if swaps and SETTINGS not in self._drains:
             self._drains.add(SETTINGS)
@@ -190,6 +197,10 @@ class Sidecar:
         self._back()
         self._limit()
         self._app.wake()
+
+    def _send_traces_to(self, endpoint: str) -> None:
+        if self._delivery_spans.take_endpoint(endpoint):
+            self.start(self._delivery_spans.switch())
 
     def _joined(self, settings: Settings) -> bool:
         """Join for the first time, or anew; False if that cannot be, because of what is mounted."""
@@ -318,6 +329,15 @@ class Sidecar:
         """Deliver from a queue."""
         self._app.offer(reading)
 
+    def delivery_ended(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
+        """Count messages of one topic whose delivery has ended, and send the spans of those that are traced."""
+        if not messages:
+            return
+        group, topics = self.settings.group, self.settings.topics
+        self.measures.ended(messages, outcome, topics)
+        topic = topic_label(messages[0], topics)
+        self._delivery_spans.record(messages, topic=topic, group=group, outcome=outcome, seconds=seconds)
+
     def cut(self, reading: Reading) -> None:
         """End a queue's open deliveries."""
         self._app.cut(reading)
@@ -340,3 +360,14 @@ class Sidecar:
     def _sure(self) -> None:
         if self.now() - self._alive > STOOD_STILL:
             self._awake()
+
+
+def _describe(who: Who) -> dict[str, str]:
+    """Return the attributes by which spans name this process."""
+    return {
+        "service.name": "rota-sidecar",
+        "service.version": version("rota-operator"),
+        "service.instance.id": who.uid,
+        "k8s.namespace.name": who.namespace,
+        "k8s.pod.name": who.pod,
+    }

@@ -132,6 +132,12 @@ class Buffer(_Part, frozen=True):
     mebibytes_per_message: Mebibytes = 4  # a compressed body that is larger is delivered compressed
 
 
+class Traces(_Part, frozen=True):
+    """Where spans of deliveries are sent."""
+
+    endpoint: Annotated[str, Meta(max_length=2048)]
+
+
 class Delivery(_Part, frozen=True):
     """How messages reach the app."""
 
@@ -140,6 +146,7 @@ class Delivery(_Part, frozen=True):
     pull: Pull = Pull()
     retry: Retry = Retry()
     buffer: Buffer = Buffer()
+    traces: Traces | None = None
 
 
 class Rollout(_Part, frozen=True):

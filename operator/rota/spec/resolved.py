@@ -48,6 +48,11 @@ class Settings(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.ordering == "Orderly" and not self.broadcasting
 
     @property
+    def traces_endpoint(self) -> str:
+        """The receiver of spans of deliveries, or "" if none are made."""
+        return self.delivery.traces.endpoint if self.delivery.traces else ""
+
+    @property
     def max_attempts(self) -> int:
         """How often a message is tried; -1: for ever."""
         given = self.delivery.retry.max_attempts

@@ -1,5 +1,6 @@
 """What a type cannot say of a spec: each mistake is a sentence that names the field."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,9 @@ if TYPE_CHECKING:
 MOST_MOVES = 1_000_000  # in a budget: as many as there can be queues
 MOST_IDS = 1_000_000  # queues of a topic on one broker; a higher id is a slip of the pen
 ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
+
+# The base URL of an OTLP receiver: no credentials, query or fragment.
+_RECEIVER = re.compile(r"https?://[^/@?#\s]+(/[^?#\s]*)?")
 
 
 def in_group(spec: "GroupSpec", name: str | None) -> Iterator[str]:
@@ -59,6 +63,10 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
         (
             timestamp is None or timestamp.tzinfo is not None,
             "spec.startFrom.timestamp has no time zone; write it as 2026-11-21T08:00:00Z",
+        ),
+        (
+            spec.delivery.traces is None or bool(_RECEIVER.fullmatch(spec.delivery.traces.endpoint)),
+            "spec.delivery.traces.endpoint is not the URL of a receiver; write one such as http://collector:4318",
         ),
         (
             spec.max_attempts != 0,

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from rota.cli.client.proxy import check_names, find_leader, log_in
 from rota.cli.client.requests import NoAnswer
 from rota.cli.client.watch import Target
 from rota.cli.console.formatting import say
-from rota.http_server import listen
+from rota.http_server import listen, pass_on
 from rota.kube.client.api import Api, Unanswered
 
 ADDRESS = "127.0.0.1"
@@ -37,24 +36,15 @@ class _Relay(NamedTuple):
     target: Target
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
-        sent = _selected(request.headers, FORWARDED_REQUEST_HEADERS)
-        response: web.StreamResponse | None = None
+        sent = {str(name): request.headers[name] for name in FORWARDED_REQUEST_HEADERS if name in request.headers}
         try:
             leader = await find_leader(self.api, self.target.operator_namespace, self.target.lease)
             path = request.rel_url.raw_path_qs
             async with self.sessions.get(leader.pod, path, sent, is_secure=leader.authenticates) as answer:
-                headers = _selected(answer.headers, FORWARDED_RESPONSE_HEADERS)
-                response = web.StreamResponse(status=answer.status, headers=headers)
-                await response.prepare(request)
-                async for part in answer.content.iter_any():
-                    await response.write(part)
-                await response.write_eof()
-                return response
+                return await pass_on(request, answer, FORWARDED_RESPONSE_HEADERS)
         except (NoAnswer, Unanswered) as error:
-            if response is not None:  # it is too late to say so
-                if request.transport:
-                    request.transport.abort()
-                return response
+            if request.transport is None or request.transport.is_closing():  # a part of the answer was sent already
+                raise ConnectionResetError from None
             body = msgspec.json.encode({"error": str(error)})
             return web.Response(status=HTTPStatus.BAD_GATEWAY, body=body, content_type="application/json")
 
@@ -85,7 +75,3 @@ async def serve_until_cancelled(target: Target, port: int) -> None:
             await asyncio.Event().wait()
         finally:
             await runner.cleanup()
-
-
-def _selected(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: headers[name] for name in names if name in headers}

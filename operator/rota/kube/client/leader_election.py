@@ -5,7 +5,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -63,10 +62,13 @@ class Leader:
         leads: Callable[[bool], None],
         name: str,
         *,
-        annotations: Mapping[str, str] = MappingProxyType({}),
+        annotations: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """Take part in the election only after `run`; in a pod, `me` is its name. A Lease held has the annotations."""
-        self._api, self._me, self._leads, self._annotations = api, me, leads, dict(annotations)
+        """Take part in the election only after `run`; in a pod, `me` is its name.
+
+        `annotations` returns those of the Lease while it is ours; it is called at each renewal.
+        """
+        self._api, self._me, self._leads, self._annotations = api, me, leads, annotations
         self._namespace = namespace
         self._collection = collection_path("leases", namespace)
         self._path = object_path("leases", namespace, name)
@@ -78,6 +80,7 @@ class Leader:
         self._refused = False  # whether the last look was: to look again at once helps nobody
         self._said, self._said_at = "", -math.inf
         self.leading = False
+        self.holder_annotations: Mapping[str, str] = {}  # of the Lease, while another candidate holds it
 
     async def run(self) -> None:
         """Seek to lead, and lead, for ever; who is stopped gives the Lease back."""
@@ -127,7 +130,9 @@ class Leader:
                 self._seen, self._changed = (spec.holder_identity, spec.renew_time), self._now
             self._free = self._changed + (spec.lease_duration_seconds or LIVES)
             if spec.holder_identity and self._now < self._free and not await self._holder_has_ended(lease):
+                self.holder_annotations = lease.metadata.annotations
                 return False
+        self.holder_annotations = {}
         self._free = math.inf
         return await self._write(lease, spec)
 
@@ -158,7 +163,7 @@ class Leader:
         at = format_time(time.time(), "microseconds")
         ours = spec.holder_identity == self._me
         body: dict[str, Any] = {
-            "metadata": {"name": self._name, "annotations": self._annotations},
+            "metadata": {"name": self._name, "annotations": {**self._annotations()}},
             "spec": {
                 "holderIdentity": self._me,
                 "leaseDurationSeconds": LIVES,

@@ -1,23 +1,18 @@
 """Sends traces by OpenTelemetry's SDK, which reads OpenTelemetry's variables. Only imported where traces are wanted."""
 
-import os
 from collections.abc import Mapping
 from hashlib import blake2b
-from http import HTTPStatus
 from importlib import import_module
-from typing import Any
 
-import requests
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from rota.kube.telemetry.traces import SpanNode, Trace, spans, trace_id
+from rota.otlp import nanoseconds
 
 MAX_QUEUE = 16_384  # spans, 2.8 kB each; a rebalance has up to 601, so the SDK's 2,048 are three large rebalances
 GRPC = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
@@ -45,27 +40,13 @@ class SpanRecorder:
         self._provider.shutdown()
 
     def _record(self, node: SpanNode, context: Context) -> None:
-        span = self._tracer.start_span(node.name, context, attributes=node.values, start_time=_nanoseconds(node.start))
+        span = self._tracer.start_span(node.name, context, attributes=node.values, start_time=nanoseconds(node.start))
         if node.problem:
             span.set_status(Status(StatusCode.ERROR, node.problem))
         within = set_span_in_context(span, context)
         for child in node.children:
             self._record(child, within)
-        span.end(_nanoseconds(node.end))
-
-
-def batches(exporter: SpanExporter) -> SpanProcessor:
-    """Return a processor that sends spans in a thread; it drops spans that find its queue full, and logs that."""
-    size = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE, "").strip() else MAX_QUEUE
-    return BatchSpanProcessor(exporter, max_queue_size=size)
-
-
-def http_exporter(endpoint: str) -> SpanExporter:
-    """Return an exporter that posts protobuf to a URL."""
-    session = requests.Session()
-    session.hooks["response"].append(_refuse_redirect)
-    session.stream = True  # nothing is read of an answer but its status, however long it is
-    return OTLPSpanExporter(endpoint, session=session)
+        span.end(nanoseconds(node.end))
 
 
 def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
@@ -79,13 +60,6 @@ def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
         ) from None
     exporter: SpanExporter = module.OTLPSpanExporter(endpoint)
     return exporter
-
-
-def _refuse_redirect(response: requests.Response, **_: Any) -> None:
-    """Raise for a redirect, which the exporter would take for success."""
-    response.close()
-    if HTTPStatus.MULTIPLE_CHOICES <= response.status_code < HTTPStatus.BAD_REQUEST:
-        raise requests.RequestException(f"a redirect ({response.status_code}) is not followed; name its target instead")
 
 
 class _Ids(IdGenerator):
@@ -104,8 +78,3 @@ class _Ids(IdGenerator):
     def generate_span_id(self) -> int:
         self._count += 1
         return int.from_bytes(blake2b(f"{self._trace} {self._count}".encode(), digest_size=8).digest())
-
-
-def _nanoseconds(at: float) -> int:
-    """Return a time in nanoseconds; a double holds some 200 of them."""
-    return max(round(at * 1e6), 0) * 1000

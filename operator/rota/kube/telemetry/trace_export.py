@@ -4,10 +4,10 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from threading import Thread
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from rota.aio import call_for_at_most
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.rebalances import News
 from rota.kube.telemetry.traces import Trace, trace, trace_id
@@ -49,14 +49,15 @@ def open_recorder(environment: Mapping[str, str], identity: str, version: str) -
         raise ValueError(f"{protocol_name} {protocol!r} is not supported; give http/protobuf or grpc")
     attributes = {"service.name": "rota-operator", "service.version": version, "service.instance.id": identity}
     try:
-        from rota.kube.telemetry import span_export  # noqa: PLC0415 - 15 MB, and an extra
+        from rota import otlp  # noqa: PLC0415 - 15 MB, and an extra
+        from rota.kube.telemetry import span_export  # noqa: PLC0415 - the same
     except ImportError:
         raise ValueError(f"{name} is set, and the package that sends traces is not installed: {_MISSING}") from None
     if protocol == "grpc":
         exporter = span_export.grpc_exporter(protocol_name, url)
     else:
-        exporter = span_export.http_exporter(url if name.startswith(_TRACES) else _with_path(url))
-    return span_export.SpanRecorder(span_export.batches(exporter), attributes)
+        exporter = otlp.http_exporter(url if name.startswith(_TRACES) else _with_path(url))
+    return span_export.SpanRecorder(otlp.batches(exporter, span_export.MAX_QUEUE), attributes)
 
 
 class Exporter:
@@ -80,9 +81,7 @@ class Exporter:
     async def close(self) -> None:
         """Send what waits, but not for long: a receiver that does not answer must not keep the process from its end."""
         if self._recorder:
-            closing = Thread(target=self._recorder.close, name="traces", daemon=True)
-            closing.start()
-            await asyncio.to_thread(closing.join, CLOSE_SECONDS)
+            await call_for_at_most(CLOSE_SECONDS, self._recorder.close)
 
 
 def _find(given: Mapping[str, str], what: str) -> tuple[str, str]:

@@ -98,7 +98,7 @@ class Open(NamedTuple):
         return self.message.offset in self.taken.delivery.left
 
 
-class Shell(settlement.Shell, Protocol):
+class Shell(settlement.DeliveringShell, Protocol):
     """What is asked, and told, of the member."""
 
     health: Health
@@ -357,7 +357,7 @@ class Pull:
         for group in together.values():
             messages = [it.message for it in group]
             self._shell.measures.answered(now - group[0].since, messages)
-            self._shell.measures.ended(messages, outcome, self._shell.settings.topics)
+            self._shell.delivery_ended(messages, outcome, now - group[0].since)
         self._changed(some)
 
     def _changed(self, some: Iterable[Open]) -> None:

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rota.brokers.message import MEBIBYTE, Message
 from rota.deliveries import AppAnswer, DeliveryOutcome, answer_of_status
@@ -52,6 +52,14 @@ class Outcome(StrEnum):
 
 Outcomes = list[tuple[Outcome, list[Message]]]
 
+
+class _Ended(NamedTuple):
+    """What came of a delivery."""
+
+    outcomes: Outcomes
+    answered_at: float  # by the app, or when it was clear that it would not answer
+
+
 _BY_ANSWER = {  # any other answer means LATER
     DeliveryOutcome.DONE: Outcome.DONE,
     DeliveryOutcome.REJECTED: Outcome.DEAD,
@@ -60,7 +68,7 @@ _BY_ANSWER = {  # any other answer means LATER
 }
 
 
-class Shell(settlement.Shell, Protocol):
+class Shell(settlement.DeliveringShell, Protocol):
     """What delivering asks, and tells, of the member."""
 
     health: Health
@@ -88,7 +96,7 @@ class Push:
         self._shell, self._name = shell, host
         self._post: Post | None = None
         self._shelf = Shelf(shell.may_deliver)
-        self._open: dict[Queue, set[asyncio.Task[Outcomes]]] = {}
+        self._open: dict[Queue, set[asyncio.Task[_Ended]]] = {}
         self._count = 0
         self._endings = Endings(shell)
         self._in_doubt, self._since, self._pause, self._again = False, 0.0, 0.0, 0.0
@@ -137,9 +145,10 @@ class Push:
 
     # One delivery.
 
-    async def _deliver(self, taken: Taken) -> Outcomes:
+    async def _deliver(self, taken: Taken) -> _Ended:
         attempts = [(message, self._endings.attempt(taken, message)) for message in taken.delivery.messages]
         app_answer = await self._ask(taken, attempts)
+        answered_at = self._shell.now()
         answer = _BY_ANSWER.get(app_answer.outcome, Outcome.LATER) if app_answer else Outcome.CUT
         if answer is not Outcome.DONE and not self._shell.may_send(taken.queue, taken.delivery.since):
             answer = Outcome.CUT  # the queue's next owner has these messages: nothing is sent back
@@ -148,7 +157,7 @@ class Push:
             self._count_answer(taken, attempts, app_answer)
         outcomes = self._outcomes(answer, taken)
         await self._carry_out(answer, taken)
-        return outcomes
+        return _Ended(outcomes, answered_at)
 
     def _count_answer(self, taken: Taken, attempts: Sequence[tuple[Message, int]], answer: AppAnswer) -> None:
         """Count an answer; not the rejection of a batch, whose messages are posted again one by one."""
@@ -170,7 +179,7 @@ class Push:
         spent, rest = ([it for it in messages if (it.offset in last) is so] for so in (True, False))
         return [(Outcome.DEAD, spent), (answer, rest)]
 
-    def _ended(self, taken: Taken, task: asyncio.Task[Outcomes]) -> None:
+    def _ended(self, taken: Taken, task: asyncio.Task[_Ended]) -> None:
         """See to what a delivery left, however it ended: it may have been cut, even before it began."""
         self._count -= 1
         self._open[taken.queue].discard(task)
@@ -183,10 +192,11 @@ class Push:
         if unfinished:
             self._endings.back(taken, unfinished, NOT_TAKEN_PAUSE if error else 0.0)
         now, went_wrong = self._shell.now(), "cut" if task.cancelled() else "failed" if error else ""
-        outcomes = [(went_wrong, unfinished)] if went_wrong else task.result()
-        self._shell.measures.answered(now - taken.delivery.since, [it for _, messages in outcomes for it in messages])
+        outcomes, answered_at = ([(went_wrong, [*unfinished])], now) if went_wrong else task.result()
+        seconds = answered_at - taken.delivery.since
+        self._shell.measures.answered(seconds, [it for _, messages in outcomes for it in messages])
         for outcome, messages in outcomes:
-            self._shell.measures.ended(messages, outcome, self._shell.settings.topics)
+            self._shell.delivery_ended(messages, outcome, seconds)
         if reading := self._shell.reading(taken.queue):
             reading.delivered_at = now
             reading.changed()

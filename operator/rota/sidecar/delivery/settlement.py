@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from rota.brokers.errors import BrokerError, Refused
@@ -43,6 +43,13 @@ class Shell(Protocol):
 
     def offer(self, reading: Reading) -> None:
         """Deliver from it: it has something."""
+
+
+class DeliveringShell(Shell, Protocol):
+    """What is asked, and told, of the member by those who deliver."""
+
+    def delivery_ended(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
+        """Count messages of one topic that were at the app for so long, and send the spans of those that are traced."""
 
 
 class Endings:

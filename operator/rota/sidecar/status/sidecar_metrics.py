@@ -1,14 +1,12 @@
 """What a sidecar counts."""
 
-import re
 import time
 from collections.abc import Collection, Sequence
 from functools import cache
 
 from rota.brokers.message import Message
 from rota.metrics import Format, Metric, Metrics
-
-_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # of W3C's trace context
+from rota.sidecar.status.delivery_spans import trace_parent
 
 
 class Measures:
@@ -77,8 +75,8 @@ class Measures:
 
 def trace_of(message: Message) -> str:
     """Return the id of the trace that a message belongs to, by its property `traceparent`; empty if it has none."""
-    found = _TRACE_PARENT.fullmatch(message.properties.get("traceparent", ""))
-    return found[1] if found else ""
+    parent = trace_parent(message)
+    return parent.trace_id if parent else ""
 
 
 def topic_label(message: Message, topics: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from rota.brokers.rocketmq.routing import Site
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.sidecar.storage.environment import Who
 from rota.spec import RocketMQ
-from rota.tls import KeyPair, load_key_pair, trusting
+from rota.tls import KeyPair, load_key_pair, mounted_version, read_key_pair, trusting
 
 LOOK_AGAIN = 10.0
 
@@ -97,16 +97,10 @@ class Access:
 
 def _credentials(folder: str) -> Credentials:
     try:
-        place = _of_one_time(folder)
-        return Credentials(*((place / name).read_text().strip() for name in ("accessKey", "secretKey")))
+        version = mounted_version(Path(folder))
+        return Credentials(*((version / name).read_text().strip() for name in ("accessKey", "secretKey")))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"The credentials in {folder} cannot be read: {error}; mend the Secret") from None
-
-
-def _of_one_time(folder: str) -> Path:
-    """Return where files lie that were put there together: the kubelet swaps the link to them."""
-    link = Path(folder, "..data")
-    return link.resolve() if link.is_symlink() else Path(folder)
 
 
 def _read_authority(folder: str) -> str:
@@ -125,8 +119,7 @@ def _trusting(authority: str, folder: str) -> ssl.SSLContext:
 
 def _read_client(folder: str) -> KeyPair:
     try:
-        place = _of_one_time(folder)
-        return KeyPair((place / "tls.crt").read_text(), (place / "tls.key").read_text())
+        return read_key_pair(Path(folder))
     except (OSError, UnicodeDecodeError) as error:
         raise _no_client_certificate(folder, error) from None
 

@@ -197,6 +197,6 @@ def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
     }
     rows = re.findall(r"^\| `([a-z_/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE)
     assert openers <= {*rows}, "docs/architecture.md, HTTP clients"
-    kube = ("client/api", "telemetry/span_export", "members/report_client", "client/kopf_watch")
+    kube = ("client/api", "members/report_client", "client/kopf_watch")
     assert openers >= {f"kube/{name}.py" for name in kube}
     assert openers >= {"cli/client/http.py", "sidecar/delivery/http_post.py"}

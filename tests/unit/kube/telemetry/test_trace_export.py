@@ -1,23 +1,20 @@
 """Traces on their way: which variables are read, and what becomes of traces that a receiver does not take."""
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from aiohttp.test_utils import unused_port
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ground.poll import soon
 from kube.traces import KEY, RESOURCE, attributes, handover, news
+from otlp_receiver import Receiver, a_receiver, decoded, resource_spans
 from rota.kube.telemetry import trace_export
 from rota.kube.telemetry.rebalances import News
 from rota.kube.telemetry.trace_export import Exporter, Recorder, open_recorder
@@ -26,42 +23,15 @@ ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_T
 HEADERS, PROTOCOL = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
-@dataclass
-class Receiver:
-    """Answers as it is told to, then that all is well, and keeps what it got."""
-
-    answers: list[web.Response] = field(default_factory=list)
-    got: "asyncio.Queue[tuple[web.Request, bytes]]" = field(default_factory=asyncio.Queue)
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def take(self, asked: web.Request) -> web.Response:
-        await self.opened.wait()
-        self.got.put_nowait((asked, await asked.read()))
-        return self.answers.pop(0) if self.answers else web.Response()
-
-    async def spans(self) -> list[Span]:
-        """Return the spans of the next request."""
-        return decoded((await self.got.get())[1])
-
-    async def groups(self) -> list[str]:
-        """Return whose rebalances came with the next request."""
-        return [attributes(it)["rota.group"] for it in await self.spans() if it.name == "rebalance"]
-
-
-def decoded(body: bytes) -> list[Span]:
-    """Return the spans of a request."""
-    told = ExportTraceServiceRequest.FromString(body).resource_spans
-    return [span for one in told for scope in one.scope_spans for span in scope.spans]
+async def groups(receiver: Receiver) -> list[str]:
+    """Return whose rebalances came with the next request."""
+    return [attributes(it)["rota.group"] for it in await receiver.spans() if it.name == "rebalance"]
 
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[tuple[Receiver, str]]:
-    told = Receiver()
-    told.opened.set()
-    app = web.Application()
-    app.router.add_post("/otlp/v1/traces", told.take)
-    async with TestServer(app) as server:
-        yield told, f"http://127.0.0.1:{server.port}/otlp"
+    async with a_receiver() as told:
+        yield told, told.url
 
 
 @pytest.fixture(autouse=True)
@@ -137,13 +107,13 @@ def test_trace_endpoint_gets_the_path_unless_it_is_for_traces_only(
     recorder: Callable[..., Recorder | None], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], url: str
 ) -> None:
     opened: list[str] = []
-    span_export = import_module("rota.kube.telemetry.span_export")
+    otlp = import_module("rota.otlp")
 
     def exporter(endpoint: str, **_: object) -> SpanExporter:
         opened.append(endpoint)
         return InMemorySpanExporter()
 
-    monkeypatch.setattr(span_export, "OTLPSpanExporter", exporter)
+    monkeypatch.setattr(otlp, "OTLPSpanExporter", exporter)
     found = recorder(**environment)
     assert found
     found.close()
@@ -218,7 +188,7 @@ async def test_trace_resource_is_extended_or_overridden_by_environment(
     there, url = receiver
     async with running(recorder(**{ENDPOINT: url, **environment})) as it:
         it.take(KEY, news())
-        (told,) = ExportTraceServiceRequest.FromString((await there.got.get())[1]).resource_spans
+        (told,) = resource_spans((await there.got.get())[1])
     assert {name: text for name, text in attributes(told.resource).items() if "sdk" not in name} == expected
 
 
@@ -286,10 +256,10 @@ async def test_trace_export_logs_each_request_that_is_rejected_and_goes_on(
     async with running(recorder(**{ENDPOINT: url})) as it:
         for number, name in enumerate(("a", "b"), 1):
             it.take(("shop", name), news())
-            assert await there.groups() == [name]
+            assert await groups(there) == [name]
             await until_logged(caplog, number)
         it.take(("shop", "c"), news())
-        assert await there.groups() == ["c"]
+        assert await groups(there) == ["c"]
     assert len(logged(caplog)) == 2
     assert all(str(status) in told for told in logged(caplog))
 
@@ -314,7 +284,7 @@ async def test_trace_export_queue_is_bounded(
         for name in "abcdef":
             it.take(("shop", name), news())
         there.opened.set()
-        assert await there.groups()
+        assert await groups(there)
     assert "Queue full, dropping Span." in caplog.messages
     assert there.got.qsize() < 5
 
@@ -327,7 +297,7 @@ async def test_trace_export_flushes_on_close_for_a_limited_time(
     there, url = receiver
     async with running(recorder(**{ENDPOINT: url})) as it:
         it.take(KEY, news())
-    assert await there.groups() == ["orders"]
+    assert await groups(there) == ["orders"]
 
     there.opened.clear()
     monkeypatch.setattr(trace_export, "CLOSE_SECONDS", 0.2)

@@ -24,6 +24,7 @@ class PageSecurity(NamedTuple):
 
     tls: Tls | None = None
     middlewares: Sequence[Middleware] = ()
+    certificate_digest: Callable[[], str] = str  # the SHA-256 of the certificate, in hexadecimal; "" without TLS
 
 
 OPEN = PageSecurity()  # without TLS, for everybody
@@ -38,7 +39,7 @@ async def cluster_users(login: Login, names: Sequence[str], folder: Path | None)
         reviewer = Reviewer(api)
         task = asyncio.create_task(supervise("page TLS", tls.run), name="page TLS")
         try:
-            yield PageSecurity(tls.context, [PageAccess(reviewer).check])
+            yield PageSecurity(tls.context, [PageAccess(reviewer).check], tls.digest)
         finally:
             await reviewer.close()
             task.cancel()

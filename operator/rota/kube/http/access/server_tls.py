@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from rota.kube.client.api import Api, ApiError, Unanswered
 from rota.kube.client.paths import object_path
-from rota.tls import KeyPair, load_key_pair
+from rota.tls import KeyPair, certificate_digest, load_key_pair, read_key_pair
 
 REFRESH_SECONDS = 60.0
 VALIDITY = dt.timedelta(days=3650)  # the certificate ends with the process
@@ -30,10 +30,10 @@ class _Authentication(msgspec.Struct):
     data: dict[str, str] = {}
 
 
-def read_key_pair(folder: Path) -> KeyPair:
-    """Read a mounted Secret of type kubernetes.io/tls; raise ValueError if it cannot be used."""
+def read_page_certificate(folder: Path) -> KeyPair:
+    """Read the Secret that --page-tls names; raise ValueError if it cannot be used."""
     try:
-        pair = KeyPair((folder / "tls.crt").read_text(), (folder / "tls.key").read_text())
+        pair = read_key_pair(folder)
         server_context(pair, "")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -81,7 +81,7 @@ class ServerTls:
         """`folder` holds tls.crt and tls.key; without one the certificate is self-signed."""
         self._api = api
         self._folder = folder
-        self._pair = read_key_pair(folder) if folder else self_signed(names)
+        self._pair = read_page_certificate(folder) if folder else self_signed(names)
         self._client_authority = ""
         self._problem = ""
         self._context = server_context(self._pair, "")
@@ -89,6 +89,10 @@ class ServerTls:
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         return self._context
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the certificate for new connections, in hexadecimal."""
+        return certificate_digest(self._pair)
 
     async def run(self) -> None:
         """Follow the certificate and the cluster's authority for ever."""
@@ -99,7 +103,7 @@ class ServerTls:
     async def refresh(self) -> None:
         """Read both again; what cannot be read stays as it was."""
         try:
-            pair = await asyncio.to_thread(read_key_pair, self._folder) if self._folder else self._pair
+            pair = await asyncio.to_thread(read_page_certificate, self._folder) if self._folder else self._pair
             authority = await self._read_client_authority()
             if (pair, authority) != (self._pair, self._client_authority):
                 self._context = server_context(pair, authority)

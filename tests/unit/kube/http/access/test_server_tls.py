@@ -14,7 +14,7 @@ from ground.keys import Authority, Pair
 from rota.http_server import limited_site, listen
 from rota.kube.client.api import ApiError
 from rota.kube.http.access.access import user_of_certificate
-from rota.kube.http.access.server_tls import ServerTls, read_key_pair, self_signed, server_context
+from rota.kube.http.access.server_tls import ServerTls, read_page_certificate, self_signed, server_context
 
 
 class ApiServer:
@@ -130,7 +130,7 @@ def test_tls_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path, files: d
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=rf"^--page-tls {tmp_path} has no usable tls.crt and tls.key: .*{reason}"):
-        read_key_pair(tmp_path)
+        read_page_certificate(tmp_path)
 
 
 async def test_tls_clients_that_are_silent_keep_nobody_out(

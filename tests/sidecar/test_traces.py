@@ -1,0 +1,75 @@
+"""Spans of deliveries, from a sidecar in this process to a receiver of traces."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from ground.instance import Instance
+from kube.traces import attributes
+from otlp_receiver import Receiver, a_receiver, resource_spans
+from sidecar.in_process import UNHURRIED, a_member
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+OK, FAILS = "ok", "fails"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+
+
+async def first_span(receiver: Receiver) -> tuple[str, Span]:
+    """Return the first span of the next request, with the name of its pod."""
+    told = resource_spans((await receiver.got.get())[1])[0]
+    return attributes(told.resource)["k8s.pod.name"], told.scope_spans[0].spans[0]
+
+
+async def test_trace_of_a_pushed_message_shows_what_the_app_made_of_it(
+    instance: Instance, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    async def take(asked: web.Request) -> web.Response:
+        return web.Response(status=500 if (await asked.text()) == FAILS else 200)
+
+    app = web.Application()
+    app.router.add_post("/", take)
+    async with a_receiver() as receiver:
+        push = {"port": unused_tcp_port, "timeout": "60s"}
+        delivery = {"mode": "Push", "push": push, "traces": {"endpoint": receiver.url}}
+        async with (
+            a_member(instance, tmp_path, delivery=delivery) as member,
+            TestServer(app, host=member.address, port=unused_tcp_port),
+        ):
+            while receiver.got.empty():  # the sender of spans is opened beside the first deliveries
+                await member.send(OK, traceparent=PARENT)
+                await asyncio.sleep(0.05)
+            pod, done = await first_span(receiver)
+            await member.send(FAILS, traceparent=PARENT)
+            failed: list[Span] = []
+            while not failed:
+                failed = [span for span in await receiver.spans() if attributes(span)["rota.outcome"] != "done"]
+    assert pod == "a"
+    assert [attributes(span)["rota.outcome"] for span in (done, *failed)] == ["done", "later"]
+    for span in (done, *failed):
+        assert (span.trace_id.hex(), span.parent_span_id.hex(), span.name) == (TRACE, SPAN, "deliver orders")
+        assert span.end_time_unix_nano >= span.start_time_unix_nano
+    assert failed[0].status.code == Status.STATUS_CODE_ERROR
+
+
+async def test_trace_of_a_pulled_message_ends_with_its_ack_also_after_a_change_of_receiver(
+    instance: Instance, tmp_path: Path
+) -> None:
+    async with a_receiver() as first, a_receiver() as second, a_member(instance, tmp_path) as member:
+        for receiver in (first, second):
+            member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": receiver.url}}
+            await member.obeys(member.everything)
+            while receiver.got.empty():
+                await member.send("a", traceparent=PARENT)
+                await member.ack(*await member.get())
+            _, span = await first_span(receiver)
+            assert (span.trace_id.hex(), attributes(span)["messaging.consumer.group.name"]) == (TRACE, "shop")
+            assert attributes(span)["rota.outcome"] == "done"

@@ -1,0 +1,175 @@
+"""What a replica that stands by passes on to the leader, where to, and when it answers by itself."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientError, ClientSession, web
+from aiohttp.test_utils import TestServer, unused_port
+from yarl import URL
+
+from ground.keys import Authority
+from rota.http_server import listen
+from rota.kube.http.access.server_tls import server_context
+from rota.kube.http.leader_relay import PAGE_CERTIFICATE, PAGE_URL, LeaderPage, LeaderRelay, announce, leader_page
+from rota.tls import KeyPair, certificate_digest
+
+DIGEST = 64 * "a"
+TLS = {PAGE_URL: "https://10.1.2.3:8080", PAGE_CERTIFICATE: DIGEST}
+OPEN = {PAGE_URL: "http://10.1.2.3:8080"}
+POD = "10.1.2.4"
+TOKEN = {"Authorization": "Bearer t"}
+
+
+@pytest.mark.parametrize(
+    ("address", "certificate", "annotations"),
+    [
+        ("10.1.2.3", DIGEST, TLS),
+        ("10.1.2.3", "", OPEN),
+        ("fd00::3", "", {PAGE_URL: "http://[fd00::3]:8080"}),
+        ("0.0.0.0", DIGEST, {}),
+        ("::", "", {}),
+        ("rota.example", "", {}),
+    ],
+)
+def test_page_of_the_leader_is_announced_by_its_address(
+    address: str, certificate: str, annotations: dict[str, str]
+) -> None:
+    assert announce(address, 8080, certificate) == annotations
+
+
+@pytest.mark.parametrize("annotations", [TLS, OPEN, {**OPEN, PAGE_URL: "http://[fd00::3]:8080"}])
+def test_page_of_the_leader_is_found_by_its_annotations(annotations: dict[str, str]) -> None:
+    found = leader_page(annotations, POD, has_tls=PAGE_CERTIFICATE in annotations)
+    assert found == LeaderPage(URL(annotations[PAGE_URL]), annotations.get(PAGE_CERTIFICATE, ""))
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {},
+        OPEN,
+        {PAGE_URL: TLS[PAGE_URL]},
+        {**TLS, PAGE_CERTIFICATE: "abc"},
+        {**TLS, PAGE_URL: "http://10.1.2.3:8080"},
+        {**TLS, PAGE_URL: "https://evil.example:8080"},
+        {**TLS, PAGE_URL: "https://127.0.0.1:8080"},
+        {**TLS, PAGE_URL: "https://[::1"},
+    ],
+)
+def test_page_with_tls_sends_tokens_to_no_leader_whose_certificate_or_address_is_unknown(
+    annotations: dict[str, str],
+) -> None:
+    assert leader_page(annotations, POD, has_tls=True) is None
+    assert leader_page(TLS, "", has_tls=False) is None
+
+
+@dataclass
+class Leader:
+    """A leader's page."""
+
+    page: LeaderPage | None = None
+    asked: list[web.Request] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request)
+        if request.path == "/v1/events":
+            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await stream.prepare(request)
+            await stream.write(b": here\n\n")
+            assert request.transport
+            request.transport.abort()  # it ends in the middle
+            return stream
+        body = f"leader {request.rel_url.raw_path_qs}"
+        return web.Response(status=403, text=body, headers={"Cache-Control": "no-store", "Server-Secret": "x"})
+
+
+async def own_answer(_: web.Request) -> web.Response:
+    return web.Response(text="own")
+
+
+@pytest.fixture
+async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
+    """Run a leader that serves by TLS."""
+    leader = Leader()
+    pair = Authority(tmp_path, "authority").issue("one", "one")
+    keys = KeyPair(pair.certificate.read_text(), pair.key.read_text())
+    context = server_context(keys, "")
+    app, port = web.Application(), unused_port()
+    app.add_routes([web.get("/{path:.*}", leader.answer)])
+    runner = await listen(app, "127.0.0.1", port, tls=lambda: context)
+    leader.page = LeaderPage(URL(f"https://127.0.0.1:{port}"), certificate_digest(keys))
+    yield leader
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def standby(leader: Leader) -> AsyncIterator[str]:
+    """Run a page that passes requests on, and return its URL."""
+    async with LeaderRelay(lambda: leader.page, needs_token=True) as relay:
+        app = web.Application(middlewares=[relay.pass_on])
+        app.add_routes([web.get("/{path:.*}", own_answer)])
+        async with TestServer(app) as server:
+            yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[ClientSession]:
+    async with ClientSession() as session:
+        yield session
+
+
+async def test_page_of_a_standby_passes_a_request_on_with_the_users_credentials(
+    leader: Leader, standby: str, session: ClientSession
+) -> None:
+    headers = {**TOKEN, "Impersonate-User": "ann", "Cookie": "secret=1"}
+    async with session.get(f"{standby}/v1/groups/shop/a%2Fb?queue=o%20p", headers=headers) as response:
+        assert (response.status, await response.text()) == (403, "leader /v1/groups/shop/a%2Fb?queue=o%20p")
+        assert response.headers["Cache-Control"] == "no-store"
+        assert "Server-Secret" not in response.headers
+    [asked] = leader.asked
+    assert (asked.headers["Authorization"], asked.headers["Impersonate-User"]) == ("Bearer t", "ann")
+    assert "Cookie" not in asked.headers
+
+
+async def test_page_of_a_standby_answers_itself_what_cannot_be_passed_on(
+    leader: Leader, standby: str, session: ClientSession
+) -> None:
+    for path, headers in (
+        ("/", TOKEN),  # a file of the page
+        ("/metrics", TOKEN),
+        ("/v1/groups", {}),  # a user who has logged in by a certificate
+        ("/v1/groups", {**TOKEN, "Rota-Relayed": "1"}),  # from another replica, which takes this one for the leader
+    ):
+        async with session.get(standby + path, headers=headers) as response:
+            assert await response.text() == "own"
+    async with session.head(f"{standby}/v1/groups", headers=TOKEN) as response:
+        assert response.status == 200
+    assert leader.asked == []
+
+
+async def test_page_of_a_standby_answers_itself_if_the_leader_cannot_be_reached(
+    leader: Leader, standby: str, session: ClientSession
+) -> None:
+    assert leader.page
+    for page in (
+        None,
+        leader.page._replace(certificate=DIGEST),
+        leader.page._replace(url=URL(f"https://127.0.0.1:{unused_port()}")),
+    ):
+        leader.page = page
+        async with session.get(f"{standby}/v1/groups", headers=TOKEN) as response:
+            assert await response.text() == "own"
+    assert leader.asked == []
+
+
+async def test_page_of_a_standby_ends_a_stream_that_the_leader_ends(
+    leader: Leader, standby: str, session: ClientSession
+) -> None:
+    async with session.get(f"{standby}/v1/events", headers=TOKEN) as response:
+        assert response.headers["Content-Type"] == "text/event-stream"
+        assert await response.content.readline() == b": here\n"
+        with pytest.raises(ClientError):
+            await response.content.read()
+    assert len(leader.asked) == 1

@@ -1,0 +1,236 @@
+"""Which messages have a span, what it says, and how the receiver of spans changes while a sidecar runs."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from kube.traces import attributes
+from rota.brokers.message import Message
+from rota.model import Queue
+from rota.sidecar.status import delivery_spans
+from rota.sidecar.status.delivery_spans import (
+    DeliverySpan,
+    DeliverySpans,
+    SpanSender,
+    TraceParent,
+    delivery_span,
+    open_otlp_sender,
+    trace_parent,
+)
+from rota.sidecar.status.otlp_sender import OtlpSender
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACED = {"traceparent": f"00-{TRACE}-{SPAN}-01", "UNIQ_KEY": "7F01"}
+RESOURCE = {"service.name": "rota-sidecar", "service.version": "1.2.3"}
+
+
+def a_message(**properties: str) -> Message:
+    return Message(Queue("orders", "broker-a", 3), 7, b"x", properties)
+
+
+def a_span(outcome: str = "done", **properties: str) -> DeliverySpan | None:
+    message = a_message(**TRACED | properties)
+    return delivery_span(message, topic="orders", group="shop", outcome=outcome, start=10.0, end=10.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "parent"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", TraceParent(TRACE, SPAN, 0x01)),
+        (f"00-{TRACE}-{SPAN}-00", TraceParent(TRACE, SPAN, 0x00)),
+        (f"00-{TRACE}-{SPAN}-03", TraceParent(TRACE, SPAN, 0x03)),
+        (f"cc-{TRACE}-{SPAN}-01", TraceParent(TRACE, SPAN, 0x01)),
+        (f"cc-{TRACE}-{SPAN}-01-what-comes", TraceParent(TRACE, SPAN, 0x01)),
+        (f"cc-{TRACE}-{SPAN}-01.what", None),
+        (f"00-{TRACE}-{SPAN}-01-what", None),
+        (f"ff-{TRACE}-{SPAN}-01", None),
+        (f"00-{32 * '0'}-{SPAN}-01", None),
+        (f"00-{TRACE}-{16 * '0'}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None),
+        (f"00-{TRACE}-{SPAN}-01\n", None),
+        ("", None),
+    ],
+)
+def test_trace_parent_of_a_message_is_read_as_w3c_defines_it(text: str, parent: TraceParent | None) -> None:
+    assert trace_parent(a_message(traceparent=text)) == parent
+    assert trace_parent(a_message()) is None
+
+
+def test_delivery_span_is_made_of_sampled_traces_only() -> None:
+    assert a_span(traceparent=f"00-{TRACE}-{SPAN}-00") is None
+    assert a_span(traceparent="") is None
+    assert a_span()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a=1", True),
+        ("a=1,b@c=x y", True),
+        ("", False),
+        ("a=1, b=2", False),
+        ("nonsense", False),
+        ("a=1,", False),
+        (f"a={600 * 'x'}", False),
+        ("a=\n", False),
+    ],
+)
+def test_trace_state_is_kept_if_it_is_what_w3c_defines(text: str, *, kept: bool) -> None:
+    span = a_span(tracestate=text)
+    assert span
+    assert span.trace_state == (text if kept else "")
+
+
+def test_delivery_span_of_a_retried_message_names_no_queue_and_cuts_long_ids() -> None:
+    retried = Message(Queue("%RETRY%shop", "broker-a", 0), 7, b"x", {**TRACED, "UNIQ_KEY": 30_000 * "x"}, attempt=1)
+    span = delivery_span(retried, topic="orders", group="shop", outcome="done", start=10.0, end=10.5)
+    assert span
+    assert "messaging.destination.partition.id" not in span.attributes
+    assert len(span.attributes["messaging.message.id"]) <= 110
+
+
+def test_delivery_span_names_queue_group_message_and_outcome() -> None:
+    span = a_span("later", tracestate="a=1")
+    assert span
+    assert (span.name, span.trace_state, span.start, span.end, span.error) == (
+        "deliver orders",
+        "a=1",
+        10.0,
+        10.5,
+        "later",
+    )
+    assert span.attributes == {
+        "messaging.system": "rocketmq",
+        "messaging.operation.type": "process",
+        "messaging.operation.name": "deliver",
+        "messaging.destination.name": "orders",
+        "messaging.destination.partition.id": "broker-a/3",
+        "messaging.consumer.group.name": "shop",
+        "messaging.message.id": "7F01",
+        "rota.outcome": "later",
+        "error.type": "later",
+    }
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("done", Status.STATUS_CODE_UNSET), ("dead", Status.STATUS_CODE_ERROR)])
+def test_delivery_span_is_a_child_of_the_producers_span(outcome: str, code: int) -> None:
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans  # noqa: PLC0415
+
+    exporter = InMemorySpanExporter()
+    sender = OtlpSender("http://nowhere:4318", RESOURCE, SimpleSpanProcessor(exporter))
+    span = a_span(outcome, tracestate="a=1,b=2")
+    assert span
+    sender.send(span)
+    sender.close()
+    (told,) = encode_spans(exporter.get_finished_spans()).resource_spans
+    (sent,) = told.scope_spans[0].spans
+    assert (sent.trace_id.hex(), sent.parent_span_id.hex(), sent.trace_state) == (TRACE, SPAN, "a=1,b=2")
+    assert (sent.kind, sent.status.code) == (Span.SPAN_KIND_CONSUMER, code)
+    assert (sent.start_time_unix_nano, sent.end_time_unix_nano) == (10_000_000_000, 10_500_000_000)
+    assert attributes(sent)["rota.outcome"] == outcome
+    assert [(link.trace_id.hex(), link.span_id.hex()) for link in sent.links] == [(TRACE, SPAN)]
+    assert attributes(told.resource)["service.name"] == "rota-sidecar"
+
+
+class KeptSpans:
+    """A sender that keeps its spans, and closes when it may."""
+
+    def __init__(self) -> None:
+        self.spans: list[DeliverySpan] = []
+        self.may_close, self.closed = Event(), Event()
+        self.may_close.set()
+
+    def send(self, span: DeliverySpan) -> None:
+        self.spans.append(span)
+
+    def close(self) -> None:
+        self.may_close.wait(60)
+        self.closed.set()
+
+
+@pytest.fixture
+def senders() -> dict[str, KeptSpans]:
+    return {}
+
+
+@pytest.fixture
+def opener(senders: dict[str, KeptSpans]) -> Callable[[str], SpanSender]:
+    def opened(endpoint: str) -> SpanSender:
+        return senders.setdefault(endpoint, KeptSpans())
+
+    return opened
+
+
+def record(spans: DeliverySpans, outcome: str = "done", **properties: str) -> None:
+    messages = [a_message(**TRACED | properties)]
+    spans.record(messages, topic="orders", group="shop", outcome=outcome, seconds=0.25)
+
+
+async def test_delivery_spans_go_to_the_receiver_of_the_settings(
+    senders: dict[str, KeptSpans], opener: Callable[[str], SpanSender]
+) -> None:
+    spans = DeliverySpans(opener)
+    record(spans)
+    assert not spans.take_endpoint("")
+    for endpoint in ("http://a:1", "http://b:1"):
+        assert spans.take_endpoint(endpoint)
+        assert not spans.take_endpoint(endpoint)
+        await spans.switch()
+        record(spans)
+    assert senders["http://a:1"].closed.is_set()
+    (span,) = senders["http://b:1"].spans
+    assert span.end - span.start == pytest.approx(0.25)
+    assert abs(span.end - time.time()) < 3600
+    await spans.close()
+    record(spans)
+    assert senders["http://b:1"].closed.is_set()
+    assert [len(it.spans) for it in senders.values()] == [1, 1]
+
+
+async def test_delivery_spans_are_not_made_while_the_app_is_away(
+    senders: dict[str, KeptSpans], opener: Callable[[str], SpanSender]
+) -> None:
+    spans = DeliverySpans(opener)
+    assert spans.take_endpoint("http://a:1")
+    await spans.switch()
+    record(spans, "away")
+    record(spans, "cut")
+    assert [it.error for it in senders["http://a:1"].spans] == ["cut"]
+    await spans.close()
+
+
+async def test_delivery_spans_do_not_wait_for_a_receiver_that_hangs(
+    senders: dict[str, KeptSpans], opener: Callable[[str], SpanSender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_spans, "CLOSE_SECONDS", 0.01)
+    spans = DeliverySpans(opener)
+    assert spans.take_endpoint("http://a:1")
+    await spans.switch()
+    senders["http://a:1"].may_close.clear()
+    await spans.close()
+    assert not senders["http://a:1"].closed.is_set()
+    senders["http://a:1"].may_close.set()
+    await asyncio.to_thread(senders["http://a:1"].closed.wait, 60)
+
+
+def test_delivery_spans_without_the_sdk_are_reported_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "rota.sidecar.status.otlp_sender", None)
+    assert open_otlp_sender("http://a:1", RESOURCE) is None
+    assert "pip install 'rota-operator[sidecar,traces]'" in caplog.text
+
+
+def test_delivery_spans_with_invalid_variables_are_reported_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100000")
+    assert open_otlp_sender("http://a:1", RESOURCE) is None
+    assert "No spans are sent to http://a:1: " in caplog.text
