@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 from ground.api import Api, ApiError, Object
 from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
-from rota.http_server import listen
+from rota.http_server import Limits, listen
 from rota.model import Queue
 from rota.reports import Worked
 from rota.sidecar.member.member import Member, Step
@@ -197,7 +197,9 @@ class One:
         app.add_routes([web.get("/v1/report/queues", self._queues)] if self.signs else [])
         cancel_at_cleanup(app)
         port = CONTROL_PORT if self.signs else PORT
-        self._runner = await listen(app, self.address, port, shutdown_seconds=0.1)  # it is gone, whoever waits
+        self._runner = await listen(
+            app, self.address, port, limits=Limits(shutdown_seconds=0.1)
+        )  # it is gone, whoever waits
         await self.becomes(ready=ready)
 
     async def becomes(self, *, ready: bool) -> None:

@@ -102,10 +102,9 @@ BAD_GROUPS: list[tuple[Object, str, str]] = [
     ({"messageModel": "All"}, 'spec.messageModel: Unsupported value: "All"', "spec.messageModel: invalid enum value"),
     ({"ordering": "Strict"}, 'spec.ordering: Unsupported value: "Strict"', "spec.ordering: invalid enum value"),
     (ENCRYPTED_BY_NAME, "spec.broker.rocketmq.tls names a Secret although enabled is false; set it to true", ""),
-    (
-        nested("delivery.traces.endpoint", "http://me:secret@collector"),
-        "endpoint is not the URL of a receiver; write",
-        "",
+    *(
+        (nested("delivery.traces.endpoint", url), "endpoint is not the URL of a receiver; write", "")
+        for url in ("http://me:x@collector", "http://a:b", "http://[", "collector:4318", "http://a/?b", "http://a\\b")
     ),
     (ORDERLY_PULL, "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering", ""),
     (

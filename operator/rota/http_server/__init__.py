@@ -6,14 +6,14 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from rota.http_server.limited_site import READ_BUFFER_BYTES, LimitedSite
 from rota.http_server.responses import BUSY, SharedResponse, pass_on, release_connection, send
@@ -49,6 +49,7 @@ class Limits(NamedTuple):
     keepalive_seconds: float = KEEPALIVE_SECONDS
     headers: int = MAX_HEADERS
     header_bytes: int = MAX_HEADER_BYTES
+    shutdown_seconds: float = SHUTDOWN_SECONDS
 
 
 async def listen(
@@ -59,22 +60,23 @@ async def listen(
     *,
     limits: Limits | None = None,
     also_on_loopback: bool = False,
-    shutdown_seconds: float = SHUTDOWN_SECONDS,
     tls: Callable[[], ssl.SSLContext] | None = None,
+    inner: Sequence[Middleware] = (),
 ) -> web.AppRunner:
     """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
 
     `also_on_loopback` is for kubectl port-forward, which connects to that address. `hint` ends the error's sentence.
-    `tls` returns the context for a new connection; without it connections are not encrypted.
+    `tls` returns the context for a new connection; without it connections are not encrypted. `inner` are middlewares
+    for requests that the server itself does not reject; those of the application come before.
     """
     limits = limits or Limits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
     app[BUSY] = set()
-    app.middlewares.extend([_track_busy, _reject_web_pages, _reject_unreadable_body])
+    app.middlewares.extend([_track_busy, _reject_web_pages, _reject_unreadable_body, *inner])
     runner = web.AppRunner(
         app,
         access_log=None,
-        shutdown_timeout=shutdown_seconds,
+        shutdown_timeout=limits.shutdown_seconds,
         keepalive_timeout=limits.keepalive_seconds,
         lingering_time=DISCARD_SECONDS,
         handler_cancellation=True,

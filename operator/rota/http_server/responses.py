@@ -111,7 +111,7 @@ async def pass_on(
             async with asyncio.timeout(SEND_SECONDS):
                 await response.write(part)
         await response.write_eof()
-    except (aiohttp.ClientError, TimeoutError, OSError):
+    except Exception:
         if request.transport:
             request.transport.abort()
         raise

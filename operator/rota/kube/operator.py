@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aiohttp.typedefs import Middleware
+
 from rota.aio import supervise
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
 from rota.kube.brokers.registry import Places
@@ -20,6 +22,7 @@ from rota.kube.client.informer import Follower
 from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, POD_UID, Leader
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
+from rota.kube.http.access.access import is_by_token
 from rota.kube.http.access.page_security import OPEN, PageSecurity, cluster_users
 from rota.kube.http.events import Hub
 from rota.kube.http.leader_relay import LeaderPage, LeaderRelay, announce, leader_page
@@ -96,8 +99,9 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             lambda: leader.leading,
             [metrics(measures, sight), *routes(sight, hub)],
             is_rejected=lambda: bool(login.problem),
+            middlewares=[await _relay(open_, leader, security, options)],
         )
-        await _serve(open_, page, leader, security, options)
+        await _serve(open_, page, security, options)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
             here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -148,15 +152,18 @@ async def _security(open_: AsyncExitStack, login: Login, options: Options) -> Pa
     return await open_.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
 
 
-async def _serve(open_: AsyncExitStack, page: Page, leader: Leader, security: PageSecurity, options: Options) -> None:
+async def _serve(open_: AsyncExitStack, page: Page, security: PageSecurity, options: Options) -> None:
+    await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port, security))
+
+
+async def _relay(open_: AsyncExitStack, leader: Leader, security: PageSecurity, options: Options) -> Middleware:
     has_tls = security.tls is not None
 
     def find_leader() -> LeaderPage | None:
         return leader_page(leader.holder_annotations, options.address, has_tls=has_tls)
 
-    relay = await open_.enter_async_context(LeaderRelay(find_leader, needs_token=has_tls))
-    security = security._replace(middlewares=[*security.middlewares, relay.pass_on])
-    await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port, security))
+    relay = LeaderRelay(find_leader, is_by_token if has_tls else lambda _: True)
+    return (await open_.enter_async_context(relay)).pass_on
 
 
 def _traces(open_: AsyncExitStack, identity: str) -> Exporter:

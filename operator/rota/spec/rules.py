@@ -12,7 +12,7 @@ MOST_IDS = 1_000_000  # queues of a topic on one broker; a higher id is a slip o
 ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
 
 # The base URL of an OTLP receiver: no credentials, query or fragment.
-_RECEIVER = re.compile(r"https?://[^/@?#\s]+(/[^?#\s]*)?")
+_RECEIVER = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%/-]*)?")
 
 
 def in_group(spec: "GroupSpec", name: str | None) -> Iterator[str]:

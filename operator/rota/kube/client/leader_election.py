@@ -80,7 +80,7 @@ class Leader:
         self._refused = False  # whether the last look was: to look again at once helps nobody
         self._said, self._said_at = "", -math.inf
         self.leading = False
-        self.holder_annotations: Mapping[str, str] = {}  # of the Lease, while another candidate holds it
+        self._others: Mapping[str, str] = {}  # the annotations of the Lease, while another candidate holds it
 
     async def run(self) -> None:
         """Seek to lead, and lead, for ever; who is stopped gives the Lease back."""
@@ -92,6 +92,11 @@ class Leader:
         finally:
             self._lead(leads=False)
             await self._give_back()
+
+    @property
+    def holder_annotations(self) -> Mapping[str, str]:
+        """The annotations of the Lease, while another candidate holds it; none once it should have been renewed."""
+        return self._others if self._now < self._free else {}
 
     @property
     def _now(self) -> float:
@@ -130,9 +135,9 @@ class Leader:
                 self._seen, self._changed = (spec.holder_identity, spec.renew_time), self._now
             self._free = self._changed + (spec.lease_duration_seconds or LIVES)
             if spec.holder_identity and self._now < self._free and not await self._holder_has_ended(lease):
-                self.holder_annotations = lease.metadata.annotations
+                self._others = lease.metadata.annotations
                 return False
-        self.holder_annotations = {}
+        self._others = {}
         self._free = math.inf
         return await self._write(lease, spec)
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from rota.http_server import SharedResponse, listen
 from rota.kube.client.informer import Follower, counted
@@ -52,9 +53,10 @@ class Page:
         more: Sequence[web.RouteDef] = (),
         *,
         is_rejected: Callable[[], bool] = lambda: False,
+        middlewares: Sequence[Middleware] = (),
     ) -> None:
-        """Answer nothing yet; `more` is served on the main port only."""
-        self._following, self._leads, self._more = following, leads, more
+        """Answer nothing yet; `more` is served on the main port only, to requests that pass the `middlewares`."""
+        self._following, self._leads, self._more, self._middlewares = following, leads, more, middlewares
         self._is_rejected = is_rejected
 
     async def serve(
@@ -64,7 +66,7 @@ class Page:
         async with AsyncExitStack() as serving:
             app = self._app(security)
             app.add_routes(self._more)
-            await _listen(serving, app, address, port, "--port", tls=security.tls)
+            await _listen(serving, app, address, port, "--port", tls=security.tls, inner=self._middlewares)
             if probe_port is not None:
                 await _listen(serving, self._app(OPEN), address, probe_port, "--probe-port")
             return serving.pop_all()
@@ -91,8 +93,15 @@ class Page:
 
 
 async def _listen(
-    serving: AsyncExitStack, app: web.Application, address: str, port: int, option: str, *, tls: Tls | None = None
+    serving: AsyncExitStack,
+    app: web.Application,
+    address: str,
+    port: int,
+    option: str,
+    *,
+    tls: Tls | None = None,
+    inner: Sequence[Middleware] = (),
 ) -> None:
     hint = f"; give another --address or {option}"
-    runner = await listen(app, address, port, hint, also_on_loopback=True, tls=tls)
+    runner = await listen(app, address, port, hint, also_on_loopback=True, tls=tls, inner=inner)
     serving.push_async_callback(runner.cleanup)

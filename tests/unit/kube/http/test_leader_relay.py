@@ -1,16 +1,18 @@
 """What a replica that stands by passes on to the leader, where to, and when it answers by itself."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientError, ClientSession, web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import unused_port
 from yarl import URL
 
 from ground.keys import Authority
 from rota.http_server import listen
+from rota.kube.http import leader_relay
 from rota.kube.http.access.server_tls import server_context
 from rota.kube.http.leader_relay import PAGE_CERTIFICATE, PAGE_URL, LeaderPage, LeaderRelay, announce, leader_page
 from rota.tls import KeyPair, certificate_digest
@@ -56,6 +58,9 @@ def test_page_of_the_leader_is_found_by_its_annotations(annotations: dict[str, s
         {**TLS, PAGE_URL: "https://evil.example:8080"},
         {**TLS, PAGE_URL: "https://127.0.0.1:8080"},
         {**TLS, PAGE_URL: "https://[::1"},
+        {**TLS, PAGE_URL: "https://[::ffff:127.0.0.1]:8080"},
+        {**TLS, PAGE_URL: "https://0.0.0.0:8080"},
+        {**TLS, PAGE_URL: "https://169.254.169.254:8080"},
     ],
 )
 def test_page_with_tls_sends_tokens_to_no_leader_whose_certificate_or_address_is_unknown(
@@ -81,8 +86,12 @@ class Leader:
             assert request.transport
             request.transport.abort()  # it ends in the middle
             return stream
-        body = f"leader {request.rel_url.raw_path_qs}"
-        return web.Response(status=403, text=body, headers={"Cache-Control": "no-store", "Server-Secret": "x"})
+        if request.path == "/v1/hangs":
+            await asyncio.Event().wait()
+        if request.path == "/v1/page":
+            return web.Response(text="<script>", content_type="text/html")
+        body = {"asked": request.rel_url.raw_path_qs, "encodings": request.headers.get("Accept-Encoding")}
+        return web.json_response(body, status=403, headers={"Cache-Control": "no-store", "Server-Secret": "x"})
 
 
 async def own_answer(_: web.Request) -> web.Response:
@@ -107,11 +116,12 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
 @pytest.fixture
 async def standby(leader: Leader) -> AsyncIterator[str]:
     """Run a page that passes requests on, and return its URL."""
-    async with LeaderRelay(lambda: leader.page, needs_token=True) as relay:
-        app = web.Application(middlewares=[relay.pass_on])
+    async with LeaderRelay(lambda: leader.page, lambda request: "Authorization" in request.headers) as relay:
+        app, port = web.Application(), unused_port()
         app.add_routes([web.get("/{path:.*}", own_answer)])
-        async with TestServer(app) as server:
-            yield f"http://127.0.0.1:{server.port}"
+        runner = await listen(app, "127.0.0.1", port, inner=[relay.pass_on])
+        yield f"http://127.0.0.1:{port}"
+        await runner.cleanup()
 
 
 @pytest.fixture
@@ -125,12 +135,55 @@ async def test_page_of_a_standby_passes_a_request_on_with_the_users_credentials(
 ) -> None:
     headers = {**TOKEN, "Impersonate-User": "ann", "Cookie": "secret=1"}
     async with session.get(f"{standby}/v1/groups/shop/a%2Fb?queue=o%20p", headers=headers) as response:
-        assert (response.status, await response.text()) == (403, "leader /v1/groups/shop/a%2Fb?queue=o%20p")
+        assert response.status == 403
+        assert (await response.json())["asked"] == "/v1/groups/shop/a%2Fb?queue=o%20p"
         assert response.headers["Cache-Control"] == "no-store"
         assert "Server-Secret" not in response.headers
     [asked] = leader.asked
     assert (asked.headers["Authorization"], asked.headers["Impersonate-User"]) == ("Bearer t", "ann")
     assert "Cookie" not in asked.headers
+
+
+async def test_page_of_a_standby_asks_for_no_compression_that_its_client_does_not_accept(standby: str) -> None:
+    async with (
+        ClientSession(skip_auto_headers=["Accept-Encoding"]) as plain,
+        plain.get(f"{standby}/v1/groups", headers=TOKEN) as response,
+    ):
+        assert (await response.json())["encodings"] is None
+
+
+async def test_page_of_a_standby_passes_on_nothing_that_a_foreign_web_page_asks_for(
+    leader: Leader, standby: str, session: ClientSession
+) -> None:
+    """The name of a foreign site may resolve to this machine."""
+    async with session.get(f"{standby}/v1/groups", headers={**TOKEN, "Host": "evil.example"}) as response:
+        assert response.status == 403
+    assert leader.asked == []
+
+
+async def test_page_of_a_standby_reuses_its_connection_to_the_leader(
+    leader: Leader, standby: str, session: ClientSession
+) -> None:
+    for _ in range(3):
+        async with session.get(f"{standby}/v1/groups", headers=TOKEN) as response:
+            await response.read()
+    assert len({asked.get_extra_info("peername") for asked in leader.asked}) == 1
+
+
+async def test_page_of_a_standby_passes_on_no_web_page(leader: Leader, standby: str, session: ClientSession) -> None:
+    async with session.get(f"{standby}/v1/page", headers=TOKEN) as response:
+        assert await response.text() == "own"
+    assert len(leader.asked) == 1
+
+
+async def test_page_of_a_standby_leaves_a_leader_that_failed_alone_for_a_while(
+    leader: Leader, standby: str, session: ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_relay, "HEAD_SECONDS", 0.1)
+    for _ in range(2):
+        async with session.get(f"{standby}/v1/hangs", headers=TOKEN) as response:
+            assert await response.text() == "own"
+    assert [asked.path for asked in leader.asked] == ["/v1/hangs"]
 
 
 async def test_page_of_a_standby_answers_itself_what_cannot_be_passed_on(
@@ -165,7 +218,7 @@ async def test_page_of_a_standby_answers_itself_if_the_leader_cannot_be_reached(
 
 
 async def test_page_of_a_standby_ends_a_stream_that_the_leader_ends(
-    leader: Leader, standby: str, session: ClientSession
+    leader: Leader, standby: str, session: ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with session.get(f"{standby}/v1/events", headers=TOKEN) as response:
         assert response.headers["Content-Type"] == "text/event-stream"
@@ -173,3 +226,4 @@ async def test_page_of_a_standby_ends_a_stream_that_the_leader_ends(
         with pytest.raises(ClientError):
             await response.content.read()
     assert len(leader.asked) == 1
+    assert not [record for record in caplog.records if record.exc_info]

@@ -85,6 +85,7 @@ class ClusterUser:
 Reads = Callable[[str], Awaitable[bool]]  # whether somebody may read the groups of a namespace
 
 _READER: Final = web.RequestKey("reader", GroupReader)
+_BY_TOKEN: Final = web.RequestKey("by_token", bool)
 _ANYBODY = Anybody()
 
 
@@ -92,6 +93,12 @@ def reader_of(request: web.Request) -> GroupReader:
     """Return the user of a request."""
     reader: GroupReader = request.get(_READER, _ANYBODY)
     return reader
+
+
+def is_by_token(request: web.Request) -> bool:
+    """Whether the user of a request has logged in by a token, and not by a certificate."""
+    by_token: bool = request.get(_BY_TOKEN, False)
+    return by_token
 
 
 async def check_reads(request: web.Request, namespace: str) -> None:
@@ -144,6 +151,7 @@ class PageAccess:
         token = token.strip()
         if scheme.lower() == "bearer" and 0 < len(token) <= MAX_TOKEN_CHARACTERS and token.isascii():
             user = await self._reviews.user_of(token)
+            request[_BY_TOKEN] = True
         else:
             user = user_of_certificate(request.get_extra_info("peercert"), time.time())
         if user is None:
