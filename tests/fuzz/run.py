@@ -5,9 +5,9 @@ import sys
 from collections.abc import Callable, Mapping
 from random import Random
 
-from fuzz import documents, http, rocketmq
+from fuzz import documents, http, rocketmq, traces
 
-TARGETS = {target.name: target for target in (*rocketmq.TARGETS, *documents.TARGETS, *http.TARGETS)}
+TARGETS = {target.name: target for target in (*rocketmq.TARGETS, *documents.TARGETS, *http.TARGETS, *traces.TARGETS)}
 MOST_MEMORY_BYTES = 2**27  # more than before: messages may have 16 MiB, an assignment 48, twice while they are decoded
 
 Check = Callable[[bytes], None]
