@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiohttp.typedefs import Middleware
-
 from rota.aio import supervise
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
 from rota.kube.brokers.registry import Places
@@ -84,13 +82,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
         sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
         outlets = Outlets(journal, sight, hub, traces)
         brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
-        kinds = [
-            (
-                followers(api, brain, [it], outlets.heard, fleets=options.fleets),
-                our_kinds(api, brain, [it], outlets.heard),
-            )
-            for it in options.namespaces or [""]
-        ]
+        kinds = _kinds(api, brain, outlets, options)
         followed += [it for before, ours in kinds for it in [*before, *ours]]
         security = await _security(open_, login, options)
         leader = _leader(lease_api, identity, _leads(brain, outlets), options, security)
@@ -99,9 +91,8 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
             lambda: leader.leading,
             [metrics(measures, sight), *routes(sight, hub)],
             is_rejected=lambda: bool(login.problem),
-            middlewares=[await _relay(open_, leader, security, options)],
         )
-        await _serve(open_, page, security, options)
+        await _serve(open_, page, leader, security, options)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
             here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -152,18 +143,27 @@ async def _security(open_: AsyncExitStack, login: Login, options: Options) -> Pa
     return await open_.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
 
 
-async def _serve(open_: AsyncExitStack, page: Page, security: PageSecurity, options: Options) -> None:
-    await open_.enter_async_context(await page.serve(options.address, options.port, options.probe_port, security))
-
-
-async def _relay(open_: AsyncExitStack, leader: Leader, security: PageSecurity, options: Options) -> Middleware:
+async def _serve(open_: AsyncExitStack, page: Page, leader: Leader, security: PageSecurity, options: Options) -> None:
     has_tls = security.tls is not None
 
     def find_leader() -> LeaderPage | None:
         return leader_page(leader.holder_annotations, options.address, has_tls=has_tls)
 
-    relay = LeaderRelay(find_leader, is_by_token if has_tls else lambda _: True)
-    return (await open_.enter_async_context(relay)).pass_on
+    can_be_passed_on = is_by_token if has_tls else lambda _: True
+    relay = await open_.enter_async_context(LeaderRelay(find_leader, can_be_passed_on))
+    served = page.serve(options.address, options.port, options.probe_port, security, [relay.pass_on])
+    await open_.enter_async_context(await served)
+
+
+def _kinds(
+    api: Api, brain: Brain, outlets: Outlets, options: Options
+) -> list[tuple[list[Follower[Any]], list[Follower[Any]]]]:
+    """Return, for each namespace that is watched, what is followed first, and then groups and policies."""
+    heard, fleets = outlets.heard, options.fleets
+    return [
+        (followers(api, brain, [it], heard, fleets=fleets), our_kinds(api, brain, [it], heard))
+        for it in options.namespaces or [""]
+    ]
 
 
 def _traces(open_: AsyncExitStack, identity: str) -> Exporter:

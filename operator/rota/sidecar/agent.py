@@ -333,10 +333,11 @@ class Sidecar:
         """Count messages of one topic whose delivery has ended, and send the spans of those that are traced."""
         if not messages:
             return
-        group, topics = self.settings.group, self.settings.topics
+        topics = self.settings.topics
         self.measures.ended(messages, outcome, topics)
-        topic = topic_label(messages[0], topics)
-        self._delivery_spans.record(messages, topic=topic, group=group, outcome=outcome, seconds=seconds)
+        if self._delivery_spans.are_sent:  # else each delivery would look up its topic twice
+            topic, group = topic_label(messages[0], topics), self.settings.group
+            self._delivery_spans.record(messages, topic=topic, group=group, outcome=outcome, seconds=seconds)
 
     def cut(self, reading: Reading) -> None:
         """End a queue's open deliveries."""

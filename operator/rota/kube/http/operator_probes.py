@@ -53,20 +53,27 @@ class Page:
         more: Sequence[web.RouteDef] = (),
         *,
         is_rejected: Callable[[], bool] = lambda: False,
-        middlewares: Sequence[Middleware] = (),
     ) -> None:
-        """Answer nothing yet; `more` is served on the main port only, to requests that pass the `middlewares`."""
-        self._following, self._leads, self._more, self._middlewares = following, leads, more, middlewares
+        """Answer nothing yet; `more` is served on the main port only."""
+        self._following, self._leads, self._more = following, leads, more
         self._is_rejected = is_rejected
 
     async def serve(
-        self, address: str, port: int = PORT, probe_port: int | None = None, security: PageSecurity = OPEN
+        self,
+        address: str,
+        port: int = PORT,
+        probe_port: int | None = None,
+        security: PageSecurity = OPEN,
+        inner: Sequence[Middleware] = (),
     ) -> AsyncExitStack:
-        """Answer from now on, until what is returned is closed; probes on their own port need no login."""
+        """Answer from now on, until what is returned is closed; probes on their own port need no login.
+
+        `inner` are middlewares of the main port for requests that are not rejected.
+        """
         async with AsyncExitStack() as serving:
             app = self._app(security)
             app.add_routes(self._more)
-            await _listen(serving, app, address, port, "--port", tls=security.tls, inner=self._middlewares)
+            await _listen(serving, app, address, port, "--port", tls=security.tls, inner=inner)
             if probe_port is not None:
                 await _listen(serving, self._app(OPEN), address, probe_port, "--probe-port")
             return serving.pop_all()

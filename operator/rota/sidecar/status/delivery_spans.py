@@ -134,6 +134,11 @@ class DeliverySpans:
             if endpoint := self._endpoint:
                 self._sender = await asyncio.to_thread(self._open_sender, endpoint)
 
+    @property
+    def are_sent(self) -> bool:
+        """Whether there is somebody to send spans to."""
+        return self._sender is not None
+
     def record(self, messages: Sequence[Message], *, topic: str, group: str, outcome: str, seconds: float) -> None:
         """Make the spans of messages that were at the app for so long."""
         if self._sender is None or outcome == NOT_SENT:
